@@ -15,7 +15,8 @@ WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? 
 TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
 
 # Decisions are pure, so every branch of them can be tested, and is.
-COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+PURE    := estimator billing policy lifecycle quote reporting
+COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)

@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from broker.clock import SystemClock
 from broker.domain.errors import Gone
 from broker.domain.ids import Installation, InstanceName, attempt_id, instance_name, job_id
 from broker.domain.instance import BootSpec, TrainerImage
 from broker.domain.offer import GpuAsk, Offer
-from providers.cloud import Cloud
+from broker.runtime.clock import SystemClock
+from providers.common.cloud import Cloud
+from providers.common.machine_task import task_of
+from providers.common.offer_filter import Sieve
 from providers.registry import CLOUDS, ProvidersConfig
-from providers.sieve import Sieve
-from providers.sky import SkyConfig, SkyLauncher
-from providers.sky_api import SkyApi
-from providers.sky_server import user_of
-from providers.task import task_of
+from providers.skypilot.api_client import SkyApi
+from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.server import user_of
 from tests.clouds.scenarios.scene import IMAGE, Scene
 
 BARE = Installation("bare")

@@ -30,9 +30,9 @@ from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
 from broker.domain.workload import Workload
 from broker.ports import Change
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 
 USD = Decimal("0.01")
 MOST = 1000

@@ -19,21 +19,21 @@ from pathlib import Path
 import psutil
 
 from broker.blobs import ObstoreBlobs
-from broker.clock import SystemClock
-from broker.controllers.context import Context, Rhythm
+from broker.controllers.base.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.ids import Installation, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.market.market import Market, MarketRhythm
-from broker.secrets import SecretBox
-from broker.store.embedded import EmbeddedPostgres
+from broker.runtime.clock import SystemClock
+from broker.runtime.secret_box import SecretBox
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
-from providers.sim_config import SimulatedConfig
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
+from broker.store.postgres.store import PostgresStore
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
 
 INSTALLATION = Installation("bnch")
 SUBMIT_AT_ONCE = 200

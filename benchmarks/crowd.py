@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from broker.api.models import JobDetail
+from broker.api.schemas.core import JobDetail
 from broker.domain.job import RESTING_JOB_STATES
-from providers.sky_facts import LAUNCHING
+from providers.skypilot.shared import LAUNCHING
 from tests.clouds.scenarios.scene import Scene
 
 MIB = 1024**2

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.gpu_resume import ROWS, build_model
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 
 BATCH, LENGTH, STEPS = 256, 2048, 3
 HOLDER = """

@@ -1,7 +1,8 @@
 """What it costs on this machine's GPU that every step gives the same bits each time: `python -m benchmarks.gpu_exact`.
 
 The trainer's own step with random weights of published shapes, in three modes of torch: any kernel; those that give
-the same bits where torch's `warn_only` finds them; and as the trainer runs (`trainer.exact`). `same`: two steps from
+the same bits where torch's `warn_only` finds them; and as the trainer runs (`trainer.training.determinism`).
+`same`: two steps from
 the same weights, rows and noise have bitwise the same gradients. The last line is JSON.
 """
 
@@ -18,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_steps import QUANTISED, WAYS, ask_of
-from broker.models import catalogue
-from trainer import exact, memtrace
+from broker.model_catalog import catalog as catalogue
+from trainer.memtrace import tracer as memtrace
+from trainer.training import determinism as exact
 
 WARM = 3
 CASES: tuple[tuple[str, Mapping[str, Any]], ...] = (

@@ -25,10 +25,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from broker.decide.hardware import GIB
-from broker.models import catalogue
-from broker.sizing import estimate
-from trainer.agent.child import worker_defaults
+from broker.estimator.speed.hardware import GIB
+from broker.model_catalog import catalog as catalogue
+from broker.sizing.estimate import estimate
+from trainer.agent.process.child import worker_defaults
 
 PATIENCE_S = 120
 MODELS = (
@@ -82,7 +82,7 @@ def digest(rows: list[dict[str, Any]]) -> str:
 
 def ask_of(way: Mapping[str, Any]) -> Any:
     """The tracer's question for a case."""
-    from trainer import memtrace_main
+    from trainer.memtrace import __main__ as memtrace_main
 
     words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
     arguments = [
@@ -99,7 +99,7 @@ def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
-    from trainer import memtrace
+    from trainer.memtrace import tracer as memtrace
 
     published = catalogue.find(model)
     assert published is not None

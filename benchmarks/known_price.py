@@ -23,17 +23,17 @@ from typing import Any
 import aiohttp
 from moto.server import ThreadedMotoServer
 
-from broker.api.service import Settings
+from broker.api.service.jobs import Settings
 from broker.blobs import ObstoreBlobs
-from broker.clock import SystemClock
-from broker.decide.hardware import TABLE
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.domain.money import usd
 from broker.domain.offer import Offer
-from broker.preflight.data import BYTES_PER_TOKEN
-from broker.store.memory import MemoryStore
-from providers.runpod import CAPS
+from broker.estimator.speed.hardware import TABLE
+from broker.preflight.dataset import BYTES_PER_TOKEN
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
+from providers.runpod.provider import CAPS
 from tests.api.harness import FixedMarket, serving
 
 MINUTES, USD, USD_PER_HOUR = 10.0, 0.45, "2.75"

@@ -27,8 +27,8 @@ import psutil
 
 from benchmarks import bare, crowd, offers
 from benchmarks.stages import AFTER_BOOT, first_step, launched, medians, seconds, split, table
-from broker.api.models import AttemptView, JobDetail
-from broker.config import LimitsConfig, RhythmConfig
+from broker.api.schemas.core import AttemptView, JobDetail
+from broker.daemon.config import LimitsConfig, RhythmConfig
 from providers.registry import CLOUDS
 from tests.clouds.scenarios.scene import Scene, fine_tune
 from tests.clouds.state import Rented

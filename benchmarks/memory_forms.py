@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.decide.memory_builds import BUILDS, PAIRS, build_of
-from broker.decide.shown import CUBLAS_WORKSPACE
-from broker.models.encoders import ENCODERS
-from broker.models.shape import MIXTURES
-from broker.sizing import estimate, model_shape
+from broker.estimator.architecture.families import BUILDS, PAIRS, build_of
+from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
+from broker.model_catalog.decoder_shape import MIXTURES
+from broker.model_catalog.encoder_shape import ENCODERS
+from broker.sizing.estimate import estimate, model_shape
 
 WINDOWS: Mapping[str, Mapping[str, Any]] = {
     **{family: {"sliding_window": 128} for family in ("mistral", "gemma2", "starcoder2", "phi3")},
@@ -141,7 +141,8 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
     """(traced, estimated) bytes and the segments of both."""
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace, memtrace_main
+    from trainer.memtrace import __main__ as memtrace_main
+    from trainer.memtrace import tracer as memtrace
 
     AcceleratorState._reset_state(True)
     many = ask.get("gpus", 1)

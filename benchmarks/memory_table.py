@@ -15,9 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from broker.decide.shown import CUBLAS_WORKSPACE
-from broker.models import catalogue
-from broker.sizing import estimate
+from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
+from broker.model_catalog import catalog as catalogue
+from broker.sizing.estimate import estimate
 
 DATA = Path(__file__).parent / "data"
 LLAMA_2_70B = {
@@ -172,7 +172,8 @@ def traced() -> Iterator[Compared | Refused]:
     """The trainer's own step on a GPU: closed form against the tracer."""
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace, memtrace_main
+    from trainer.memtrace import __main__ as memtrace_main
+    from trainer.memtrace import tracer as memtrace
 
     cases = [*product(("full", "lora"), ("bf16", "fp32"), ((1, False), (4, False), (1, True), (4, True)))]
     for name, config in TRACED.items():

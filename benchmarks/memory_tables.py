@@ -1,7 +1,8 @@
 """Traces Whisper and Stable Diffusion's UNets for the committed tables: `python -m benchmarks.memory_tables`.
 
 At full depth, at three sizes, LoRA at two ranks; within one segment of the step every category is linear in these, so
-the file holds the lines' coefficients: see `broker/decide/memory_traced.py`. `--check N` compares N sizes off these
+the file holds the lines' coefficients: see `broker/estimator/memory/trace_fit.py`.
+`--check N` compares N sizes off these
 with fresh traces, in place of writing the file. Needs the trainer's packages and diffusers; 15 minutes of one core.
 """
 
@@ -14,10 +15,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from broker.decide.memory_traced import Load, Segments, by_category
-from broker.decide.shown import CUBLAS_WORKSPACE
-from broker.models import catalogue
-from broker.models.traced import FILE, key_of, load_of
+from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
+from broker.estimator.memory.trace_fit import Load, Segments, by_category
+from broker.model_catalog import catalog as catalogue
+from broker.model_catalog.trace_tables import FILE, key_of, load_of
 
 RANKS = 16, 64
 GRID = tuple(product((1, 2, 4, 8, 16, 32, 64), (0.02, 0.1, 0.5, 1.0, 4.0), (1, 16, 256)))
@@ -43,7 +44,8 @@ def traced(config: Mapping[str, Any], key: str, rows: int, size: int, rank: int)
     """Bytes of every segment by category. `size`: tokens to write, or pixels of a side."""
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace, memtrace_main
+    from trainer.memtrace import __main__ as memtrace_main
+    from trainer.memtrace import tracer as memtrace
 
     AcceleratorState._reset_state(True)
     method, precision, checkpointing = key.split()
@@ -96,7 +98,7 @@ def pruned(config: Mapping[str, Any], found: Segments) -> Segments:
 
 def checked(number: int) -> None:
     """Prints the errors at sizes off the traced ones, then one JSON line."""
-    from broker.sizing import estimate
+    from broker.sizing.estimate import estimate
 
     pick, every = random.Random(8), sorted(models())
     errors: dict[str, list[float]] = {}

@@ -18,18 +18,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.clock import SystemClock
-from broker.config import RhythmConfig
+from broker.controllers.market.poller import Market, MarketRhythm
+from broker.daemon.config import RhythmConfig
 from broker.domain.ids import Installation
-from broker.market.market import Market, MarketRhythm
 from broker.ports import Provider
-from providers.account import Account
-from providers.aws import REGIONS
-from providers.aws_market import FAMILIES, KNOWN
-from providers.cloud import CloudProvider
-from providers.names import accelerator
+from broker.runtime.clock import SystemClock
+from providers.aws.market import FAMILIES, KNOWN
+from providers.aws.provider import REGIONS
+from providers.common.account_guard import Account
+from providers.common.cloud import CloudProvider
+from providers.common.gpu_names import accelerator
 from providers.registry import CLOUDS, ProvidersConfig
-from providers.sky import SkyConfig, SkyLauncher
+from providers.skypilot.launcher import SkyConfig, SkyLauncher
 
 INSTALLATION = Installation("bnch")
 MIB = 1024**2

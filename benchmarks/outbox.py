@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 from broker.blobs import ObstoreBlobs
-from broker.clock import SystemClock
-from broker.controllers.context import Context
-from broker.controllers.loop import run_forever
-from broker.controllers.outbox import Outbox
-from broker.domain.channel import Channel
+from broker.controllers.base.context import Context
+from broker.controllers.notifications.outbox import Outbox
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job
-from broker.notify.webhook import WebhookNotifier
+from broker.domain.notifications import Channel
+from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Change
-from broker.secrets import SecretBox
-from broker.store.embedded import EmbeddedPostgres
+from broker.runtime.clock import SystemClock
+from broker.runtime.control_loop import run_forever
+from broker.runtime.secret_box import SecretBox
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import make_job
 
 BATCH = 50

@@ -11,13 +11,13 @@ import time
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from broker.decide.hardware import TABLE
-from broker.decide.quote import quote
-from broker.decide.quote_words import summary
 from broker.domain.instance import Caps
 from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape, Workload
+from broker.estimator.speed.hardware import TABLE
+from broker.quote.engine import quote
+from broker.quote.summary import summary
 
 PROVIDERS = tuple(f"cloud{n}" for n in range(8))
 LLAMA_3_8B = ModelShape(

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quote import LLAMA_3_8B, PROVIDERS, market
-from broker.app import calm_garbage_collector
+from broker.daemon.app import calm_garbage_collector
 from broker.domain.instance import Caps
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import FixedMarket, Running, memory_blobs, serving, spec
 
 

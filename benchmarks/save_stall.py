@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint
-from trainer.agent.environment import Environment
-from trainer.agent.run import Agent
-from trainer.blobs import Objects, connect
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome
+from trainer.agent.agent import Agent
+from trainer.agent.base.environment import Environment
+from trainer.checkpoint import protocol as checkpoint
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, DataFile, Limits, Outcome
 from trainer.contract.train import CheckpointConfig, DataConfig, FullConfig, LoraConfig, TrainConfig
+from trainer.objectstore.objects import Objects, connect
 
 MODEL = Path(".demo/models/smollm2-135m-instruct")
 PROMPT = Path("examples/devils-dictionary.csv")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.throughput_fit import surprise
 from benchmarks.throughput_rows import Row, everything
 from benchmarks.throughput_table import Left, left_out, table
-from broker.decide.calibration import FITTED
+from broker.estimator.speed.calibration import FITTED
 
 SCALED = ("llm-foundry", "torchtitan")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.memory_table import FMS, fms_estimate, rows_of
-from broker.decide.shown import CONTEXT
+from broker.estimator.memory.device_overhead import CONTEXT
 
 
 @dataclass(frozen=True, kw_only=True)

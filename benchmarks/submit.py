@@ -31,13 +31,13 @@ from broker.api.grpc.server import serving as serving_grpc
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc
 from broker.api.proto.gpubroker.v1.job_service_pb2 import SubmitJobRequest
 from broker.api.proto.gpubroker.v1.spec_pb2 import JobSpec
-from broker.api.service import Settings
-from broker.app import calm_garbage_collector
+from broker.api.service.jobs import Settings
 from broker.blobs import ObstoreBlobs
+from broker.daemon.app import calm_garbage_collector
 from broker.domain.ids import Installation
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import serving, spec
 from tests.doors.house import parts
 from tests.doors.message import write

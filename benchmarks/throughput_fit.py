@@ -1,4 +1,4 @@
-"""Fits the shares of `broker.decide.calibration` to measured speeds: robust least squares of the logarithms."""
+"""Fit the shares of `broker.estimator.speed.calibration` to measured speeds: robust least squares of the logarithms."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.throughput_rows import Row
-from broker.decide.calibration import FITTED, Calibration
-from broker.decide.hardware import TABLE
-from broker.decide.roofline import terms
+from broker.estimator.speed.calibration import FITTED, Calibration
+from broker.estimator.speed.hardware import TABLE
+from broker.estimator.speed.roofline import terms
 
 Vector = NDArray[np.float64]
 ROUGH = 0.03

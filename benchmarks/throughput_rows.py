@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.memory_table import LLAMA_2_70B, LLAMA_32_3B
-from broker.decide import estimate as sizes
-from broker.decide.hardware import TABLE, Hardware
-from broker.decide.memory_builds import Numerics
-from broker.decide.memory_held import trained_parameters
-from broker.decide.roofline import Ideal, Run, ideal
 from broker.domain.workload import ModelShape
-from broker.models import catalogue
-from broker.models.shape import shape_of
+from broker.estimator.architecture.families import Numerics
+from broker.estimator.architecture.model_states import trained_parameters
+from broker.estimator.memory import estimate as sizes
+from broker.estimator.speed.hardware import TABLE, Hardware
+from broker.estimator.speed.roofline import Ideal, Run, ideal
+from broker.model_catalog import catalog as catalogue
+from broker.model_catalog.decoder_shape import shape_of
 
 DATA = Path(__file__).parent / "data"
 MPT = {

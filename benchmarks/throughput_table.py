@@ -1,7 +1,7 @@
 """Training speed: the model of time against what was published.
 
 Prints tables by source and GPU, how far off rows are whose model size, method or GPU was left out of the fit, and one
-JSON line. `--fit` prints the shares that `broker.decide.calibration` has, fitted anew; `--rows` every row.
+JSON line. `--fit` prints the shares that `broker.estimator.speed.calibration` has, fitted anew; `--rows` every row.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks.throughput_fit import fit, fitted, quantile, surprise
 from benchmarks.throughput_rows import Row, blind, everything
-from broker.decide.calibration import (
+from broker.estimator.speed.calibration import (
     FITTED,
     GPU_PRIOR,
     SPREAD_MEASURED,
@@ -24,7 +24,7 @@ from broker.decide.calibration import (
     Belief,
     believe,
 )
-from broker.decide.hardware import TABLE
+from broker.estimator.speed.hardware import TABLE
 
 DRAWS = 20
 HELD_OUT = "peft"

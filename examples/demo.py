@@ -23,16 +23,17 @@ from typing import Any
 import psutil
 import yaml
 
-from broker.api.models import JobDetail
-from broker.cli import jobs, submission, summaryview
-from broker.cli.exits import CliError
-from broker.cli.output import Output
-from broker.cli.shell import client, of_client
-from broker.cli.specfile import load
-from broker.cli.summary import Summary
-from broker.cli.watch import PATIENCE_S, watch
-from broker.client.client import AsyncClient
-from broker.client.errors import ClientError
+from broker.api.schemas.core import JobDetail
+from broker.cli.core.command import client, of_client
+from broker.cli.core.exit_codes import CliError
+from broker.cli.core.output import Output
+from broker.cli.jobs import jobs, submission
+from broker.cli.jobs.watch import PATIENCE_S, watch
+from broker.cli.spec.spec_file import load
+from broker.cli.views import summary as summaryview
+from broker.cli.views.summary_data import Summary
+from broker.client.async_client import AsyncClient
+from broker.client.transport.errors import ClientError
 from broker.domain.job import JobState
 from broker.paths import CLIENT_FILE, CONFIG_FILE
 

@@ -12,20 +12,20 @@ from pydantic import ConfigDict, Field, model_validator
 from broker.domain.errors import Rejected
 from broker.domain.ids import Installation
 from broker.ports import Blobs, Clock, Provider
-from providers.account import Account
-from providers.aws import AwsCloud, AwsConfig
-from providers.body import Body
-from providers.cloud import Cloud, CloudProvider
-from providers.credentials import digest_of, sky_env, sky_files
-from providers.lambda_cloud import LambdaCloud, LambdaConfig
-from providers.local import LocalConfig, LocalProvider
-from providers.processes import RealBody
-from providers.runpod import RunpodCloud, RunpodConfig
-from providers.sim_config import SimulatedConfig
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
-from providers.sky import SkyConfig, SkyLauncher
-from providers.vast import VastCloud, VastConfig
+from providers.aws.provider import AwsCloud, AwsConfig
+from providers.common.account_guard import Account
+from providers.common.cloud import Cloud, CloudProvider
+from providers.common.credentials import digest_of, sky_env, sky_files
+from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
+from providers.local.machine import Body
+from providers.local.process_backend import RealBody
+from providers.local.provider import LocalConfig, LocalProvider
+from providers.runpod.provider import RunpodCloud, RunpodConfig
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
+from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.vast.provider import VastCloud, VastConfig
 from trainer.contract.base import Config
 
 CLOUDS: Mapping[str, tuple[Callable[..., Cloud], str]] = {

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
 
 TEMPLATE = "template_gpubroker"
@@ -28,9 +28,9 @@ settings.load_profile("gpubroker")
 
 
 PATIENT = (
-    "broker.notify.slack_client.TIMEOUT_S", "broker.notify.webhook.CONNECT_S",
-    "broker.store.postgres_hints.CONNECT_TIMEOUT_S",
-    "broker.store.postgres_pool.CONNECT_TIMEOUT_S", "broker.store.postgres_pool.STATEMENT_TIMEOUT_S",
+    "broker.notify.slack.client.TIMEOUT_S", "broker.notify.webhook.notifier.CONNECT_S",
+    "broker.store.postgres.listener.CONNECT_TIMEOUT_S",
+    "broker.store.postgres.pool.CONNECT_TIMEOUT_S", "broker.store.postgres.pool.STATEMENT_TIMEOUT_S",
 )  # fmt: skip
 """Limits for answers of others, which in tests are this process or beside it: it may stand still for longer."""
 

@@ -20,15 +20,25 @@ import pytest
 from hypothesis import Phase, settings
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "lifecycle": ("lifecycle", "step", "launch", "liveness", "signals"),
-    "caps": ("billing", "budgets", "prices"),
-    "recovery": ("recovery",),
-    "sweep": ("sweep",),
-    "pace": ("pace",),
+    "lifecycle": (
+        *("lifecycle.state_machine", "lifecycle.transitions", "lifecycle.launch", "lifecycle.liveness"),
+        "lifecycle.signals",
+    ),
+    "caps": (
+        "billing.accrual",
+        "billing.caps",
+        "billing.drain",
+        "billing.prices",
+        "billing.time_limits",
+        "policy.budgets",
+    ),
+    "recovery": ("lifecycle.recovery",),
+    "orphans": ("lifecycle.orphans",),
+    "circuit_breaker": ("runtime.circuit_breaker",),
 }
-"""Modules of broker/decide."""
+"""Modules of the package broker."""
 LEAST_PCT = 90.0
-PACKAGE = "broker.decide."
+PACKAGE = "broker."
 MUTMUT = str(Path(sys.executable).with_name("mutmut"))
 
 
@@ -42,12 +52,12 @@ def score(statuses: Iterable[str]) -> dict[str, Any]:
 
 
 def tally(results: str) -> dict[str, dict[str, Any]]:
-    """By group, from the lines `broker.decide.MODULE.FUNCTION__mutmut_N: STATUS` of `mutmut results`."""
+    """By group, from the lines `broker.PACKAGE.MODULE.FUNCTION__mutmut_N: STATUS` of `mutmut results`."""
     by_module: dict[str, list[str]] = {}
     for line in results.splitlines():
         name, _, status = line.strip().rpartition(": ")
         if name.startswith(PACKAGE):
-            by_module.setdefault(name.removeprefix(PACKAGE).split(".", 1)[0], []).append(status)
+            by_module.setdefault(".".join(name.removeprefix(PACKAGE).split(".", 2)[:2]), []).append(status)
     return {
         group: score(status for module in modules for status in by_module.get(module, ()))
         for group, modules in GROUPS.items()

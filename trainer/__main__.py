@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.process_exit import leave
+from trainer.core.process_exit import leave
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ def main() -> int:
     if arguments.config is not None:
         if arguments.output is None:
             parser.error("--config needs --output DIR")
-        from trainer import standalone
+        from trainer.standalone import run as standalone
 
         ways = {"tensor": arguments.tensor, "context": arguments.context}
         return standalone.main(
@@ -47,8 +47,9 @@ def main() -> int:
 
     if alone := [name for name, value in vars(arguments).items() if value != parser.get_default(name)]:
         parser.error(f"--{alone[0].replace('_', '-')} needs --config FILE")
-    from trainer.agent import environment, run
-    from trainer.blobs import StoreError
+    from trainer.agent import agent as run
+    from trainer.agent.base import environment
+    from trainer.objectstore.objects import StoreError
 
     try:
         return run.main(environment.read(os.environ))

@@ -15,14 +15,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import order, reach, schedule, tasks, trust
-from trainer.config_file import BadConfig, read_config
-from trainer.contract import batches, cells, places
-from trainer.contract.data import DataError, fill, identity
-from trainer.contract.rendezvous import ExitCode
+from trainer import tasks
+from trainer.batching import sampler as order
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig, model_files
-from trainer.faults import Fault, UserFault
-from trainer.tasks.base import Task
+from trainer.core.config_file import BadConfig, read_config
+from trainer.core.errors import Fault, UserFault
+from trainer.dataset import batch_defaults as batches
+from trainer.dataset import cells
+from trainer.dataset import sources as places
+from trainer.dataset.prompts import DataError, fill, identity
+from trainer.models import availability as reach
+from trainer.models import remote_code as trust
+from trainer.optim import lr_schedule as schedule
+from trainer.tasks.common.base import Task
 
 UNCUT = 1_048_576
 SHOWN = 3
@@ -225,7 +231,7 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
     """Raises UserFault for adapters of modules and for a kernel that the model does not have; it is built without
     weights."""
 
-    from trainer import switches
+    from trainer.models import accelerations as switches
 
     built = task.hollow()
     task.check_targets(built)

@@ -13,7 +13,7 @@ from obstore.store import ObjectStore, from_url
 
 from broker.domain.blob_url import bad_url, scheme_of
 from broker.domain.errors import InvalidInput
-from providers.private import private_folder
+from broker.runtime.private_files import private_folder
 
 CALL_S = 20.0
 """Longest wait for one call, retries included."""

@@ -14,8 +14,8 @@ import os
 import sys
 from errno import EIO
 
-from broker.cli.exits import Exit
-from providers.private import FULL
+from broker.cli.core.exit_codes import Exit
+from broker.runtime.private_files import FULL
 
 
 def main() -> None:

@@ -5,14 +5,33 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, channel, daemon, jobs, key, launcher, policy, remote, slack, spend, submit, tenancy
-from broker.cli import blobs as blob_store
-from broker.cli.estimate import estimate
-from broker.cli.exits import MEANINGS
-from broker.cli.known import gpus, models
-from broker.cli.rm import rm
-from broker.cli.sweep import sweep
-from broker.cli.usage import Root
+from broker.cli.commands import (
+    channels as channel,
+)
+from broker.cli.commands import (
+    policies as policy,
+)
+from broker.cli.commands import (
+    secrets as admin,
+)
+from broker.cli.commands import (
+    slack,
+    tenancy,
+)
+from broker.cli.commands import (
+    spending as spend,
+)
+from broker.cli.commands.catalog import gpus, models
+from broker.cli.commands.estimate import estimate
+from broker.cli.core.exit_codes import MEANINGS
+from broker.cli.core.usage_errors import Root
+from broker.cli.jobs import jobs, submit
+from broker.cli.jobs import ssh as remote
+from broker.cli.jobs.delete_data import rm
+from broker.cli.operator import blob_store, daemon
+from broker.cli.operator import launchers as launcher
+from broker.cli.operator import master_key as key
+from broker.cli.operator.sweep import sweep
 
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
 app = typer.Typer(

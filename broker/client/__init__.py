@@ -1,4 +1,4 @@
-"""The HTTP API from Python: `from broker.client.client import AsyncClient`.
+"""The HTTP API from Python: `from broker.client.async_client import AsyncClient`.
 
 | module | holds |
 |---|---|

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from broker.api.models import ArtifactList, ArtifactView
-from broker.client.client import AsyncClient
-from broker.client.errors import NotSaved
+from broker.api.schemas.core import ArtifactList, ArtifactView
+from broker.client.async_client import AsyncClient
+from broker.client.transport.errors import NotSaved
 
 RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "tensorboard/", "eval.json", "README.md")
 """What a fine-tune leaves for people; the rest of its last checkpoint is for resuming."""

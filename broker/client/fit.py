@@ -12,13 +12,13 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from broker.api.models import EventView, JobDetail
-from broker.client.client import AsyncClient
-from broker.client.errors import NotFinished
+from broker.api.schemas.core import EventView, JobDetail
+from broker.client.async_client import AsyncClient
 from broker.client.files import chosen, save
-from broker.decide.curve import Losses, losses
+from broker.client.transport.errors import NotFinished
 from broker.domain.job import JobState
 from broker.domain.money import usd
+from broker.reporting.loss_curve import Losses, losses
 
 PATIENCE_S = 900.0
 """A daemon that is started again meanwhile is waited for so long."""

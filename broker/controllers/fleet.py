@@ -5,35 +5,35 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from broker.controllers.beats import Beats
-from broker.controllers.billing import Billing
-from broker.controllers.boot import Boot, TrainerOf
-from broker.controllers.budgets import Budgets
-from broker.controllers.context import Context
-from broker.controllers.deadman import Deadman
-from broker.controllers.destroys import Destroys
-from broker.controllers.digest import Digest
-from broker.controllers.grants import Granting, Grants
-from broker.controllers.guard import Guard
-from broker.controllers.interruption import Interruption
-from broker.controllers.inventory import Inventory
-from broker.controllers.launch import Launch
-from broker.controllers.launchers import Launchers
-from broker.controllers.lessons import Lessons
-from broker.controllers.liveness import LivenessController
-from broker.controllers.look import Looker
-from broker.controllers.loop import Controller, run_forever
-from broker.controllers.outbox import Keep, Outbox
-from broker.controllers.placement import Placement, Troubles
-from broker.controllers.retention import Retention
-from broker.controllers.sweep import Sweep
-from broker.controllers.termination import Termination
-from broker.controllers.through import Through
-from broker.decide.digest import DigestPlan
-from broker.decide.experience import Learned
+from broker.controllers.base.context import Context
+from broker.controllers.billing.budgets import Budgets
+from broker.controllers.billing.metering import Billing
+from broker.controllers.billing.retention import Retention
+from broker.controllers.market.observed_runs import Lessons
+from broker.controllers.monitoring.dead_man_switch import Deadman
+from broker.controllers.monitoring.interruption import Interruption
+from broker.controllers.monitoring.liveness import LivenessController
+from broker.controllers.monitoring.spend_guard import Guard
+from broker.controllers.notifications.digest import Digest
+from broker.controllers.notifications.outbox import Keep, Outbox
+from broker.controllers.observation.attempt_observer import Looker
+from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.observation.inventory import Inventory
+from broker.controllers.provisioning.boot_spec import Boot, TrainerOf
+from broker.controllers.provisioning.creates_in_flight import Launchers
+from broker.controllers.provisioning.launch import Launch
+from broker.controllers.provisioning.launcher_completion import Through
+from broker.controllers.provisioning.placement import Placement, Troubles
+from broker.controllers.provisioning.store_grants import Granting, Grants
+from broker.controllers.termination.destroy_queue import Destroys
+from broker.controllers.termination.orphan_sweep import Sweep
+from broker.controllers.termination.termination import Termination
 from broker.domain.offer import Offer
+from broker.estimator.planning.corrections import Learned
 from broker.ports import Notifier
-from broker.secrets import SecretBox
+from broker.reporting.digest import DigestPlan
+from broker.runtime.control_loop import Controller, run_forever
+from broker.runtime.secret_box import SecretBox
 
 
 @dataclass(frozen=True, kw_only=True)

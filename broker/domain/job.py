@@ -13,7 +13,7 @@ from broker.domain.offer import QuoteLine
 from broker.domain.spec import IdleKind, JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
 from broker.domain.workload import Workload
-from trainer.contract.rendezvous import Beat, Final
+from trainer.contract.documents import Beat, Final
 
 
 class JobState(StrEnum):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
-from broker.domain.gpus import gpu_name
+from broker.domain.gpu_names import gpu_name
 from broker.domain.ids import JobId
 from trainer.contract.base import Config, Text, shaped
 from trainer.contract.script import ScriptConfig

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from broker.domain.channel import Channel, Delivery, Snapshot
 from broker.domain.errors import InvalidInput, Problem
+from broker.domain.notifications import Channel, Delivery, Snapshot
 from broker.ports import Settings, State
 
 log = logging.getLogger("gpubroker.events")

@@ -3,7 +3,7 @@
 from io import BytesIO
 from typing import Any
 
-from broker.decide.curve import Losses
+from broker.reporting.loss_curve import Losses
 
 
 def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...]) -> bytes | None:
@@ -30,7 +30,8 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
 
 
 def scaling_png(found: dict[str, Any]) -> bytes | None:
-    """Throughput with its interval, and utilisation, over the number of GPUs; `found`: as `broker.whatif.table`.
+    """Throughput with its interval, and utilisation, over the number of GPUs; `found`: as
+    `broker.sizing.what_if.table`.
 
     None when matplotlib is not installed, or nothing fits.
     """

@@ -4,14 +4,14 @@ Store, Provider, Blobs and Notifier each have a conformance suite in tests/confo
 """
 
 from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
+from broker.ports.changes import AuditFilter, Change, Charge, JobFilter, Lane, Leased, Token, Upload
 from broker.ports.channels import ChannelStatus, Pending, Settled, Settlement, Stream
 from broker.ports.clock import Clock
-from broker.ports.costs import Note, StorageCharge
+from broker.ports.job_data import Note, StorageCharge
 from broker.ports.notifier import Notifier, Settings, State
 from broker.ports.provider import Provider
-from broker.ports.rows import AuditFilter, Change, Charge, JobFilter, Lane, Leased, Token, Upload
 from broker.ports.store import Store
-from broker.ports.tenant import TenantStore
+from broker.ports.tenant_store import TenantStore
 
 __all__ = [
     "AuditFilter",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.domain.channel import Channel, Delivery, Notice, Snapshot
+from broker.domain.notifications import Channel, Delivery, Notice, Snapshot
 from broker.ports.notifier import State
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from broker.domain.channel import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, Snapshot
 
 State = Mapping[str, Any]
 """A little JSON that the store keeps per channel and job, e.g. where a message stands that is updated in place."""

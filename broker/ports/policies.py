@@ -5,12 +5,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
-from broker.decide.budgets import Applied, Reached
-from broker.decide.policy_dryrun import History
-from broker.domain.channel import Notice
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job
+from broker.domain.notifications import Notice
 from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.policy.budgets import Applied, Reached
+from broker.policy.dry_run import History
 
 Whose = tuple[str, str]
 """A job's team and owner."""

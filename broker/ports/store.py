@@ -8,11 +8,11 @@ from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
 from broker.domain.observation import Observation, SpotHours
 from broker.domain.tenancy import Tenant
+from broker.ports.changes import Change, Charge, Lane, Leased, Token
 from broker.ports.channels import ChannelStore
-from broker.ports.costs import HouseCosts
+from broker.ports.job_data import HouseCosts
 from broker.ports.policies import HousePolicies
-from broker.ports.rows import Change, Charge, Lane, Leased, Token
-from broker.ports.tenant import TenantStore
+from broker.ports.tenant_store import TenantStore
 
 
 class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):

@@ -3,15 +3,15 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from broker.decide.evidence import TRACED
-from broker.decide.lora_targets import EMBEDDINGS, choose, nearest
-from broker.decide.memory_builds import build_of
-from broker.decide.workload import workload
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape, Workload
-from broker.preflight.data import DataReport, DataSummary, check, rows_of
-from broker.preflight.models import Unshaped
+from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.lora_targets import EMBEDDINGS, choose, nearest
+from broker.estimator.memory.evidence import TRACED
+from broker.estimator.workload import workload
+from broker.preflight.dataset import DataReport, DataSummary, check, rows_of
+from broker.preflight.model_lookup import Unshaped
 from trainer.contract.train import LowRank, TrainConfig
 
 HEADS = ("lm_head", "embed_out")

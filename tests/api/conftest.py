@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.clock import SystemClock
 from broker.ports import Store
-from broker.store.memory import MemoryStore
-from broker.store.postgres import PostgresStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import Running, memory_blobs, serving
 
 

@@ -12,27 +12,27 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from broker.api.auth import Authenticator, hashed, mint
-from broker.api.connections import MOST, Runner
-from broker.api.context import AUTH
-from broker.api.http import REQUESTS, build_app
-from broker.api.service import Service, Settings
-from broker.api.streams import StreamLimits
+from broker.api.app import REQUESTS, build_app
+from broker.api.core.auth import Authenticator, hashed, mint
+from broker.api.core.stream_limits import StreamLimits
+from broker.api.http.connections import MOST, Runner
+from broker.api.http.context import AUTH
+from broker.api.service.jobs import Service, Settings
 from broker.blobs import ObstoreBlobs
-from broker.checks import Checks
-from broker.clock import SystemClock
+from broker.daemon.preflight_adapter import Checks
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.domain.offer import GpuAsk, Offer, ProviderStatus
 from broker.domain.tenancy import DEFAULT_TEAM, Scope
 from broker.notify.log import LogNotifier
-from broker.notify.webhook import WebhookNotifier
+from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Blobs, Clock, Store, Token
-from broker.secrets import SecretBox
-from providers.sim_config import SimulatedConfig
-from providers.sim_market import offers
-from trainer.contract import keys
-from trainer.contract.rendezvous import Lease
+from broker.runtime.clock import SystemClock
+from broker.runtime.secret_box import SecretBox
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.market import offers
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Lease
 
 CSV = "word,definition\n" + "".join(f"word{i},what word {i} means to a cynic\n" for i in range(40))
 MODEL = "HuggingFaceTB/SmolLM2-135M"

@@ -11,7 +11,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import Event
 from broker.domain.tenancy import Tenant
 from tests.api.harness import Running, spec
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 
 async def test_no_token_no_scope_no_entry(api: Running) -> None:

@@ -10,12 +10,12 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from broker.api.http import APIS
-from broker.api.models import SecretValue
+from broker.api.app import APIS
+from broker.api.schemas.core import SecretValue
 from broker.cli.main import app
-from broker.clock import SystemClock
-from broker.config import DaemonConfig
-from broker.store.memory import MemoryStore
+from broker.daemon.config import DaemonConfig
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, Running, memory_blobs, serving, spec
 from trainer.contract.base import SHAPES
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.api.harness import Running
-from tests.unit.notify.harness import always, receiving
+from tests.unit.broker.notify.harness import always, receiving
 
 HOOK = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hooks.example.com/in?token=hush"}}
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.api.connections import LINE_BYTES
-from broker.clock import SystemClock
-from broker.store.memory import MemoryStore
+from broker.api.http.connections import LINE_BYTES
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import Running, memory_blobs, serving
 
 PATIENCE_S = 300.0
@@ -89,7 +89,7 @@ async def test_what_is_no_request_gets_a_problem_document_and_is_not_logged(
 
 
 async def test_a_body_that_stops_coming_is_not_waited_for(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.openapi.BODY_S", 0.05)
+    monkeypatch.setattr("broker.api.http.openapi.BODY_S", 0.05)
     me = (await api.token("ada"))["Authorization"]
     answer = await told(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), until=b"}")
     assert answer.startswith("HTTP/1.1 422 ")
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_is_not_counted_as_a_fault(api: Running) -> N
 
 
 async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.connections.IDLE_S", 0.05)
+    monkeypatch.setattr("broker.api.http.connections.IDLE_S", 0.05)
     async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
         assert await told(api, b"GET /v1/me HTTP/1.1\r\nHost:") == ""
 

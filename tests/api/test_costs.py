@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.checks import Checks
-from broker.decide.drain import Tempo
+from broker.billing.drain import Tempo
+from broker.daemon.preflight_adapter import Checks
 from broker.domain.errors import Problem
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState, Stored

@@ -12,7 +12,7 @@ from broker.domain.job import Event, Job, JobState
 from broker.ports import Change
 from tests.api.harness import SEEN, Running, spec
 from tests.api.test_files import admitted
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 
 @dataclass

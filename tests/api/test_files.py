@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from broker.api.content import UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
-from broker.api.context import CONTENT
-from broker.api.problems import NoRoom
-from broker.api.spool import KEPT_FREE_BYTES, spooled, sweep, sweep_halves
+from broker.api.core.problems import NoRoom
+from broker.api.core.upload_spool import KEPT_FREE_BYTES, spooled, sweep, sweep_halves
+from broker.api.http.context import CONTENT
+from broker.api.service.content import UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState
 from broker.domain.money import usd
@@ -29,8 +29,8 @@ from broker.domain.offer import QuoteLine, Verdict
 from broker.ports import Change
 from tests.api.harness import CSV, SEEN, Running, spec
 from tests.trainer.pack import tar
-from trainer.contract import keys
-from trainer.contract.rendezvous import CheckpointRef, Final, Manifest, ManifestFile, Outcome
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import CheckpointRef, Final, Manifest, ManifestFile, Outcome
 
 
 async def admitted(api: Running, job_id: str, number: int = 1) -> AttemptId:
@@ -106,7 +106,7 @@ async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
 
 
 async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.content.STALLED_S", 0.05)
+    monkeypatch.setattr("broker.api.service.content.STALLED_S", 0.05)
     async with asyncio.timeout(300):
         status, text = await dripping(api, await api.token("ada"), asyncio.Event())
     assert status == 422
@@ -160,7 +160,7 @@ async def test_an_upload_lies_on_the_disk_until_the_store_has_it_and_never_half(
 
 async def test_without_room_an_upload_is_refused_in_one_line(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     me = await api.token("ada")
-    monkeypatch.setattr("broker.api.spool.KEPT_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("broker.api.core.upload_spool.KEPT_FREE_BYTES", 1 << 62)
     url = f"{api.url}/v1/uploads?name=a.csv"
     async with api.http.post(url, data=CSV.encode(), headers=me | OCTETS) as answer:
         assert answer.status == 507
@@ -180,7 +180,7 @@ async def test_what_the_blob_folder_has_no_room_for_is_refused_before_it_is_writ
     def nearly_full(path: Path) -> Any:
         return usage(path)._replace(free=KEPT_FREE_BYTES + 10 if tmp_path.is_relative_to(path) else 1 << 40)
 
-    monkeypatch.setattr("broker.api.spool.shutil.disk_usage", nearly_full)
+    monkeypatch.setattr("broker.api.core.upload_spool.shutil.disk_usage", nearly_full)
     async with api.http.post(
         f"{api.url}/v1/uploads?name=a.csv", data=CSV.encode(), headers=await api.token("ada") | OCTETS
     ) as answer:

@@ -7,8 +7,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker.api.http import APIS
-from broker.api.openapi import document
+from broker.api.app import APIS
+from broker.api.http.openapi import document
 from tests.api.fuzz import calls, http
 from tests.api.fuzz.world import World, world
 

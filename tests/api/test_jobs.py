@@ -5,13 +5,13 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from broker.decide.decision import packed
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState
+from broker.quote.decision_record import packed
 from tests.api.harness import Running, spec
 from tests.conformance.samples import admission
-from tests.unit.decide.machines import offer, quoted
-from trainer.contract import keys
+from tests.support.machines import offer, quoted
+from trainer.contract import object_keys as keys
 
 
 async def submitted(api: Running, me: dict[str, str], **changes: Any) -> dict[str, Any]:

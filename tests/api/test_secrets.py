@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet, InvalidToken
 
-from broker.clock import SystemClock
 from broker.domain.ids import Installation
-from broker.secrets import MASTER_KEY_VARIABLE, SecretBox, SecretsError, master_key, sealing
-from broker.store.memory import MemoryStore
-from trainer.contract.rendezvous import Sealed
+from broker.runtime.clock import SystemClock
+from broker.runtime.secret_box import MASTER_KEY_VARIABLE, SecretBox, SecretsError, master_key, sealing
+from broker.store.memory.store import MemoryStore
+from trainer.contract.documents import Sealed
 
 BOX = SecretBox(bytes(range(32)))
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from broker.api.context import STREAMS
-from broker.api.streams import StreamLimits
-from broker.app import _reach
+from broker.api.core.stream_limits import StreamLimits
+from broker.api.http.context import STREAMS
+from broker.daemon.app import _reach
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, Handle
 from broker.ports import Change, Lane
@@ -90,7 +90,7 @@ async def test_a_terminal_has_the_size_of_the_client_s(api: Running, training: t
 @pytest.fixture(autouse=True)
 def _hung_up_on_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program on a busy machine may take long to hear of it; none here has to be killed."""
-    monkeypatch.setattr("broker.api.terminal.HANG_UP_S", 300.0)
+    monkeypatch.setattr("broker.api.http.terminal.HANG_UP_S", 300.0)
 
 
 @asynccontextmanager
@@ -177,8 +177,8 @@ async def test_shells_are_counted_by_owner_and_in_all(
         assert refused.value.status == 429
         return str((await api.call("GET", f"/v1/jobs/{job}/shell", of, 429))["detail"])  # as the client asks for it
 
-    monkeypatch.setattr("broker.api.shell.SHELLS_OF_ONE", 2)
-    monkeypatch.setattr("broker.api.shell.SHELLS", 3)
+    monkeypatch.setattr("broker.api.handlers.shell.SHELLS_OF_ONE", 2)
+    monkeypatch.setattr("broker.api.handlers.shell.SHELLS", 3)
     mine = [await opened(headers) for _ in range(2)]
     assert await refusal(headers) == "ann has 2 shells open, which is the most; end one of them"
     theirs = await opened(operator)

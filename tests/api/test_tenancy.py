@@ -4,9 +4,9 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from broker.api.context import AUTH
-from broker.api.service import LATELY
-from broker.decide.rate import Rate
+from broker.api.http.context import AUTH
+from broker.api.service.jobs import LATELY
+from broker.runtime.token_bucket import Rate
 from tests.api.harness import Running, spec
 from tests.conformance.samples import ManualClock
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.main import app
-from broker.clock import SystemClock
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import Running, memory_blobs, serving
 
 GOOD = """\

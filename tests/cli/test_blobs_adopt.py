@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from broker.blobs import ObstoreBlobs
+from broker.daemon.home_dir import holding
+from broker.daemon.installation import OtherBlobs, refuse_other_blobs
 from broker.domain.ids import Installation
-from broker.homes import OtherBlobs, refuse_other_blobs
-from broker.private import holding
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.cli.conftest import Ran, invoke
 
 HERE = Installation("abcd")

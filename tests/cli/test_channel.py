@@ -4,9 +4,9 @@ from asyncio import to_thread
 
 import pytest
 
-from broker.cli.exits import Exit
+from broker.cli.core.exit_codes import Exit
 from tests.cli.conftest import Shell
-from tests.unit.notify.harness import always, receiving
+from tests.unit.broker.notify.harness import always, receiving
 
 
 async def test_a_webhook_is_added_listed_tested_and_removed(shell: Shell) -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from broker.api.models import ArtifactView
-from broker.cli import results
-from broker.cli.exits import Exit
-from broker.cli.output import Output
-from broker.cli.shell import of_client
-from broker.client import sse
-from broker.client.client import AsyncClient
-from broker.client.connection import Connection
-from broker.client.errors import ApiError, BrokenOff, Damaged, NotSaved, Unreachable
-from trainer.agent.child import free_port
+from broker.api.schemas.core import ArtifactView
+from broker.cli.core.command import of_client
+from broker.cli.core.exit_codes import Exit
+from broker.cli.core.output import Output
+from broker.cli.jobs import artifacts as results
+from broker.client.async_client import AsyncClient
+from broker.client.transport import sse
+from broker.client.transport.connection import Connection
+from broker.client.transport.errors import ApiError, BrokenOff, Damaged, NotSaved, Unreachable
+from trainer.agent.process.child import free_port
 
 JOB = "a" * 13
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.cli.exits import CliError
+from broker.cli.core.exit_codes import CliError
 from examples import demo
 
 SPEC = """\

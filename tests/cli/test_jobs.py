@@ -8,16 +8,19 @@ from decimal import Decimal
 
 import pytest
 
-from broker.cli import admin, daemon, jobs, submit, tenancy
-from broker.cli.exits import Exit
-from broker.client import connection
-from broker.decide.decision import packed
+from broker.cli.commands import secrets as admin
+from broker.cli.commands import tenancy
+from broker.cli.core.exit_codes import Exit
+from broker.cli.jobs import jobs, submit
+from broker.cli.operator import daemon
+from broker.client.transport import connection
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState
 from broker.ports import Change
+from broker.quote.decision_record import packed
 from tests.cli.conftest import GOOD, Shell
 from tests.conformance.samples import admission
-from tests.unit.decide.machines import offer, quoted
+from tests.support.machines import offer, quoted
 
 
 async def submitted(shell: Shell, text: str = GOOD) -> JobId:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from broker.daemon.home_dir import holding
 from broker.domain.ids import Installation
-from broker.private import holding
-from broker.secrets import MASTER_KEY_FILE, SecretsError, sealing
-from broker.store.postgres import PostgresStore
+from broker.runtime.secret_box import MASTER_KEY_FILE, SecretsError, sealing
+from broker.store.postgres.store import PostgresStore
 from tests.cli.conftest import Ran, invoke
 
 HERE = Installation("abcd")

@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.api.models import QuoteSpec
-from broker.cli import pack, template
-from broker.cli.exits import CliError, Exit
+from broker.api.schemas.core import QuoteSpec
+from broker.cli.core.exit_codes import CliError, Exit
 from broker.cli.main import app
-from broker.client import connection
-from broker.client.client import AsyncClient
-from broker.client.connection import Connection
-from broker.client.errors import Misconfigured, NotSaved
-from broker.client.placing import placed
-from broker.private import make_home
-from trainer.contract import yamlfile
+from broker.cli.spec import code_archive as pack
+from broker.cli.spec import template
+from broker.client.async_client import AsyncClient
+from broker.client.transport import connection
+from broker.client.transport.atomic_file import placed
+from broker.client.transport.connection import Connection
+from broker.client.transport.errors import Misconfigured, NotSaved
+from broker.daemon.home_dir import make_home
+from trainer.contract import yaml_document as yamlfile
 
 COMMAND = (sys.executable, "-c", "from broker.cli import main; main()")
 

@@ -15,10 +15,10 @@ from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Handle
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
 from tests.cli.conftest import Ran, invoke
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 HERE = Installation("abcd")
 STRAY, BOUGHT = AttemptId("a" * 13), AttemptId("b" * 13)

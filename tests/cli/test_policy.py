@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.exits import Exit
+from broker.cli.core.exit_codes import Exit
 from broker.domain.policy import Policy
 from broker.ports import Charge
 from tests.cli.conftest import Ran, Shell
 from tests.conformance.samples import running
-from trainer.contract import yamlfile
+from trainer.contract import yaml_document as yamlfile
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "policies").glob("*.yaml"))
 TEAM = """\

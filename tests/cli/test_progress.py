@@ -6,11 +6,11 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from broker.cli.output import Output
-from broker.cli.progress import PlainDisplay, View, view
+from broker.cli.core.output import Output
+from broker.cli.views.progress import PlainDisplay, View, view
 from broker.domain.job import JobState, Reason
 from tests.cli.test_summary import attempt, job
-from trainer.contract.rendezvous import Beat
+from trainer.contract.documents import Beat
 
 
 def test_the_view_is_that_of_the_latest_attempt() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import broker
-from broker.api.models import EventView
-from broker.client.blocking import Client
-from broker.client.client import AsyncClient
-from broker.client.errors import ApiError, NotFinished, Unreachable
+from broker.api.schemas.core import EventView
+from broker.client.async_client import AsyncClient
 from broker.client.fit import Fitted
+from broker.client.sync_client import Client
+from broker.client.transport.errors import ApiError, NotFinished, Unreachable
 from broker.domain.job import Event, Job, JobState
 from broker.ports import Change, JobFilter
 from tests.api.harness import CSV, MODEL, Running

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli.exits import Exit
+from broker.cli.core.exit_codes import Exit
 from broker.cli.main import app
-from broker.decide.experience import Experience
-from broker.decide.hazard import place
 from broker.domain.observation import SpotHours
+from broker.estimator.planning.corrections import Experience
+from broker.estimator.preemption_rate import place
 from broker.notify import plot
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Ran, Shell

@@ -6,10 +6,10 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from broker.cli import reference
-from broker.cli.specfile import load
+from broker.cli import docs_reference as reference
+from broker.cli.spec.spec_file import load
 from broker.domain.spec import JobSpec
-from trainer.contract import yamlfile
+from trainer.contract import yaml_document as yamlfile
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", reference.FILES)
 def test_reference_is_current(name: str) -> None:
     written = (ROOT / "docs" / name).read_text()
-    assert written == reference.FILES[name](), "run `python -m broker.cli.reference docs`"
+    assert written == reference.FILES[name](), "run `python -m broker.cli.docs_reference docs`"
 
 
 @pytest.mark.parametrize("name", ["devils-dictionary.yaml", "script.yaml"])

@@ -5,10 +5,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from broker.api.models_costs import ForecastView
-from broker.cli import jobviews, progress
-from broker.cli.exits import Exit
-from broker.client.client import AsyncClient
+from broker.api.schemas.job_data import ForecastView
+from broker.cli.core.exit_codes import Exit
+from broker.cli.views import jobs as jobviews
+from broker.cli.views import progress
+from broker.client.async_client import AsyncClient
 from broker.domain.job import JobState, Stored
 from broker.ports import StorageCharge
 from tests.cli.conftest import Shell

@@ -8,9 +8,10 @@ from io import StringIO
 import pytest
 from rich.console import Console, RenderableType
 
-from broker.api.models import JobView
-from broker.cli import jobviews, output
-from broker.cli.sheet import Column, Sheet
+from broker.api.schemas.core import JobView
+from broker.cli.core import output
+from broker.cli.core.table import Column, Sheet
+from broker.cli.views import jobs as jobviews
 from broker.domain.job import JobState
 from tests.cli.conftest import Shell
 from tests.cli.test_jobs import submitted

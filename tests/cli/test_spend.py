@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.exits import Exit
+from broker.cli.core.exit_codes import Exit
 from broker.domain.job import Attempt, AttemptState, Handle
 from broker.ports import Change, Charge, Lane
 from tests.cli.conftest import Ran, Shell

@@ -7,14 +7,14 @@ from io import BytesIO
 
 import pytest
 
-from broker.cli.exits import Exit
-from broker.cli.output import Output
+from broker.cli.core.exit_codes import Exit
+from broker.cli.core.output import Output
 from broker.domain.job import Job
 from broker.domain.money import show
 from broker.domain.policy import Policy
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Shell
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 
 async def only_job(shell: Shell) -> Job:

@@ -5,14 +5,15 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from broker.api import views
-from broker.api.models import AttemptView, JobDetail, OfferView
-from broker.cli import results, words
-from broker.cli.summary import Sample, steps_redone, summarise
+from broker.api.schemas.core import AttemptView, JobDetail, OfferView
+from broker.api.service import views
+from broker.cli.core import formatting as words
+from broker.cli.jobs import artifacts as results
+from broker.cli.views.summary_data import Sample, steps_redone, summarise
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.spec import JobSpec
-from tests.unit.decide import build
-from trainer.contract.rendezvous import Beat, Final, Outcome
+from tests.support import build
+from trainer.contract.documents import Beat, Final, Outcome
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 OFFER: dict[str, Any] = {

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from broker import neighbours, outside
+from broker.controllers.termination import offline_sweep as outside
+from broker.controllers.termination.offline_sweep import Found, Survey
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Handle
-from broker.outside import Found, Survey
+from broker.runtime import peers as neighbours
 from tests.cli.conftest import Ran, invoke
 
 HERE = "abcd"

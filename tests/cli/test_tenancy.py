@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from broker.cli.exits import Exit
+from broker.cli.core.exit_codes import Exit
 from tests.cli.conftest import Shell
 
 

@@ -12,15 +12,15 @@ from broker.blobs import ObstoreBlobs
 from broker.domain.errors import AlreadyExists, NoCapacity, OutcomeUnknown, Rejected
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
-from providers.cloud import Purchase
-from providers.runpod_market import SKY_NAMES
-from providers.task import Task
+from providers.common.cloud import Purchase
+from providers.common.machine_task import Task
+from providers.runpod.market import SKY_NAMES
 from tests.clouds.emulator import Clouds
 from tests.clouds.machine import MachineSpec, PaperMachine, PaperMachines
 from tests.clouds.state import Rented
 from tests.clouds.warp import Life, Point, held
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Desired, Final, Manifest, Outcome
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Beat, CheckpointRef, Desired, Final, Manifest, Outcome
 
 POLL_S = 5.0
 """Between two looks of the launch server at a machine that boots."""
@@ -293,7 +293,7 @@ class Host:
 
 
 class PaperLauncher:
-    """`providers.cloud.Launcher` as `providers.sky` has it: asks the host's server, which a later broker adopts."""
+    """`providers.common.cloud.Launcher`: asks the host's server, which a later broker adopts."""
 
     def __init__(self, host: Host, life: Life, point: Point) -> None:
         self._host, self._life, self._point = host, life, point

@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 
 from broker.domain.ids import Installation, InstanceName
-from providers.cloud import Purchase
-from providers.sky import SkyConfig, SkyLauncher
-from providers.sky_facts import LOCK
-from providers.task import Task
+from providers.common.cloud import Purchase
+from providers.common.machine_task import Task
+from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.shared import LOCK
 from tests.clouds.bake import cache_folder
 from tests.clouds.emulator import Clouds
 

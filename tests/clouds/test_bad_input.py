@@ -17,22 +17,22 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from broker.app import _work, building, write_client_file
 from broker.cli.main import app as command_line
-from broker.client.client import AsyncClient
-from broker.clock import SystemClock
-from broker.config import DaemonConfig
+from broker.client.async_client import AsyncClient
+from broker.daemon.app import _work, building, write_client_file
+from broker.daemon.config import DaemonConfig
+from broker.daemon.listeners import listening
 from broker.domain.errors import InvalidInput, ProviderError, Rejected, Throttled
 from broker.domain.ids import Installation
 from broker.domain.job import JobState
 from broker.domain.offer import GpuAsk
-from broker.doors import listening
-from providers.account import Account
-from providers.aws import AwsCloud, AwsConfig
-from providers.cloud import CloudProvider
-from providers.lambda_cloud import LambdaCloud, LambdaConfig
-from providers.runpod import RunpodCloud, RunpodConfig
-from providers.vast import VastCloud, VastConfig
+from broker.runtime.clock import SystemClock
+from providers.aws.provider import AwsCloud, AwsConfig
+from providers.common.account_guard import Account
+from providers.common.cloud import CloudProvider
+from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
+from providers.runpod.provider import RunpodCloud, RunpodConfig
+from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import Host, PaperLauncher
 from tests.clouds.warp import Life
@@ -156,7 +156,7 @@ async def test_an_account_that_cannot_be_read_does_not_work(name: str, text: str
 
 @pytest.mark.parametrize("name", REST)
 async def test_a_cloud_that_hangs_is_left(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.rest.PATIENCE_S", 0.05)
+    monkeypatch.setattr("providers.common.http_json.PATIENCE_S", 0.05)
     async with answering(200, "", hangs=True) as url:
         cloud = provider(name, url, tmp_path)
         with pytest.raises(ProviderError, match="Timeout") as e:
@@ -357,7 +357,7 @@ async def test_no_capacity_anywhere_is_the_reason(
 async def test_a_cloud_that_hangs_keeps_the_daemon_from_nothing(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.app.FIRST_PRICES_S", 0.5)
+    monkeypatch.setattr("broker.daemon.app.FIRST_PRICES_S", 0.5)
     async with answering(200, "", hangs=True) as url:
         sections = {"runpod": {"endpoint": url, "emulated": True}}
         async with asyncio.timeout(300), daemon(postgres_dsn, tmp_path, sections, monkeypatch) as broker:

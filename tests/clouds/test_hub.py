@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.models.shape import shape_of
-from broker.preflight.models import HubClient
+from broker.model_catalog.decoder_shape import shape_of
+from broker.preflight.model_lookup import HubClient
 from tests.clouds.hub import Hub
 
 MODEL = "owner/tiny"

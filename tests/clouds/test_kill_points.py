@@ -14,27 +14,27 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.context import Context, Rhythm
+from broker.controllers.base.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
-from broker.controllers.loop import run_forever
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.ids import Installation, job_id
 from broker.domain.instance import TrainerImage
 from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.market.market import Market, MarketRhythm
 from broker.ports import Change
-from broker.secrets import SecretBox
-from broker.store.memory import MemoryStore
-from providers.account import Account
-from providers.cloud import CloudProvider
-from providers.lambda_cloud import LambdaCloud, LambdaConfig
-from providers.runpod import RunpodCloud, RunpodConfig
-from providers.vast import VastCloud, VastConfig
+from broker.runtime.control_loop import run_forever
+from broker.runtime.secret_box import SecretBox
+from broker.store.memory.store import MemoryStore
+from providers.common.account_guard import Account
+from providers.common.cloud import CloudProvider
+from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
+from providers.runpod.provider import RunpodCloud, RunpodConfig
+from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import Agents, FarBlobs, Host, PaperLauncher, Server, SlowMachines
 from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point, WarpLoop
-from trainer.contract.rendezvous import Limits
+from trainer.contract.documents import Limits
 
 CLOUDS = ("lambda", "runpod", "vast")
 KILLED = ("broker", "server", "both")

@@ -8,16 +8,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.clock import SystemClock
-from broker.decide.liveness import mismatch
 from broker.domain.errors import Gone
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.offer import GpuAsk, Offer
-from providers.cloud import Purchase
-from providers.runpod import RunpodCloud, RunpodConfig
-from providers.sieve import Sieve
-from providers.vast import VastCloud, VastConfig
+from broker.lifecycle.liveness import mismatch
+from broker.runtime.clock import SystemClock
+from providers.common.cloud import Purchase
+from providers.common.offer_filter import Sieve
+from providers.runpod.provider import RunpodCloud, RunpodConfig
+from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.vast_market import impossible_rows, many_offers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from providers.task import _script
+from providers.common.machine_task import _script
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from providers.sky_copies import KeyCopies
+from providers.skypilot.key_copies import KeyCopies
 
 WORKER = """
 import sys
 from types import SimpleNamespace
 from sky.server import plugins
-from providers.sky_plugin import GpuBroker
+from providers.skypilot.plugin.plugin import GpuBroker
 
 GpuBroker().install(plugins.ExtensionContext(context=plugins.PluginContext.EXECUTOR))
 

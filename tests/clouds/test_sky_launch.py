@@ -17,7 +17,7 @@ import pytest
 from broker.domain.errors import NoCapacity, OutcomeUnknown, Rejected
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
-from providers.sky import SkyConfig, SkyLauncher
+from providers.skypilot.launcher import SkyConfig, SkyLauncher
 from tests.clouds import sky_rig
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot

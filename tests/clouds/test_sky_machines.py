@@ -11,9 +11,9 @@ import pytest
 
 from broker.domain.ids import InstanceName
 from broker.domain.instance import BootSpec, Liveness, TrainerImage
-from providers.cloud import Purchase
-from providers.sky import SkyLauncher
-from providers.task import Task, task_of
+from providers.common.cloud import Purchase
+from providers.common.machine_task import Task, task_of
+from providers.skypilot.launcher import SkyLauncher
 from tests.clouds.aws import Aws
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from providers.sky_facts import PIN
+from providers.skypilot.shared import PIN
 from tests.unit.providers.aws_front import Front, front, moto_server
 
 BOOTSTRAP = """
 import json, sys
 from types import SimpleNamespace
-from providers.sky_aws import machine_as_bought
+from providers.skypilot.plugin.aws_patches import machine_as_bought
 
 for cluster in sys.argv[1:]:
     asked = SimpleNamespace(node_config={"BlockDeviceMappings": []})
@@ -72,7 +72,7 @@ async def test_placement_groups_of_machines_that_are_gone_are_deleted(aws: tuple
 
 READY = """
 from sky.provision.common import ProvisionRecord
-from providers.sky_start import ready, started_by_us
+from providers.skypilot.plugin.task_start import ready, started_by_us
 
 def left(record):
     done = ready(record).runtime_metadata

@@ -18,9 +18,9 @@ import yaml
 
 from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
-from providers.sky import SkyConfig, SkyLauncher
-from providers.sky_facts import LOCK, PLUGIN, STATE, TOKEN
-from providers.sky_server import free_port
+from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.server import free_port
+from providers.skypilot.shared import LOCK, PLUGIN, STATE, TOKEN
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import FILES, INSTALLATION, TASK, NoRsync, name, of_runpod, rsync
@@ -55,7 +55,10 @@ class Team:
         }  # fmt: skip
         with (home / "server.log").open("wb") as log, open(os.devnull) as nothing:
             self.keeper = subprocess.Popen(
-                [sys.executable, "-m", "providers.sky_host", str(nothing.fileno()), str(self.port), log.name],
+                [
+                    *(sys.executable, "-m", "providers.skypilot.server_keeper"),
+                    *(str(nothing.fileno()), str(self.port), log.name),
+                ],
                 env=env, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(nothing.fileno(),),
                 start_new_session=True,
             )  # fmt: skip

@@ -16,9 +16,9 @@ import pytest
 
 from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
-from providers.sky import SkyLauncher
-from providers.sky_facts import TOKEN_HEADER
-from providers.sky_host import LOG_BYTES
+from providers.skypilot.launcher import SkyLauncher
+from providers.skypilot.server_keeper import LOG_BYTES
+from providers.skypilot.shared import TOKEN_HEADER
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, launcher, name, of_lambda, processes, server
@@ -27,7 +27,7 @@ from tests.clouds.wait import GUARD_S, until
 NAME = name("a")
 BEGIN = """
 from sky.server.plugins import ExtensionContext
-from providers.sky_plugin import GpuBroker
+from providers.skypilot.plugin.plugin import GpuBroker
 GpuBroker().install(ExtensionContext())
 """
 """What every process of a server does first."""
@@ -251,7 +251,7 @@ async def test_what_a_killed_keeper_left_behind_is_reaped_before_the_next_start(
     sky = opened(state)
     await sky.warm()
     died, left = sky.id, set(processes(state))
-    [keeper] = [p for p in processes(state).values() if "providers.sky_host" in p.cmdline()]
+    [keeper] = [p for p in processes(state).values() if "providers.skypilot.server_keeper" in p.cmdline()]
     workers = [p for p in processes(state).values() if p.pid != keeper.pid and "sky.server.server" not in p.cmdline()]
     for worker in workers:
         worker.suspend()  # so that they cannot end by themselves

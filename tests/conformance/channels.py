@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker.domain.channel import Channel, Notice
 from broker.domain.ids import base32
 from broker.domain.job import Event, Job
+from broker.domain.notifications import Channel, Notice
 from broker.ports import ChannelStatus, Settled, Settlement, Store, Stream
 from tests.conformance.samples import START, make_event, make_job
 

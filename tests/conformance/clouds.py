@@ -18,15 +18,15 @@ from broker.domain.instance import BootSpec, TrainerImage
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from broker.ports import Provider
-from providers.account import Account
-from providers.aws import AwsCloud, AwsConfig
-from providers.aws_api import of_exception
-from providers.cloud import CloudProvider, Purchase
-from providers.lambda_cloud import LambdaCloud, LambdaConfig
-from providers.runpod import RunpodCloud, RunpodConfig
-from providers.runpod_market import SKY_NAMES
-from providers.task import Task
-from providers.vast import VastCloud, VastConfig
+from providers.aws.api import of_exception
+from providers.aws.provider import AwsCloud, AwsConfig
+from providers.common.account_guard import Account
+from providers.common.cloud import CloudProvider, Purchase
+from providers.common.machine_task import Task
+from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
+from providers.runpod.market import SKY_NAMES
+from providers.runpod.provider import RunpodCloud, RunpodConfig
+from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.aws import TAG, Aws
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import USER, Agents, FarBlobs, Host, PaperLauncher, Server

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from broker.ports import Store
-from broker.store.memory import MemoryStore
-from broker.store.postgres import PostgresStore
+from broker.store.memory.store import MemoryStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import ManualClock
 
 

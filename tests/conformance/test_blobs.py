@@ -15,10 +15,10 @@ from moto.server import ThreadedMotoServer
 from yarl import URL
 
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.blobs.init import check_bucket
+from broker.blobs.bucket_check import check_bucket
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, InvalidInput
 from broker.domain.ids import AttemptId, Installation, JobId
-from trainer.blobs import Objects, connect
+from trainer.objectstore.objects import Objects, connect
 
 HERE, NEIGHBOUR = Installation("abcd"), Installation("efgh")
 

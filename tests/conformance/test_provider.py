@@ -15,13 +15,13 @@ from broker.domain.instance import BootSpec, InstanceState, Liveness
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from broker.ports import Provider
-from providers.body import Body
-from providers.born import born_into
-from providers.local import LocalConfig, LocalProvider
-from providers.processes import RealBody
-from providers.sim_config import Faults, SimulatedConfig
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
+from providers.local.machine import Body
+from providers.local.process_backend import RealBody
+from providers.local.process_marks import born_into
+from providers.local.provider import LocalConfig, LocalProvider
+from providers.simulated.config import Faults, SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
 from tests.conformance.provider_laws import (
     ALIVE,
     FAULT_LAWS,

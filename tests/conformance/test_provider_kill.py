@@ -12,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker.domain.ids import AttemptId, Installation, InstanceName, base32, instance_name
-from providers.born import born_into
-from providers.local import LocalConfig, LocalProvider
+from providers.local.process_marks import born_into
+from providers.local.provider import LocalConfig, LocalProvider
 from tests.unit.providers.clocks import SteppedClock
 
 OURS = Installation("aaaa")
 CREATOR = """
 import asyncio, json, os, sys
 from pathlib import Path
-from broker.clock import SystemClock
+from broker.runtime.clock import SystemClock
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec
 from broker.domain.offer import GpuAsk

@@ -23,7 +23,7 @@ from tests.conformance.samples import (
     running,
     submitted,
 )
-from trainer.contract.rendezvous import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
 
 # ------------------------------------------------------------------------------------------------------------- changes
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker.domain.channel import NOTICES, Notice
 from broker.domain.errors import StoreError
+from broker.domain.notifications import NOTICES, Notice
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter, Store
 from tests.conformance.channels import claim, kinds, make_channel, numbers, only, say, settle, status, told

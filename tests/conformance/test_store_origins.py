@@ -11,7 +11,7 @@ from broker.domain.errors import InUse, OriginDeleted
 from broker.domain.job import Job, JobState, StoredKind
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Store
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import START, make_event, make_job, submitted
 from tests.conformance.test_store_policies_postgres import blocked
 

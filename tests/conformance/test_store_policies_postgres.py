@@ -14,7 +14,7 @@ import pytest
 from broker.domain.job import AttemptState, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.policy import Policy
 from broker.ports import Change, Charge
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import (
     HOUR,
     START,

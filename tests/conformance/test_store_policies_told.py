@@ -6,10 +6,10 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from broker.decide.budgets import Reached, reached
-from broker.decide.policy_windows import QUARTER, quarter
-from broker.domain.channel import Notice
 from broker.domain.job import JobState
+from broker.domain.notifications import Notice
+from broker.policy.budgets import Reached, reached
+from broker.policy.windows import QUARTER, quarter
 from broker.ports import AuditFilter, Change, Store
 from tests.conformance.conftest import House
 from tests.conformance.policies import ANN, EVE, budget, charge, end, policy

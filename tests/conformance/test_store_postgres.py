@@ -14,8 +14,8 @@ import pytest
 from broker.domain.errors import StoreUnavailable
 from broker.domain.job import AttemptState
 from broker.ports import Change
-from broker.store.postgres import PostgresStore
-from broker.store.postgres_pool import store_errors
+from broker.store.postgres.pool import store_errors
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import HOUR, make_event, running, submitted
 
 ROOT = Path(__file__).parents[2]
@@ -162,8 +162,8 @@ async def test_without_a_server_everything_is_unavailable(tmp_path: Path) -> Non
 
 CLIENT = """
 import asyncio, sys
-from broker.store.postgres import PostgresStore
-from broker.store.postgres_pool import store_errors
+from broker.store.postgres.store import PostgresStore
+from broker.store.postgres.pool import store_errors
 from tests.conformance.samples import HOUR, make_event, make_job
 
 async def client(store, number):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker.domain.channel import SlackUser
 from broker.domain.errors import StoreError
+from broker.domain.notifications import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import AuditFilter, Store, Token
 from tests.conformance.samples import START

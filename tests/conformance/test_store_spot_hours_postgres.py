@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from broker.store.postgres import PostgresStore
-from broker.store.postgres_pool import QUERIES
+from broker.store.postgres.pool import QUERIES
+from broker.store.postgres.store import PostgresStore
 
 
 async def test_spot_machines_have_an_index(postgres_dsn: str, raw: Any) -> None:

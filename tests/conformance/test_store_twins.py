@@ -16,7 +16,7 @@ from broker.domain.ids import job_id
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
 from broker.domain.policy import Policy
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Store
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.conftest import House, memory_house, shift_time
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker.clock import SystemClock
 from broker.ports import Store
-from broker.store.memory import MemoryStore
-from broker.store.postgres import PostgresStore
-from providers.simulated import SimulatedProvider
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
+from broker.store.postgres.store import PostgresStore
+from providers.simulated.provider import SimulatedProvider
 from tests.controllers.house import House, config, new_state
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.clock import SystemClock
-from broker.store.memory import MemoryStore
-from providers.sim_config import SimulatedConfig
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
+from providers.simulated.config import SimulatedConfig
 from tests.clouds.warp import LoopClock
 from tests.controllers.house import new_state
 from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told

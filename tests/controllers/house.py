@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from broker.blobs import ObstoreBlobs
-from broker.clock import SystemClock
-from broker.controllers.context import Context, Costs, Rhythm
+from broker.controllers.base.context import Context, Costs, Rhythm
 from broker.controllers.fleet import Fleet
-from broker.controllers.loop import run_forever
-from broker.decide.liveness import Patience
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState
 from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.market.market import Market, MarketRhythm
+from broker.lifecycle.liveness import Patience
 from broker.ports import Blobs, Notifier, Store
-from broker.secrets import SecretBox
-from providers.sim_config import SimulatedConfig
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
-from trainer.contract.rendezvous import Limits
+from broker.runtime.clock import SystemClock
+from broker.runtime.control_loop import run_forever
+from broker.runtime.secret_box import SecretBox
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
+from trainer.contract.documents import Limits
 
 INSTALLATION = Installation("test")
 QUICK = Rhythm(

@@ -10,11 +10,11 @@ from broker.domain.ids import InstanceName, JobId, attempt_id, attempt_of, insta
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
 from tests.controllers.house import INSTALLATION, House
-from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Phase
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Beat, Phase
 
 
 class Rented(SimulatedProvider):

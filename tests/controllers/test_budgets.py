@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.budgets import Budgets
-from broker.controllers.inventory import Inventory
-from broker.controllers.placement import Placement
-from broker.domain.channel import NOTICES, Notice
+from broker.controllers.billing.budgets import Budgets
+from broker.controllers.observation.inventory import Inventory
+from broker.controllers.provisioning.placement import Placement
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason, Signal
+from broker.domain.notifications import NOTICES, Notice
 from broker.domain.policy import Policy
 from broker.ports import Note, Store
-from providers.simulated import SimulatedProvider
+from providers.simulated.provider import SimulatedProvider
 from tests.controllers.house import House
 
 Build = Callable[..., House]

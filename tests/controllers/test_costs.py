@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from broker.controllers.context import Context, Costs
-from broker.controllers.retention import Retention as Keeper
-from broker.decide.billing import accrued, traffic_cost
+from broker.billing.accrual import accrued, traffic_cost
+from broker.controllers.base.context import Context, Costs
+from broker.controllers.billing.retention import Retention as Keeper
 from broker.domain.errors import InUse
 from broker.domain.ids import attempt_id
 from broker.domain.instance import Observed
@@ -19,9 +19,9 @@ from broker.domain.offer import HostFacts
 from broker.domain.spec import Retention
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Upload
-from providers.simulated import SimulatedProvider
+from providers.simulated.provider import SimulatedProvider
 from tests.controllers.house import House
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 Build = Callable[..., House]
 LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.billing import Billing
+from broker.controllers.billing.metering import Billing
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
 from broker.domain.instance import SELF_STOP_S, Observed
 from broker.domain.job import JobState, Reason, Signal
-from broker.store.memory import MemoryStore
-from providers.sim_config import SimulatedConfig
-from providers.sim_virtual import VirtualBody, _Instance
+from broker.store.memory.store import MemoryStore
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.virtual_backend import VirtualBody, _Instance
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import WORTH, Virtual, told
-from trainer.agent.deadman import DeadMan
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Outcome
+from trainer.agent.dead_man_switch import DeadMan
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Outcome
 
 DEADMAN_S, JOBS = 300.0, 5
 

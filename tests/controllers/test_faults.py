@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from broker.decide.billing import accrued
+from broker.billing.accrual import accrued
 from broker.domain.errors import BlobsUnavailable, NoCapacity, OutcomeUnknown
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec, Liveness
 from broker.domain.job import AttemptState, Event, Handle, JobState, LedgerKind, Reason
 from broker.domain.money import usd
 from tests.controllers.house import INSTALLATION, SAVE_RARELY, SILENT, House
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 Build = Callable[..., House]
 LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
@@ -46,7 +46,7 @@ async def test_a_manifest_at_a_nonsense_key_harms_no_job(house: Build) -> None:
 
 async def test_a_refusal_that_takes_long_is_still_a_refusal(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """The create is looked up meanwhile, which must not make its late answer void."""
-    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    monkeypatch.setattr("broker.controllers.provisioning.launch.CREATE_LOOK_S", 0.02)
     broker = house()
     create, calls = broker.provider.create, []
 
@@ -314,7 +314,7 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
     house: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt does not end, since a machine may still come; but it does not wait in silence either."""
-    monkeypatch.setattr("broker.controllers.termination.STUCK_S", 0.1)
+    monkeypatch.setattr("broker.controllers.termination.termination.STUCK_S", 0.1)
     broker = house(virtual=LONG)
 
     async def unknown(launched_by: str, name: str) -> Liveness:
@@ -328,7 +328,7 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
 
     monkeypatch.setattr(broker.provider, "launcher", unknown)
     monkeypatch.setattr(broker.provider, "create", mute)
-    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    monkeypatch.setattr("broker.controllers.provisioning.launch.CREATE_LOOK_S", 0.02)
     async with broker.running():
         job = await broker.submit()
 

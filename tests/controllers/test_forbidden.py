@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from broker.checks import forbidden
+from broker.daemon.preflight_adapter import forbidden
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.spec import JobSpec
 from tests.controllers.house import House

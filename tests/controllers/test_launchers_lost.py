@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.main import app
+from broker.controllers.provisioning.lost_launchers import StillLives, vouch
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
 from broker.domain.instance import Liveness
 from broker.domain.job import Attempt, AttemptState, JobState
-from broker.launchers_lost import StillLives, vouch
 from tests.controllers.house import ENDLESS, INSTALLATION, House
 
 Build = Callable[..., House]
@@ -31,8 +31,8 @@ def unproven(house: Build, monkeypatch: pytest.MonkeyPatch) -> House:
 
     monkeypatch.setattr(here.provider, "launcher", _says(Liveness.UNKNOWN))
     monkeypatch.setattr(here.provider, "create", mute)
-    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
-    monkeypatch.setattr("broker.controllers.termination.STUCK_S", 0.1)
+    monkeypatch.setattr("broker.controllers.provisioning.launch.CREATE_LOOK_S", 0.02)
+    monkeypatch.setattr("broker.controllers.termination.termination.STUCK_S", 0.1)
     return here
 
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from broker.controllers.lessons import Lessons
-from broker.decide.experience import NOTHING
-from broker.decide.hazard import place
+from broker.controllers.market.observed_runs import Lessons
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.observation import Observation, SpotHours
 from broker.domain.workload import ModelShape, Plan
+from broker.estimator.planning.corrections import NOTHING
+from broker.estimator.preemption_rate import place
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
 from tests.controllers.rented import Rented, cloud_of
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Final, Outcome, Parallelism
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Final, Outcome, Parallelism
 
 SHAPE = ModelShape(
     name="", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,

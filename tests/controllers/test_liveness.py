@@ -12,16 +12,16 @@ import pytest
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, JobState, Reason
-from broker.store.memory import MemoryStore
-from providers.sim_config import SimulatedConfig
-from providers.sim_virtual import VirtualBody
+from broker.store.memory.store import MemoryStore
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.virtual_backend import VirtualBody
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock
 from tests.controllers.detection import Delays, measure
 from tests.controllers.house import SAVE_RARELY, SILENT, config
 from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
-from trainer.contract import keys
-from trainer.contract.rendezvous import Final, Outcome
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Final, Outcome
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json"))
 Spans = Sequence[Sequence[float]]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName, JobId
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState, JobState, Reason
-from broker.market.market import Market, MarketRhythm
 from tests.controllers.house import ENDLESS, INSTALLATION, config
 from tests.controllers.rented import Rented, cloud_of, standing
 from tests.controllers.test_restored_launches import Saved

@@ -15,9 +15,9 @@ from broker.domain.instance import BootSpec, Caps, Observed
 from broker.domain.job import RESTING_JOB_STATES, AttemptState, JobState, Reason
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
-from broker.store.memory import MemoryStore
-from providers.sim_config import SimulatedConfig
-from providers.simulated import SimulatedProvider
+from broker.store.memory.store import MemoryStore
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import Virtual, told
 

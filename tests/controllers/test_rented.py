@@ -16,15 +16,15 @@ from broker.domain.money import usd
 from broker.domain.offer import Offer
 from tests.controllers.house import ENDLESS, QUICK, SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of, name_of, standing
-from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Final, Outcome
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Beat, Final, Outcome
 
 Build = Callable[..., House]
 
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    monkeypatch.setattr("broker.controllers.provisioning.launch.CREATE_LOOK_S", 0.02)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ async def test_a_stopped_launch_is_cancelled_and_destroyed(house: Build) -> None
 
 async def test_a_cancel_that_was_not_heard_is_sent_again(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt does not end while its launcher lives."""
-    monkeypatch.setattr("broker.controllers.launchers.ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr("broker.controllers.provisioning.creates_in_flight.ASK_AGAIN_S", 0.05)
     broker = house(Rented)
     cloud_of(broker).deaf = 3
     async with broker.running():

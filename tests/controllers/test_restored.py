@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.context import Costs
-from broker.controllers.retention import Retention
+from broker.controllers.base.context import Costs
+from broker.controllers.billing.retention import Retention
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec
@@ -14,8 +14,8 @@ from broker.domain.job import AttemptState, Job, JobState, Reason
 from broker.domain.offer import GpuAsk
 from broker.domain.spec import Retention as Days
 from tests.controllers.house import ENDLESS, INSTALLATION, House
-from trainer.contract import keys
-from trainer.contract.rendezvous import Desired, Final, Manifest, Outcome
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Desired, Final, Manifest, Outcome
 
 Build = Callable[..., House]
 SPEC = b"of before"

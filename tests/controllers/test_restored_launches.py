@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName, JobId
 from broker.domain.instance import BootSpec, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.offer import Offer
-from broker.market.market import Market, MarketRhythm
 from broker.ports import Change
-from broker.store.memory import MemoryStore
-from providers.simulated import SimulatedProvider
+from broker.store.memory.store import MemoryStore
+from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.house import ENDLESS, INSTALLATION, config
 from tests.controllers.virtual import WORTH, Virtual, told
@@ -147,7 +147,7 @@ def test_an_intent_that_was_never_sent_and_that_another_has_followed_is_not_sent
         house, store, created = build(AttemptState.INTENDED)
         with monkeypatch.context() as sold_out:
             answers = iter(["it has been sold out since"])
-            sold_out.setattr("broker.controllers.intents.outdated", lambda *_: next(answers, None))
+            sold_out.setattr("broker.controllers.provisioning.intents.outdated", lambda *_: next(answers, None))
             async with house.running():
                 job = await house.submit(**WORTH)
                 await house.eventually(lambda: trains(house, job, 2))

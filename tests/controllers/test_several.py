@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from broker.decide.liveness import Patience
 from broker.domain.ids import JobId
 from broker.domain.instance import InstanceState
 from broker.domain.job import AttemptState, JobState, Reason
+from broker.lifecycle.liveness import Patience
 from tests.controllers.house import ENDLESS, House
 from tests.controllers.rented import Rented, cloud_of, name_of
-from trainer.contract.rendezvous import Limits
+from trainer.contract.documents import Limits
 
 HASTY = Patience(beat_s=0.1, stopped_s=0.3)
 LIMITS = Limits(beat_s=HASTY.beat_s, drain_s=2)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState
-from broker.gate import Gate
-from broker.store.memory import MemoryStore
-from providers.sim_config import SimulatedConfig
-from providers.simulated import SimulatedProvider
+from broker.runtime.provider_gate import Gate
+from broker.store.memory.store import MemoryStore
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import WORTH, Virtual, told
 

@@ -9,18 +9,18 @@ from itertools import count
 
 import pytest
 
+from broker.billing.accrual import accrued
 from broker.controllers.fleet import Fleet
-from broker.decide.billing import accrued
-from broker.decide.decision import unpacked
 from broker.domain.ids import JobId, attempt_id, instance_name, job_id
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
 from broker.domain.money import usd
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
-from providers.seeded import unit
-from providers.simulated import SimulatedProvider
+from broker.quote.decision_record import unpacked
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.seeded_random import unit
 from tests.controllers.house import BOX, ENDLESS, INSTALLATION, SAVE_RARELY, SILENT, House, spent
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 Build = Callable[..., House]
 

@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.context import Context, Rhythm
-from broker.controllers.destroys import WAIT_S, Destroys
-from broker.controllers.inventory import Inventory
-from broker.controllers.sweep import AGAIN_S, OLD_S, Sweep
+from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.observation.inventory import Inventory
+from broker.controllers.termination.destroy_queue import WAIT_S, Destroys
+from broker.controllers.termination.orphan_sweep import AGAIN_S, OLD_S, Sweep
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown, Rejected
 from broker.domain.ids import AttemptId, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GpuAsk
 from broker.ports import Charge
-from broker.store.memory import MemoryStore
-from providers.sim_config import SimulatedConfig
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
+from broker.store.memory.store import MemoryStore
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
 from tests.conformance.samples import running
 from tests.controllers.house import INSTALLATION
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 STRAY = AttemptId("a" * 13)
 LAG_S = 15.0

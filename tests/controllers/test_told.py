@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from broker.clock import SystemClock
-from broker.decide.outbox import PROGRESS
-from broker.domain.channel import Channel
 from broker.domain.job import JobState
-from broker.notify.webhook import WebhookNotifier
-from broker.notify.webhook_sign import new_secret
+from broker.domain.notifications import Channel
+from broker.notify.webhook.notifier import WebhookNotifier
+from broker.notify.webhook.signature import new_secret
+from broker.reporting.delivery import PROGRESS
+from broker.runtime.clock import SystemClock
 from tests.controllers.house import BOX, House
-from tests.unit.notify.harness import receiving
+from tests.unit.broker.notify.harness import receiving
 
 Build = Callable[..., House]
 

@@ -6,8 +6,8 @@ from broker.domain.ids import JobId, attempt_id
 from broker.domain.job import AttemptState
 from tests.controllers.house import SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of
-from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Final, Outcome, Told
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Beat, Final, Outcome, Told
 
 Build = Callable[..., House]
 FIRST = Told(seq=1, kind="skipped", message="step 7 is left out")

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
-from broker.controllers.context import Rhythm
+from broker.controllers.base.context import Rhythm
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.ids import JobId
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState
-from broker.market.market import Market, MarketRhythm
-from providers.sim_virtual import VirtualBody
-from providers.simulated import SimulatedProvider
+from providers.simulated.provider import SimulatedProvider
+from providers.simulated.virtual_backend import VirtualBody
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
 from tests.controllers.house import INSTALLATION, House
-from trainer.contract.rendezvous import Limits
+from trainer.contract.documents import Limits
 
 Shown = Literal["gone", "stopped", "omitted"]
 """What a cloud's listing makes of a machine that was taken away."""

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.decide.recovery import furthest_first
 from broker.domain.ids import Installation
+from broker.lifecycle.recovery import furthest_first
 from tests.crash.gate import Gate, Point
 from tests.crash.proxy import HttpProxy
 from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Nursery, blob_store, nursery_of
 from tests.crash.trainee import GO, LOCK, TOLD, Order
 from tests.crash.waits import Within
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 StoreKind = Literal["folder", "s3"]
 STORES: tuple[StoreKind, ...] = ("folder", "s3")

@@ -20,19 +20,19 @@ import aiohttp
 from aiohttp import web
 
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.clock import SystemClock
 from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
-from providers.body import Machine
-from providers.launchers import Launchers
-from providers.seeded import unit
-from providers.sim_config import VirtualConfig
-from providers.sim_virtual import VirtualBody, _Instance
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Beat, Outcome
+from broker.runtime.clock import SystemClock
+from providers.local.launcher_locks import Launchers
+from providers.local.machine import Machine
+from providers.simulated.config import VirtualConfig
+from providers.simulated.seeded_random import unit
+from providers.simulated.virtual_backend import VirtualBody, _Instance
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Beat, Outcome
 
 NAME = "paper"
 USD_PER_HOUR = Decimal("3.6")

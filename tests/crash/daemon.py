@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import yaml
 
-from broker.client.client import AsyncClient
-from providers.born import INSTANCE_DIR, kill_all
+from broker.client.async_client import AsyncClient
+from providers.local.process_marks import INSTANCE_DIR, kill_all
 from tests.crash.waits import Within
 from tests.processes import processes_of
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from broker.client.client import AsyncClient
-from broker.client.errors import ApiError, Unreachable
+from broker.client.async_client import AsyncClient
+from broker.client.transport.errors import ApiError, Unreachable
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from tests.crash.cloud import Stand, Ways, usd_for
 from tests.crash.daemon import counting

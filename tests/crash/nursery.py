@@ -1,6 +1,6 @@
 """Forks daemons; an order is `{"home": …, "cloud": …}`, and for some `full`, `die_at` or a second cloud, `busy`.
 
-The daemon is the product's own `broker.app.run`; only where its machines come from, and how long rows are leased, are
+The daemon is the product's own; only where its machines come from and how long rows are leased are
 given to it here.
 """
 
@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import broker.app
-from broker.config import DaemonConfig
-from broker.controllers import launch
-from broker.controllers.context import Rhythm
+import broker.daemon.app
+from broker.controllers.base.context import Rhythm
+from broker.controllers.provisioning import launch
+from broker.daemon.config import DaemonConfig
+from broker.daemon.log_setup import set_up
 from broker.domain.ids import Installation
-from broker.gate import gated
-from broker.logs import set_up
+from broker.runtime.provider_gate import gated
 from tests.crash.cloud import NAME, PaperProvider
 from tests.crash.forks import keep
 
@@ -45,13 +45,13 @@ def serve(order: dict[str, Any]) -> None:
     _furnish({NAME: order["cloud"]} | ({BUSY: order["busy"]} if "busy" in order else {}))
     set_up("INFO")
     with asyncio.Runner() as runner:
-        runner.run(broker.app.run(config, ready=lambda _: _tell(home)))
+        runner.run(broker.daemon.app.run(config, ready=lambda _: _tell(home)))
 
 
 def _furnish(clouds: dict[str, str]) -> None:
     """The clouds by their addresses, leases that the dead hold for a moment only, and early looks at what was launched.
     Several clouds have gates, as rented ones have."""
-    rhythm_of = broker.app.rhythm_of
+    rhythm_of = broker.daemon.app.rhythm_of
 
     def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
         return {name: PaperProvider(url, installation, state / name, name) for name, url in clouds.items()}
@@ -59,10 +59,10 @@ def _furnish(clouds: dict[str, str]) -> None:
     def shorter(config: DaemonConfig) -> Rhythm:
         return replace(rhythm_of(config), lease_s=LEASE_S)
 
-    broker.app.build = build  # type: ignore[attr-defined, assignment]
-    broker.app.rhythm_of = shorter
+    broker.daemon.app.build = build  # type: ignore[attr-defined, assignment]
+    broker.daemon.app.rhythm_of = shorter
     if len(clouds) > 1:
-        broker.app.gated = lambda providers, rented, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
+        broker.daemon.app.gated = lambda providers, rented, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
     launch.CREATE_LOOK_S = 0.3
 
 

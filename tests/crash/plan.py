@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.clock import SystemClock
+from broker.runtime.clock import SystemClock
 from tests.crash import checkpoints, hardships
 from tests.crash.gate import Moment, Point
 from tests.crash.lives import LIVES

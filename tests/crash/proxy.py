@@ -12,7 +12,7 @@ from aiohttp import web
 from yarl import URL
 
 from broker.domain.job import AttemptState, JobState
-from broker.store.postgres_pool import QUERIES
+from broker.store.postgres.pool import QUERIES
 from tests.crash.gate import Gate
 
 # ---------------------------------------------------------------------------------------------------------- PostgreSQL

@@ -21,8 +21,8 @@ import asyncpg
 import psutil
 from moto.server import ThreadedMotoServer
 
-from broker.store import embedded
-from broker.store.embedded import PORT, EmbeddedPostgres
+from broker.store.embedded import server as embedded
+from broker.store.embedded.server import PORT, EmbeddedPostgres
 from broker.store.migrate import migrate
 from tests.crash.cloud import FakeCloud
 from tests.crash.gate import Gate

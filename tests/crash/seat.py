@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from broker.client.client import AsyncClient
+from broker.client.async_client import AsyncClient
 from broker.domain.ids import Installation
 from tests.crash.gate import Gate
 from tests.crash.nursery import READY

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from broker.api.models import JobDetail
-from broker.api.spool import WRITE_BYTES
-from broker.private import SPOOL
+from broker.api.core.upload_spool import WRITE_BYTES
+from broker.api.schemas.core import JobDetail
+from broker.daemon.home_dir import SPOOL
 from tests.crash.daemon import Daemon, submit
 from tests.crash.waits import Within
 
@@ -191,4 +191,4 @@ async def test_on_a_new_database_under_an_old_home_orphans_are_only_reported(
                 await asyncio.sleep(0.1)
         await house.stop()
         (house.home / "daemon.log").write_text("")
-        assert [p for p in house.processes() if "providers.host" in " ".join(p.cmdline())]
+        assert [p for p in house.processes() if "providers.local.hypervisor" in " ".join(p.cmdline())]

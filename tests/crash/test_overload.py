@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from broker.api.http import REQUESTS
+from broker.api.app import REQUESTS
 from tests.crash.house import House
 from tests.crash.rig import opened
 from tests.crash.seat import SETTLE_S, Seat

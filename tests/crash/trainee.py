@@ -27,19 +27,22 @@ from safetensors.torch import save_file
 
 from tests.crash.forks import keep
 from tests.crash.gate import Gate, Point
-from trainer import checkpoint, parallel, snapshot
-from trainer.agent import prepare, saver
-from trainer.agent.environment import Environment
-from trainer.agent.saver import Saver
-from trainer.agent.state import AttemptState
-from trainer.agent.tether import tie
-from trainer.blobs import Objects
-from trainer.checkpoint import Origin
-from trainer.checkpoint_plan import Progress
-from trainer.contract.rendezvous import AttemptSpec
+from trainer.agent.base import prepare
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.agent.upload import checkpoint_uploader as saver
+from trainer.agent.upload.checkpoint_uploader import Saver
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint import snapshot
+from trainer.checkpoint.protocol import Origin
+from trainer.checkpoint.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
+from trainer.contract.checkpoint_format import Progress
+from trainer.contract.documents import AttemptSpec
 from trainer.contract.train import CheckpointConfig
-from trainer.ipc import RunFolder, replace
-from trainer.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
+from trainer.core.ipc import RunFolder, replace
+from trainer.core.parent_death import tie
+from trainer.objectstore.objects import Objects
+from trainer.parallel import ddp as parallel
 
 TOLD, LOCK, GO = "told.jsonl", "worker.lock", "go"
 KEEP = 2
@@ -177,7 +180,7 @@ def exact(stored: Stored, metrics: Path) -> bool:
 
 
 def work(order: Order, run: RunFolder, told: Told) -> None:
-    """Trains and takes snapshots, as `trainer.loop` does."""
+    """Trains and takes snapshots, as `trainer.training.loop` does."""
     torch.set_num_threads(1)
     _wait(run.job.exists)
     restored = json.loads(run.job.read_text())["restore"]

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.doors.house import KINDS, House, standing
 
 

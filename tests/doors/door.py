@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from broker.api import models
-from broker.api.models_policies import BudgetList
+from broker.api.schemas import core as models
+from broker.api.schemas.policies import BudgetList
 
 Kind = Literal[
     "invalid", "unauthenticated", "forbidden", "not_found", "conflict", "too_large", "damaged", "unavailable",

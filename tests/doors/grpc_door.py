@@ -9,9 +9,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 from pydantic import BaseModel
 
-from broker.api import models
 from broker.api.grpc.codec import plain
-from broker.api.models_policies import BudgetList
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as artifact_stubs
 from broker.api.proto.gpubroker.v1 import budget_service_pb2 as budget_pb
@@ -27,6 +25,8 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2_grpc,
 )
 from broker.api.proto.gpubroker.v1.job_pb2 import JobState
+from broker.api.schemas import core as models
+from broker.api.schemas.policies import BudgetList
 from tests.doors.door import PATIENCE_S, End, Kind, Piece, Refused
 from tests.doors.message import write
 

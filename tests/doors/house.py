@@ -7,12 +7,12 @@ from typing import Literal
 
 import grpc
 
-from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.api.core.stream_limits import StreamLimits
 from broker.api.grpc.server import Parts, serving
-from broker.api.service import Settings
-from broker.api.streams import StreamLimits
+from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.api.service.jobs import Settings
 from broker.domain.tenancy import Scope
-from broker.notify.webhook import WebhookNotifier
+from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Clock, Store
 from tests.api.harness import LIMITS, SETTINGS, Running, memory_blobs
 from tests.api.harness import serving as serving_http

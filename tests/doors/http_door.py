@@ -9,8 +9,8 @@ from urllib.parse import quote as escape
 
 import aiohttp
 
-from broker.api import models
-from broker.api.models_policies import BudgetList
+from broker.api.schemas import core as models
+from broker.api.schemas.policies import BudgetList
 from tests.doors.door import PATIENCE_S, End, Kind, Piece, Refused
 
 KINDS: dict[int, Kind] = {

@@ -4,10 +4,10 @@ from decimal import Decimal
 
 import pytest
 
-from broker.api.models_policies import HoldView, StandingView
-from broker.decide.budgets import Hold
+from broker.api.schemas.policies import HoldView, StandingView
 from broker.domain.policy import Policy
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.policy.budgets import Hold
 from tests.doors.door import Refused
 from tests.doors.house import KINDS, House
 from tests.doors.test_jobs import good

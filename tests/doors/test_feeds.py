@@ -4,14 +4,14 @@ from contextlib import suppress
 
 import pytest
 
-from broker.api.context import AUTH
+from broker.api.http.context import AUTH
 from broker.domain.job import JobState
 from tests.api.test_feeds import happens
 from tests.api.test_files import admitted
 from tests.doors.door import End, Piece, Refused
 from tests.doors.house import House
 from tests.doors.test_jobs import good
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 
 async def test_events_go_on_where_a_follower_left_and_end_with_the_job(house: House) -> None:

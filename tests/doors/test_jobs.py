@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.api import models
+from broker.api.schemas import core as models
 from broker.domain.job import JobState
 from tests.api.harness import CSV, spec
 from tests.api.test_feeds import happens

@@ -10,7 +10,7 @@ from tests.api.test_files import admitted, put_checkpoint
 from tests.doors.door import Refused
 from tests.doors.house import KINDS, House
 from tests.doors.test_jobs import good
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 
 async def test_a_quote_is_the_same_by_both_doors(both: House) -> None:

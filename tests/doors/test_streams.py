@@ -10,13 +10,13 @@ import aiohttp
 import grpc
 import pytest
 
-from broker.api.context import AUTH, STREAMS
+from broker.api.core.stream_limits import StreamLimits
+from broker.api.http.context import AUTH, STREAMS
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as stubs
-from broker.api.streams import StreamLimits
-from broker.clock import SystemClock
 from broker.domain.errors import StoreUnavailable
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, LIMITS
 from tests.api.test_feeds import happens
 from tests.api.test_files import admitted, put_checkpoint
@@ -25,7 +25,7 @@ from tests.doors.door import Door, Refused
 from tests.doors.grpc_door import lost_by_the_client, refused
 from tests.doors.house import KINDS, House, Kind, standing
 from tests.doors.test_jobs import good
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 GUARD_S = 300
 """For a machine that has much else to do."""
@@ -177,7 +177,7 @@ async def test_a_silent_follower_ends_when_its_token_expires_though_the_database
     kind: Kind, database: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
-    monkeypatch.setattr("broker.api.streams.ANSWER_S", 0.05)
+    monkeypatch.setattr("broker.api.core.stream_limits.ANSWER_S", 0.05)
     async with narrow(kind, LIMITS, clock=clock) as (house, job):
         headers = await house.api.token("eve", "read", expires_at=clock.time + timedelta(hours=1))
         stream = await following(house.door_of(headers["Authorization"]), job)

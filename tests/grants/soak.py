@@ -12,23 +12,23 @@ from os import urandom
 from pathlib import Path
 
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.clock import SystemClock
-from broker.controllers.context import Context, Rhythm
+from broker.controllers.base.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
-from broker.controllers.loop import run_forever
+from broker.controllers.market.poller import Market, MarketRhythm
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.domain.workload import Workload
-from broker.market.market import Market, MarketRhythm
 from broker.ports import Upload
-from broker.secrets import SecretBox
-from broker.store.memory import MemoryStore
-from providers.local import LocalConfig, LocalProvider
+from broker.runtime.clock import SystemClock
+from broker.runtime.control_loop import run_forever
+from broker.runtime.secret_box import SecretBox
+from broker.store.memory.store import MemoryStore
+from providers.local.provider import LocalConfig, LocalProvider
 from tests.grants.gate import ROLE, Gate
-from trainer.contract import keys
-from trainer.contract.rendezvous import Final, Limits, Manifest
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Final, Limits, Manifest
 
 HERE = Installation("soak")
 TICKS = """

@@ -8,15 +8,15 @@ import obstore
 import pytest
 
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.blobs.init import check_grants
+from broker.blobs.bucket_check import check_grants
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, JobId
 from tests.grants.gate import ROLE, Gate, gated
-from trainer import checkpoint
-from trainer.blobs import BadContent, Objects, StoreError
-from trainer.checkpoint import Origin
-from trainer.contract import keys
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
 from trainer.contract.train import CheckpointConfig
+from trainer.objectstore.objects import BadContent, Objects, StoreError
 
 HERE = Installation("abcd")
 JOB, OTHER_JOB, ORIGIN_JOB = (JobId(letter * 13) for letter in "jko")

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.clock import SystemClock
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.doors.house import House, standing
 
 

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from broker.api.answers import ANSWERS
-from broker.api.auth import Unauthenticated
-from broker.api.grpc.guests import OPEN
+from broker.api.core.auth import Unauthenticated
+from broker.api.core.problems import NotFound
+from broker.api.core.status_codes import ANSWERS
+from broker.api.grpc.anonymous_limits import OPEN
 from broker.api.grpc.server import FILES
-from broker.api.problems import NotFound
 from broker.domain.errors import GpubrokerError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text()

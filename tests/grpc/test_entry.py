@@ -9,8 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from broker.api.grpc.doorkeeper import MARK
-from broker.api.grpc.guests import OPEN
+from broker.api.grpc.anonymous_limits import OPEN
+from broker.api.grpc.interceptor import MARK
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.server import FILES
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
@@ -58,7 +58,7 @@ async def test_a_method_whose_scope_was_forgotten_is_the_operators(
 async def test_a_token_without_a_message_keeps_no_place(
     house: House, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.api.grpc.doorkeeper.MESSAGE_S", 0.05)
+    monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
     told = await answer(half_open(house, method, metadata=await signed(house)))
     assert (told.kind, set(told.fields)) == ("invalid", {"message"})
 
@@ -74,13 +74,13 @@ async def test_no_message_at_all_is_the_callers_fault(house: House) -> None:
 async def test_a_guest_without_a_message_does_not_stay(
     house: House, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.api.grpc.doorkeeper.MESSAGE_S", 0.05)
+    monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
     assert (await answer(half_open(house, method))).kind == "invalid"
 
 
 async def test_silent_guests_make_room_for_one_who_asks(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.grpc.guests.PLACES", 2)
-    monkeypatch.setattr("broker.api.grpc.doorkeeper.MESSAGE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
+    monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 10 * PATIENCE_S)
     check = "/grpc.health.v1.Health/Check"
     silent = [asyncio.create_task(answer(half_open(house, check))) for _ in range(5)]
     await some_end(silent, 3)
@@ -102,7 +102,7 @@ async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
 
 
 async def test_readers_of_the_services_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.grpc.guests.PLACES", 2)
+    monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     stub = reflection_pb2_grpc.ServerReflectionStub(house.channel)
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
 

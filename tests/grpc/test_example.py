@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.service import Settings
-from broker.clock import SystemClock
+from broker.api.service.jobs import Settings
 from broker.domain.job import JobState
 from broker.ports import JobFilter
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import SETTINGS
 from tests.api.test_feeds import happens
 from tests.doors.house import House, standing

@@ -11,20 +11,20 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from broker.api.auth import Authenticator
-from broker.api.context import AUTH
+from broker.api.core.auth import Authenticator
 from broker.api.grpc import jobs as jobs_door
-from broker.api.grpc.refusals import DETAIL_BYTES, status_of
 from broker.api.grpc.server import SERVICES, Taken, serving
+from broker.api.grpc.status import DETAIL_BYTES, status_of
+from broker.api.http.context import AUTH
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as artifact_stubs
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
-from broker.api.service import Service
-from broker.clock import SystemClock
-from broker.decide.rate import Rate
+from broker.api.service.jobs import Service
 from broker.domain.errors import BlobsUnavailable, InvalidInput, Problem, StoreUnavailable
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.runtime.token_bucket import Rate
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, memory_blobs
 from tests.api.harness import serving as serving_http
 from tests.api.test_files import admitted, put_checkpoint
@@ -32,7 +32,7 @@ from tests.doors.door import PATIENCE_S, Refused
 from tests.doors.grpc_door import GrpcDoor, refused
 from tests.doors.house import House, parts
 from tests.doors.test_jobs import good
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -219,7 +219,7 @@ async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(hou
 
 
 async def test_watchers_of_health_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.grpc.guests.PLACES", 2)
+    monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     stub = health_pb2_grpc.HealthStub(house.channel)
     watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
     for watch in watching:

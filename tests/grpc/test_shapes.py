@@ -17,22 +17,27 @@ from google.protobuf.message import Message
 from pydantic import AwareDatetime, BaseModel
 from pydantic.fields import FieldInfo
 
-from broker.api import costs, files, jobs, models, models_plans, models_policies
-from broker.api.grpc import artifacts, inputs
+from broker.api.app import APIS
+from broker.api.grpc import artifacts
+from broker.api.grpc import queries as inputs
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
 from broker.api.grpc.codec import NAMED, fill, parse
-from broker.api.grpc.doorkeeper import MARK
+from broker.api.grpc.interceptor import MARK
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
 from broker.api.grpc.server import FILES
-from broker.api.http import APIS
+from broker.api.handlers import files, jobs
+from broker.api.handlers import job_data as costs
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact_pb
 from broker.api.proto.gpubroker.v1 import budget_pb2, job_pb2, offer_pb2, quote_pb2, spec_pb2
 from broker.api.proto.gpubroker.v1 import budget_service_pb2 as budgets_pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as job_pb
 from broker.api.proto.gpubroker.v1 import offer_service_pb2 as offers_pb
 from broker.api.proto.gpubroker.v1 import quote_service_pb2 as quotes_pb
+from broker.api.schemas import core as models
+from broker.api.schemas import plans as models_plans
+from broker.api.schemas import policies as models_policies
 from broker.domain.spec import JobSpec
 from trainer.contract.base import Config
 

@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from broker.client.client import AsyncClient
-from broker.client.errors import Unreachable
-from broker.clock import SystemClock
-from broker.config import DaemonConfig
+from broker.client.async_client import AsyncClient
+from broker.client.transport.errors import Unreachable
+from broker.daemon.config import DaemonConfig
+from broker.daemon.listeners import Addresses, CannotListen, listening
+from broker.daemon.tls import Certificate
 from broker.domain.errors import InvalidInput
-from broker.doors import Addresses, CannotListen, listening
-from broker.store.memory import MemoryStore
-from broker.tls import Certificate
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
 
 

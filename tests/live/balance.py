@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from broker.domain.errors import ProviderError
-from providers import runpod, vast
-from providers.credentials import key_of
-from providers.rest import Rest
+from providers.common.credentials import key_of
+from providers.common.http_json import Rest
+from providers.runpod import provider as runpod
+from providers.vast import provider as vast
 
 
 async def balance(cloud: str, env: Mapping[str, str], home: Path, endpoint: str | None = None) -> Decimal | None:

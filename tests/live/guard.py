@@ -13,7 +13,7 @@ import aiohttp
 from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
 from yarl import URL
 
-from providers.rest import Rest
+from providers.common.http_json import Rest
 
 READS = frozenset(
     {

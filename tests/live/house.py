@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import yaml
 
-from broker import outside
-from broker.api.models import JobDetail
-from broker.client.client import AsyncClient
-from broker.client.errors import ClientError
-from broker.clock import SystemClock
+from broker.api.schemas.core import JobDetail
+from broker.client.async_client import AsyncClient
+from broker.client.transport.errors import ClientError
+from broker.controllers.termination import offline_sweep as outside
 from broker.domain.errors import ProviderError
 from broker.domain.ids import Installation
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import RESTING_JOB_STATES
-from providers.cloud import Cloud
+from broker.runtime.clock import SystemClock
+from providers.common.cloud import Cloud
 from providers.registry import CLOUDS, ProvidersConfig
 
 KEPT = ("providers", "home", "port", "database_url")

@@ -7,15 +7,15 @@ from typing import Any
 
 from graphql import build_client_schema, build_schema, get_introspection_query
 
-from broker.clock import SystemClock
 from broker.domain.errors import ProviderError, Rejected
 from broker.domain.offer import GpuAsk
-from providers.aws_api import KEYS
-from providers.credentials import aws_source, key_of
+from broker.runtime.clock import SystemClock
+from providers.aws.api import KEYS
+from providers.common.credentials import aws_source, key_of
+from providers.common.http_json import Rest
+from providers.common.offer_filter import Sieve
 from providers.registry import CLOUDS, ProvidersConfig
-from providers.rest import Rest
-from providers.runpod import ENDPOINT
-from providers.sieve import Sieve
+from providers.runpod.provider import ENDPOINT
 from tests.clouds.runpod_api import SDL
 from tests.live import introspection
 from tests.live.answers import OURS, Answers

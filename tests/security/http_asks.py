@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.api.http import APIS
-from broker.api.openapi import document
+from broker.api.app import APIS
+from broker.api.http.openapi import document
 from tests.security.tried import Tried
 from tests.security.world import World
 

@@ -5,12 +5,12 @@ from decimal import Decimal
 
 import asyncpg
 
-from broker.domain.channel import Channel, SlackUser
 from broker.domain.job import AttemptState, Job
+from broker.domain.notifications import Channel, SlackUser
 from broker.domain.policy import Policy
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Charge, Token, Upload
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import START, make_event, running
 
 RED, BLUE = "red", "blue"

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from broker.ports import Store
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.security.drivers import Driver, ServerFault
 from tests.security.grpc_driver import GrpcDriver
 from tests.security.http_driver import HttpDriver

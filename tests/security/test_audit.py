@@ -1,9 +1,9 @@
 """Every operation that writes leaves an entry in the audit, and no call that was refused does."""
 
-from broker.clock import SystemClock
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
 from tests.security.http_asks import HttpAsk, http_asks
 from tests.security.world import World, world
 

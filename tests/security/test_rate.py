@@ -4,13 +4,13 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from broker.api.auth import Authenticator
-from broker.api.context import AUTH
+from broker.api.core.auth import Authenticator
 from broker.api.grpc.server import serving as serving_grpc
+from broker.api.http.context import AUTH
 from broker.api.proto.gpubroker.v1 import offer_service_pb2, offer_service_pb2_grpc
-from broker.clock import SystemClock
-from broker.decide.rate import Rate
-from broker.store.memory import MemoryStore
+from broker.runtime.clock import SystemClock
+from broker.runtime.token_bucket import Rate
+from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
 from tests.conformance.samples import ManualClock
 from tests.doors.house import parts

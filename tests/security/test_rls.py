@@ -13,10 +13,10 @@ import pytest
 from broker.domain.errors import StoreError
 from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import MigrationError, migrate
-from broker.store.postgres import API_ROLE, PostgresStore
-from broker.store.postgres_pool import Pool
+from broker.store.postgres.pool import Pool
+from broker.store.postgres.store import API_ROLE, PostgresStore
 from tests.conformance.samples import make_job
 from tests.security import catalogue
 from tests.security.catalogue import Connection, as_red, faults, owned, shown, unprotected

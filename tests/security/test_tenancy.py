@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 import asyncpg
 import pytest
 
-from broker.clock import SystemClock
-from broker.store.memory import MemoryStore
-from broker.store.postgres import PostgresStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
+from broker.store.postgres.store import PostgresStore
 from tests.security.drivers import Unplayed
 from tests.security.http_asks import HttpAsk, http_asks
 from tests.security.http_driver import HttpDriver

@@ -19,19 +19,19 @@ from typing import Any
 
 import aiohttp
 
-from broker.decide.decision import packed
-from broker.domain.channel import SlackUser
 from broker.domain.ids import AttemptId, JobId, base32, job_id
 from broker.domain.job import AttemptState, Job, JobState
+from broker.domain.notifications import SlackUser
 from broker.domain.policy import Policy
 from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Change, Charge, Lane, Store
+from broker.quote.decision_record import packed
 from tests.api import harness
 from tests.api.harness import Running, memory_blobs, serving, spec
 from tests.conformance.samples import HOUR, admission, in_state, make_event
-from tests.unit.decide.machines import offer, quoted
-from trainer.contract import keys
-from trainer.contract.rendezvous import Manifest, ManifestFile
+from tests.support.machines import offer, quoted
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Manifest, ManifestFile
 
 RED, BLUE = "red", "blue"
 PERSON = "ann"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, AttemptState, Job
-from broker.store.memory_state import Row
+from broker.store.memory.state import Row
 from tests.sim.faults import Fault
 from tests.sim.measures import attempt_of_machine
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -12,17 +12,17 @@ from broker.domain.errors import BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
 from broker.domain.instance import SELF_STOP_S, BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
-from providers.body import Machine
-from providers.sim_virtual import VirtualBody, _Instance
+from providers.local.machine import Machine
+from providers.simulated.virtual_backend import VirtualBody, _Instance
 from tests.sim.disk import WEIGHTS, Died, Folder, Line, trained, weights
 from tests.sim.measures import attempt_of_machine
-from trainer import checkpoint
-from trainer.agent.deadman import DeadMan
-from trainer.agent.prepare import furthest
-from trainer.blobs import Objects, StoreError
-from trainer.checkpoint import Origin
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Desired, Manifest, Outcome
+from trainer.agent.base.prepare import furthest
+from trainer.agent.dead_man_switch import DeadMan
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Beat, CheckpointRef, Desired, Manifest, Outcome
+from trainer.objectstore.objects import Objects, StoreError
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 
 from broker.controllers.fleet import Fleet
-from broker.controllers.house_clock import HouseClock
-from broker.controllers.loop import run_forever
+from broker.controllers.market.poller import Market
 from broker.domain.errors import GpubrokerError, StoreUnavailable
-from broker.market.market import Market
+from broker.runtime.control_loop import run_forever
+from broker.runtime.database_clock import HouseClock
 
 
 async def daemon(clock: HouseClock, market: Market, fleet: Fleet) -> None:

@@ -153,11 +153,11 @@ def trainers(clock: Callable[[], float]) -> Iterator[None]:
         return f"{next(numbers):0{2 * length}x}"
 
     replaced: dict[str, Any] = {
-        "trainer.blobs.obstore": _Obstore(),
-        "trainer.blobs.time": SimpleNamespace(monotonic=clock),
-        "trainer.checkpoint.shutil": SimpleNamespace(rmtree=_empty),
-        "trainer.checkpoint.time": SimpleNamespace(monotonic=clock),
-        "trainer.checkpoint.secrets": SimpleNamespace(token_hex=nonce),
+        "trainer.objectstore.objects.obstore": _Obstore(),
+        "trainer.objectstore.objects.time": SimpleNamespace(monotonic=clock),
+        "trainer.checkpoint.protocol.shutil": SimpleNamespace(rmtree=_empty),
+        "trainer.checkpoint.protocol.time": SimpleNamespace(monotonic=clock),
+        "trainer.checkpoint.protocol.secrets": SimpleNamespace(token_hex=nonce),
     }
     with ExitStack() as stack:
         for target, new in replaced.items():

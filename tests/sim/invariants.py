@@ -20,12 +20,12 @@ end itself.
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from broker.decide.lifecycle import ATTEMPT_RULES, JOB_RULES
 from broker.domain.ids import AttemptId, JobId, attempt_of
 from broker.domain.job import Attempt, AttemptState, JobState, Reason
 from broker.domain.tenancy import Tenant
+from broker.lifecycle.state_machine import ATTEMPT_RULES, JOB_RULES
 from broker.ports import Change, JobFilter
-from providers.body import Machine
+from providers.local.machine import Machine
 from tests.sim.bodies import FAILURES
 from tests.sim.cloud import Stand
 from tests.sim.faults import disturbed_s
@@ -35,8 +35,8 @@ from tests.sim.measures import Measures, attempt_of_machine
 from tests.sim.orphans import Orphans
 from tests.sim.purse import Purse
 from tests.sim.rows import Before, Leases
-from trainer.contract import keys
-from trainer.contract.keys import step_of
+from trainer.contract import object_keys as keys
+from trainer.contract.object_keys import step_of
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -4,14 +4,14 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from broker.decide.recovery import furthest_first
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES
+from broker.lifecycle.recovery import furthest_first
 from tests.sim.disk import WEIGHTS, weights
 from tests.sim.faults import lasted_s
-from trainer.contract import keys
-from trainer.contract.keys import step_of
-from trainer.contract.rendezvous import AttemptSpec, Manifest
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Manifest
+from trainer.contract.object_keys import step_of
 
 if TYPE_CHECKING:
     from tests.sim.world import World

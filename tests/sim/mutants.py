@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
 
-from broker.decide import billing as money
+from broker.billing import accrual as money
 from broker.domain.ids import AttemptId
 from broker.domain.job import Reason
 from tests.sim import wrong, wrong_ends, wrong_money
@@ -72,26 +72,35 @@ BACK_TO_TRAINING = (*(Fault(kind="preempt", at=at, target=n) for n, at in enumer
 """A backup of a moment after which machines were lost, and others bought."""
 BACK_TO_INTENT = (Fault(kind="restored", at=3.0, for_s=150.0),)
 BACK_TO_LAUNCH = (Fault(kind="preempt", at=15.0), Fault(kind="restored", at=5.5, for_s=200.0))
-C, D, S = "broker.controllers", "broker.decide", "broker.store"
-TERMINATION, LAUNCH, INVENTORY = f"{C}.termination.Termination", f"{C}.launch.Launch", f"{C}.inventory.Inventory"
-STORE, TENANT, ROW = f"{S}.memory.MemoryStore", f"{S}.memory_tenant.MemoryTenant", f"{S}.memory_state.Row"
+PROVISIONING = "broker.controllers.provisioning"
+OBSERVATION = "broker.controllers.observation"
+BILLING = "broker.controllers.billing"
+ENDS = "broker.controllers.termination"
+LIFECYCLE = "broker.lifecycle"
+TERMINATION, LAUNCH = f"{ENDS}.termination.Termination", f"{PROVISIONING}.launch.Launch"
+INVENTORY = f"{OBSERVATION}.inventory.Inventory"
+STORE, TENANT = "broker.store.memory.store.MemoryStore", "broker.store.memory.tenant.MemoryTenant"
+ROW = "broker.store.memory.state.Row"
 MUTANTS = (
     _mutant("no intent row before the create", "intent_first create_once", (f"{LAUNCH}._send", wrong.create_first)),
     _mutant("name chosen at call time", "intent_first", (f"{LAUNCH}._create", wrong.fresh_name)),
     _mutant(
-        "create repeated on an unknown outcome", "create_once", (f"{C}.launch.judge_launching", wrong.create_again),
+        "create repeated on an unknown outcome", "create_once",
+        (f"{PROVISIONING}.launch.judge_launching", wrong.create_again),
     ),
     _mutant(
-        "what is not listed was not bought", "one_machine_set", (f"{C}.launch.judge_launching", wrong.create_unseen),
+        "what is not listed was not bought", "one_machine_set",
+        (f"{PROVISIONING}.launch.judge_launching", wrong.create_unseen),
         aim=_always_on("cloud.lost_reply", share=0.5),
     ),
     _mutant(
         "a live launcher counts as dead", "ended_absent create_once",
-        (f"{C}.launchers.Launchers.dead_since", wrong.dead_at_once),
+        (f"{PROVISIONING}.creates_in_flight.Launchers.dead_since", wrong.dead_at_once),
     ),
     _mutant(
-        "any launcher is through", "launcher_at_rest", (f"{C}.through.Through._is_through", wrong.through_at_once),
-        aim=_always_on("people.stop_launch", "cloud.deaf", "cloud.slow_create"),
+        "any launcher is through", "launcher_at_rest",
+        (f"{PROVISIONING}.launcher_completion.Through._is_through", wrong.through_at_once),
+        aim=_always_on("people.stop_launch", "cloud.dea", "cloud.slow_create"),
     ),
     _mutant(
         "one listing proves absence", "ended_absent no_false_death", (f"{INVENTORY}._absent_since", wrong.one_absence),
@@ -112,7 +121,7 @@ MUTANTS = (
     ),
     _mutant("never destroyed", "live_state_ends", (f"{TERMINATION}._destroy", wrong.destroy_nothing)),
     _mutant(
-        "unknown is dead", "no_false_death", (f"{D}.liveness.liveness", wrong.unknown_is_dead),
+        "unknown is dead", "no_false_death", (f"{LIFECYCLE}.liveness.liveness", wrong.unknown_is_dead),
         aim=_now_and_then("silence"),
     ),
     _mutant(
@@ -121,63 +130,74 @@ MUTANTS = (
     ),
     _mutant(
         "what one listing calls stopped is dead", "no_false_death",
-        (f"{D}.liveness.Patience.still_s", property(wrong.always(0.0))),
+        (f"{LIFECYCLE}.liveness.Patience.still_s", property(wrong.always(0.0))),
         aim=_always_on("cloud.list_stopped", share=0.6),
     ),
     _mutant(
-        "what is stopped is waited for", "death_is_seen", (f"{D}.liveness.liveness", wrong.stopped_lives),
+        "what is stopped is waited for", "death_is_seen", (f"{LIFECYCLE}.liveness.liveness", wrong.stopped_lives),
         aim=_now_and_then("host_stops"),
     ),
     _mutant(
         "the first of several machines beats for all", "death_is_seen",
-        (f"{C}.beats.Beats.mates_age_s", wrong.always(0.0)), aim=_now_and_then("node_stops"),
+        (f"{OBSERVATION}.heartbeats.Beats.mates_age_s", wrong.always(0.0)), aim=_now_and_then("node_stops"),
     ),
     _mutant(
-        "what is stopped is gone", "charged_in_full", (f"{C}.listings.Listing.shows", wrong.runs),
+        "what is stopped is gone", "charged_in_full", (f"{OBSERVATION}.listing.Listing.shows", wrong.runs),
         aim=_now_and_then("host_stops"),
     ),
-    _mutant("silence is death", "no_false_death", (f"{D}.liveness.liveness", wrong.silent_is_dead)),
-    _mutant("last_modified against now", "no_false_death", (f"{C}.beats.Beats.refresh", wrong.age_by_date)),
+    _mutant("silence is death", "no_false_death", (f"{LIFECYCLE}.liveness.liveness", wrong.silent_is_dead)),
     _mutant(
-        "an unreadable store is silence", "no_false_death", (f"{C}.beats.Beats.refresh", wrong.unreadable_is_silence),
+        "last_modified against now", "no_false_death", (f"{OBSERVATION}.heartbeats.Beats.refresh", wrong.age_by_date),
+    ),
+    _mutant(
+        "an unreadable store is silence", "no_false_death",
+        (f"{OBSERVATION}.heartbeats.Beats.refresh", wrong.unreadable_is_silence),
         aim=_always_on("blobs.down"),
     ),
-    _mutant("sweep takes any name", "foreign_untouched", (f"{D}.sweep.attempt_of", lambda _, name: AttemptId(name))),
-    _mutant("no sweep", "no_leak", (f"{C}.sweep.orphans", wrong.always(()))),
     _mutant(
-        "sweep without grace", "orphan_grace", (f"{C}.sweep.Sweep._deal_with", wrong.no_grace),
+        "sweep takes any name", "foreign_untouched",
+        (f"{LIFECYCLE}.orphans.attempt_of", lambda _, name: AttemptId(name)),
+    ),
+    _mutant("no sweep", "no_leak", (f"{ENDS}.orphan_sweep.orphans", wrong.always(()))),
+    _mutant(
+        "sweep without grace", "orphan_grace", (f"{ENDS}.orphan_sweep.Sweep._deal_with", wrong.no_grace),
         aim=_now_and_then("late_machine"),
     ),
-    _mutant("charges are not cumulative", "spend_within_cap", (f"{C}.billing.owed", money.accrued)),
-    _mutant("the cap is not watched", "spend_within_cap", (f"{D}.billing.cap_is_near", wrong.always(False))),
     _mutant(
-        "the cap has no lead", "spend_within_cap", (f"{D}.billing._lead_s", wrong.always(0.0)),
+        "charges are not cumulative", "spend_within_cap", (f"{BILLING}.metering.owed", money.accrued),
+    ),
+    _mutant(
+        "the cap is not watched", "spend_within_cap", (f"{LIFECYCLE}.signals.cap_is_near", wrong.always(False)),
+    ),
+    _mutant(
+        "the cap has no lead", "spend_within_cap", ("broker.billing.drain.lead_s", wrong.always(0.0)),
         aim=(),
     ),
     _mutant(
         "money by the local clock", "spend_within_cap charged_in_full not_overbilled",
-        (f"{C}.house_clock.HouseClock.now", wrong.local_now),
+        ("broker.runtime.database_clock.HouseClock.now", wrong.local_now),
     ),
     _mutant(
         "the price of the purchase is charged on", "charged_in_full",
-        (f"{C}.charges.price_changes", wrong.always(())), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{BILLING}.charges.price_changes", wrong.always(())), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a rise counts from when it was seen", "charged_in_full",
-        (f"{C}.charges.price_changes", wrong_money.rise_from_now),
+        (f"{BILLING}.charges.price_changes", wrong_money.rise_from_now),
         aim=(*_always_on("cloud.price_moves", share=2.0), *_again_and_again("store.down")),
     ),
     _mutant(
         "a price that stands still is believed to have fallen", "charged_in_full",
-        (f"{C}.charges.price_changes", wrong_money.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{BILLING}.charges.price_changes", wrong_money.all_prices_move),
+        aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "no price falls", "not_overbilled",
-        (f"{C}.charges.price_changes", wrong_money.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{BILLING}.charges.price_changes", wrong_money.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a machine too many is free", "charged_in_full",
-        (f"{D}.prices._beside", wrong.always(0)), aim=_always_on("cloud.twice"),
+        ("broker.billing.prices._beside", wrong.always(0)), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "a machine too many is free once it is gone", "charged_in_full",
@@ -186,11 +206,11 @@ MUTANTS = (
     ),
     _mutant(
         "what is beside tells of the attempt", "no_false_death",
-        (f"{C}.look.bought", lambda attempt, seen: seen), aim=_always_on("cloud.twice"),
+        (f"{OBSERVATION}.attempt_observer.bought", lambda attempt, seen: seen), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "a machine too many stays", "no_leak",
-        (f"{D}.sweep._known", wrong.always(True)), aim=_always_on("cloud.twice"),
+        (f"{LIFECYCLE}.orphans._known", wrong.always(True)), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "what never booted is charged until its launcher is at rest", "not_overbilled",
@@ -198,7 +218,9 @@ MUTANTS = (
         aim=(*_always_on("launcher.unknown", "people.stop_birth"), *_always_on("cloud.lost_reply", share=0.5)),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
-    _mutant("no last charge", "charged_in_full", (f"{C}.termination.up_to", wrong.nothing_last)),
+    _mutant(
+        "no last charge", "charged_in_full", (f"{ENDS}.termination.up_to", wrong.nothing_last),
+    ),
     _mutant(
         "one listing ends the bill", "charged_in_full", (f"{INVENTORY}._absent_since", wrong.first_left_out),
         aim=(*_always_on("cloud.list_omits", "cloud.5xx", share=0.5), *_always_on("people.stop_birth")),
@@ -215,11 +237,12 @@ MUTANTS = (
     ),
     _mutant(
         "what stood alone is charged before its end", "not_overbilled",
-        (f"{C}.billing.Billing._until", wrong_money.charged_while_alone), aim=LONG_AWAY,
+        (f"{BILLING}.metering.Billing._until", wrong_money.charged_while_alone), aim=LONG_AWAY,
     ),
     _mutant(
         "an absence of all brokers is charged whole", "not_overbilled",
-        (f"{C}.billing.gone_by", wrong.always(None)), (f"{C}.termination.gone_by", wrong.always(None)), aim=LONG_AWAY,
+        (f"{BILLING}.metering.gone_by", wrong.always(None)),
+        (f"{ENDS}.termination.gone_by", wrong.always(None)), aim=LONG_AWAY,
     ),
     _mutant(
         "what stands on alone is free", "charged_in_full", (f"{INVENTORY}.last_shown", wrong.always(None)),
@@ -227,89 +250,103 @@ MUTANTS = (
     ),
     _mutant(
         "what is kept for people is kept on", "live_state_ends",
-        (f"{C}.termination.kept_until", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
+        (f"{ENDS}.termination.kept_until", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
     ),
     _mutant(
-        "no last word is looked for that no beat tells of", "no_false_death",
-        (f"{C}.look.Looker._final_is_likely", wrong_ends.only_told), aim=(),
+        "no last word is looked for that no beat tells o", "no_false_death",
+        (f"{OBSERVATION}.attempt_observer.Looker._final_is_likely", wrong_ends.only_told), aim=(),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),
-    _mutant("unfenced writes", "fenced", (f"{S}.fences.holds", wrong.always(True))),
+    _mutant("unfenced writes", "fenced", ("broker.store.rules.fences.holds", wrong.always(True))),
     _mutant("no lease", "one_lease_holder", (f"{ROW}.claimable", wrong.no_lease)),
     _mutant("leases by the local clock", "one_lease_holder", (f"{ROW}.claimable", wrong.lease_by_local_clock)),
     _mutant("an admission is written twice", "one_live_attempt", (f"{STORE}._admit", wrong.admit_twice)),
     _mutant("answered before it is written", "no_job_lost", (f"{TENANT}.submit", wrong.answer_first)),
-    _mutant("a job is queued at once", "legal_step", (f"{C}.termination.after_attempt", wrong.queue_at_once)),
-    _mutant("a job stays behind its attempt", "active_has_attempt", (f"{C}.termination.after_attempt", wrong.same_job)),
+    _mutant(
+        "a job is queued at once", "legal_step", (f"{ENDS}.termination.after_attempt", wrong.queue_at_once),
+    ),
+    _mutant(
+        "a job stays behind its attempt", "active_has_attempt", (f"{ENDS}.termination.after_attempt", wrong.same_job),
+    ),
     _mutant("idempotency keys are ignored", "one_job_a_key", (f"{TENANT}.submit", wrong.no_key)),
     _mutant("recovering jobs are forgotten", "drains", (f"{STORE}.claim_jobs", wrong.forget_recovering)),
-    _mutant("teams see each other", "other_team_unseen", (f"{S}.memory_state.Part._sees", wrong.always(True))),
+    _mutant("teams see each other", "other_team_unseen", ("broker.store.memory.state.Part._sees", wrong.always(True))),
     _mutant("a stop is not heard", "signal_is_heard", (f"{TENANT}.request_stop", wrong.deaf_to_stops)),
     _mutant(
-        "a lease without a transaction", "lease_needs_database", (f"{C}.deadman.Deadman.step", wrong.no_transaction),
+        "a lease without a transaction", "lease_needs_database",
+        ("broker.controllers.monitoring.dead_man_switch.Deadman.step", wrong.no_transaction),
     ),
     _mutant(
-        "spec.json is written again", "who_writes_what", (f"{C}.boot.Boot._put_spec", wrong.spec_again),
+        "spec.json is written again", "who_writes_what", (f"{PROVISIONING}.boot_spec.Boot._put_spec", wrong.spec_again),
         aim=_always_on("cloud.5xx", share=0.5),
     ),
-    _mutant("a secret in spec.json", "no_secret", (f"{C}.boot.Boot._put_spec", wrong.secret_in_spec)),
     _mutant(
-        "resumes from the first checkpoint", "resume_furthest", (f"{C}.placement.furthest_first", wrong.nearest_first),
+        "a secret in spec.json", "no_secret", (f"{PROVISIONING}.boot_spec.Boot._put_spec", wrong.secret_in_spec),
+    ),
+    _mutant(
+        "resumes from the first checkpoint", "resume_furthest",
+        (f"{PROVISIONING}.placement.furthest_first", wrong.nearest_first),
     ),
     _mutant(
         "what another job has by now is not looked up", "resume_furthest",
-        ("trainer.agent.prepare._elsewhere", AsyncMock(return_value=[])),
+        ("trainer.agent.base.prepare._elsewhere", AsyncMock(return_value=[])),
         aim=tuple(Fault(kind="preempt", at=100.0 + 33 * number, target=7 * number) for number in range(30)),
     ),
     _mutant(
         "resumes from anybody's checkpoint", "own_checkpoint",
-        (f"{C}.placement.Placement._resume_from", wrong.anybodys),
+        (f"{PROVISIONING}.placement.Placement._resume_from", wrong.anybodys),
     ),
-    _mutant("manifest first", "manifest_last", ("trainer.checkpoint.commit", wrong.manifest_first)),
+    _mutant("manifest first", "manifest_last", ("trainer.checkpoint.protocol.commit", wrong.manifest_first)),
     _mutant(
-        "files are not verified", "torn_never_loaded", ("trainer.blobs.Objects.download", wrong.unverified),
+        "files are not verified", "torn_never_loaded",
+        ("trainer.objectstore.objects.Objects.download", wrong.unverified),
         aim=ROT_AND_DEATH,
     ),
     _mutant(
-        "the step of another checkpoint", "resume_is_exact", ("trainer.checkpoint.restore", wrong.first_listed),
+        "the step of another checkpoint", "resume_is_exact",
+        ("trainer.checkpoint.protocol.restore", wrong.first_listed),
         aim=ROT_AND_DEATH,
     ),
-    _mutant("the newest are pruned", "good_checkpoint_kept", ("trainer.checkpoint.prune", wrong.prune_newest)),
+    _mutant("the newest are pruned", "good_checkpoint_kept", ("trainer.checkpoint.protocol.prune", wrong.prune_newest)),
     _mutant(
         "trainers do not mind a lost broker", "broker_gone_stops",
-        ("trainer.agent.deadman.DeadMan.expired", property(wrong.always(False))),
+        ("trainer.agent.dead_man_switch.DeadMan.expired", property(wrong.always(False))),
         aim=tuple(Fault(kind="store.down", at=150.0, for_s=1000.0, share=1.0, target=broker) for broker in range(3)),
     ),
     _mutant(
-        "a rule that breaks", "no_internal_error", (f"{C}.billing.moved_prices", Mock(side_effect=ZeroDivisionError)),
+        "a rule that breaks", "no_internal_error",
+        (f"{BILLING}.metering.moved_prices", Mock(side_effect=ZeroDivisionError)),
     ),
     _mutant(
-        "retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", wrong.all_objects),
+        "retention deletes what is needed", "good_checkpoint_kept",
+        (f"{BILLING}.retention.leftovers", wrong.all_objects),
     ),
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
-        (f"{S}.memory_costs.HouseCosts.heir", wrong.nobody), aim=_now_and_then("preempt"),
+        ("broker.store.memory.job_data.HouseCosts.heir", wrong.nobody), aim=_now_and_then("preempt"),
     ),
     _mutant(
         "numbers after a backup's are issued again", "issued_once",
-        (f"{C}.restored.Restored.issued", AsyncMock(return_value=())), aim=BACK_TO_TRAINING,
+        (f"{OBSERVATION}.restored_attempts.Restored.issued", AsyncMock(return_value=())), aim=BACK_TO_TRAINING,
     ),
     _mutant(
         "the sweep ends what a backup does not know", "spared_stands",
-        (f"{C}.sweep.spared", wrong.always(None)), aim=BACK_TO_TRAINING,
+        (f"{ENDS}.orphan_sweep.spared", wrong.always(None)), aim=BACK_TO_TRAINING,
     ),
     _mutant(
         "an intent of a backup was never sent", "one_machine_set no_leak",
-        (f"{C}.restored.Restored.was_sent", AsyncMock(return_value=False)), aim=BACK_TO_INTENT,
+        (f"{OBSERVATION}.restored_attempts.Restored.was_sent", AsyncMock(return_value=False)), aim=BACK_TO_INTENT,
     ),
     _mutant(
         "nothing follows a launch of a backup", "one_machine_set",
-        (f"{C}.restored.Restored.follows", AsyncMock(return_value=False)), aim=BACK_TO_LAUNCH,
+        (f"{OBSERVATION}.restored_attempts.Restored.follows", AsyncMock(return_value=False)), aim=BACK_TO_LAUNCH,
     ),
-    _mutant("one commit is enough", "good_checkpoint_kept", (f"{C}.retention.superseded", wrong.one_is_enough)),
     _mutant(
-        "every end is a success", "success_is_real", (f"{C}.termination.end_reason", wrong.always(Reason.COMPLETED)),
+        "one commit is enough", "good_checkpoint_kept", (f"{BILLING}.retention.superseded", wrong.one_is_enough),
+    ),
+    _mutant(
+        "every end is a success", "success_is_real", (f"{ENDS}.termination.end_reason", wrong.always(Reason.COMPLETED)),
     ),
 )  # fmt: skip
 

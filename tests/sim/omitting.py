@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, cast
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState
-from broker.gate import Gate
 from broker.ports import Clock, Provider
+from broker.runtime.provider_gate import Gate
 from tests.sim.cloud import CloudDoor
 from tests.sim.measures import attempt_of_machine
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 if TYPE_CHECKING:
     from tests.sim.world import World

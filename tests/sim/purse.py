@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from broker.decide.drain import drain_lead_s
+from broker.billing.drain import drain_lead_s
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_of
 from broker.domain.instance import SELF_STOP_S, InstanceState, Observed
 from broker.domain.job import Attempt, Job, LedgerKind

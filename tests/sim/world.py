@@ -12,19 +12,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from broker.controllers.context import Context, Rhythm
+from broker.controllers.base.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
-from broker.controllers.house_clock import HouseClock
-from broker.controllers.sweep import Sweep
+from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.termination.orphan_sweep import Sweep
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt
-from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, Lane, Store
-from broker.secrets import SecretBox
-from broker.store.memory import MemoryStore
-from providers.body import Machine
-from providers.seeded import rng
-from providers.sim_config import SimulatedConfig
+from broker.runtime.database_clock import HouseClock
+from broker.runtime.secret_box import SecretBox
+from broker.store.memory.store import MemoryStore
+from providers.local.machine import Machine
+from providers.simulated.config import SimulatedConfig
+from providers.simulated.seeded_random import rng
 from tests.sim import people
 from tests.sim.backups import Backups
 from tests.sim.bodies import Body
@@ -41,8 +41,8 @@ from tests.sim.omitting import OmittingGate
 from tests.sim.outcome import Outcome
 from tests.sim.prices import Prices
 from tests.sim.strikes import Strikes
-from trainer.contract import keys
-from trainer.contract.rendezvous import Limits
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Limits
 
 BOX = SecretBox(bytes(32))
 DRAIN_S = 6000.0

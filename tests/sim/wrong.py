@@ -8,36 +8,46 @@ from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
 
-from broker.controllers import (
-    boot,
-    charges,
-    deadman,
-    house_clock,
-    inventory,
-    launch,
-    launchers,
-    placement,
-    sweep,
-    termination,
-    through,
+from broker.controllers.billing import charges
+from broker.controllers.monitoring import dead_man_switch as deadman
+from broker.controllers.observation import inventory
+from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.provisioning import (
+    boot_spec as boot,
 )
-from broker.controllers.beats import Beats
-from broker.decide import liveness as life
-from broker.decide import step
-from broker.decide.launch import judge_launching
-from broker.decide.lifecycle import AttemptEvent
-from broker.decide.recovery import furthest_first
-from broker.decide.superseded import superseded
+from broker.controllers.provisioning import (
+    creates_in_flight as launchers,
+)
+from broker.controllers.provisioning import (
+    launch,
+    placement,
+)
+from broker.controllers.provisioning import (
+    launcher_completion as through,
+)
+from broker.controllers.termination import orphan_sweep as sweep
+from broker.controllers.termination import termination
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import InstanceState, Liveness
 from broker.domain.job import Job, JobState
-from broker.store import fences, memory, memory_state, memory_tenant
+from broker.lifecycle import liveness as life
+from broker.lifecycle import transitions as step
+from broker.lifecycle.launch import judge_launching
+from broker.lifecycle.recovery import furthest_first
+from broker.lifecycle.state_machine import AttemptEvent
+from broker.lifecycle.superseded_checkpoints import superseded
+from broker.runtime import database_clock as house_clock
+from broker.store.memory import state as memory_state
+from broker.store.memory import store as memory
+from broker.store.memory import tenant as memory_tenant
+from broker.store.rules import fences
 from tests.sim.loop import EPOCH, WHO
-from trainer import blobs, checkpoint
-from trainer.contract import keys
-from trainer.contract.keys import step_of
-from trainer.contract.rendezvous import ManifestFile
+from trainer.checkpoint import protocol as checkpoint
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import ManifestFile
+from trainer.contract.object_keys import step_of
+from trainer.objectstore import objects as blobs
 
 
 def always(value: Any) -> Callable[..., Any]:

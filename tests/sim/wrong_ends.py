@@ -2,10 +2,10 @@
 
 from datetime import datetime, timedelta
 
-from broker.controllers.beats import Watch
-from broker.controllers.look import Looker
-from broker.decide.step import kept_until
+from broker.controllers.observation.attempt_observer import Looker
+from broker.controllers.observation.heartbeats import Watch
 from broker.domain.job import Attempt, Job
+from broker.lifecycle.transitions import kept_until
 
 _KEPT_UNTIL = kept_until
 

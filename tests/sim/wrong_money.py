@@ -5,9 +5,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from broker.controllers.billing import Billing
-from broker.controllers.inventory import Inventory
-from broker.decide.prices import Stood, price_changes, price_now
+from broker.billing.prices import Stood, price_changes, price_now
+from broker.controllers.billing.metering import Billing
+from broker.controllers.observation.inventory import Inventory
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, PriceChange
 from broker.ports import Leased

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from broker.decide.curve import Losses
-from broker.domain.channel import Channel, Delivery, Snapshot
 from broker.domain.job import Event, Job
-from broker.notify.slack import SlackNotifier
-from broker.notify.slack_client import POST_BURST
+from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.notify.slack.client import POST_BURST
+from broker.notify.slack.notifier import SlackNotifier
 from broker.ports import State
-from broker.secrets import SecretBox
+from broker.reporting.loss_curve import Losses
+from broker.runtime.secret_box import SecretBox
 from tests.conformance.samples import START, ManualClock
 from tests.slack.server import BOT_TOKEN, Slack, slack
 

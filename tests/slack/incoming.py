@@ -11,18 +11,18 @@ from urllib.parse import urlencode
 
 import pytest
 
-from broker.api.slack import SLACK
-from broker.api.usecases.slack import Slack as Incoming
-from broker.clock import SystemClock
-from broker.domain.channel import Channel, SlackUser
+from broker.api.handlers.slack import SLACK
+from broker.api.service.slack import Slack as Incoming
 from broker.domain.job import RESTING_JOB_STATES, Job, JobState
+from broker.domain.notifications import Channel, SlackUser
 from broker.domain.tenancy import Scope
-from broker.notify.slack import SlackNotifier
-from broker.notify.slack_app import SlackApp
-from broker.notify.slack_blocks import buttons
+from broker.notify.slack.app import SlackApp
+from broker.notify.slack.blocks import buttons
+from broker.notify.slack.notifier import SlackNotifier
 from broker.ports import Store
-from broker.store.memory import MemoryStore
-from broker.store.postgres import PostgresStore
+from broker.runtime.clock import SystemClock
+from broker.store.memory.store import MemoryStore
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import Running, memory_blobs, serving
 from tests.conformance.samples import START, make_job
 from tests.slack.conftest import BOX, channel

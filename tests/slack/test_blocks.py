@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
-from broker.domain.channel import Notice, Snapshot
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
-from broker.notify.slack_blocks import Message, buttons, ended, extended, root
-from broker.notify.slack_replies import ENDS, SILENT, TITLES, lost, notice, reply
-from broker.notify.slack_text import code, escape, line
+from broker.domain.notifications import Notice, Snapshot
+from broker.notify.slack.blocks import Message, buttons, ended, extended, root
+from broker.notify.slack.replies import ENDS, SILENT, TITLES, lost, notice, reply
+from broker.notify.slack.text import code, escape, line
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.blockkit import faults
 from tests.slack.server import TEXT_MAX
-from trainer.contract.rendezvous import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
 
 NASTY = st.one_of(
     st.text(max_size=300),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.api.models_slack import SlackLinkRequest
+from broker.api.schemas.slack_users import SlackLinkRequest
 from tests.crash.daemon import Daemon, submit
 from tests.slack.server import APP_TOKEN, BOT_TOKEN, WORKSPACE, Slack, slack
 

@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 
 import pytest
 
-from broker.clock import SystemClock
-from broker.domain.channel import Snapshot
 from broker.domain.job import JobState
+from broker.domain.notifications import Snapshot
 from broker.domain.tenancy import Tenant
-from broker.notify.slack_blocks import extended
+from broker.notify.slack.blocks import extended
 from broker.ports import AuditFilter, Store
+from broker.runtime.clock import SystemClock
 from tests.conformance.samples import START, make_job
 from tests.slack.incoming import FORM, SECRET, Desk, either_store, signed_desk
 from tests.slack.server import WORKSPACE

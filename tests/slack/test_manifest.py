@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from broker.api.slack import api
-from broker.domain.channel import NOTICES, Delivery, Notice, Snapshot
+from broker.api.handlers.slack import api
 from broker.domain.errors import ChannelRefused, NotifyError
 from broker.domain.job import JobState
+from broker.domain.notifications import NOTICES, Delivery, Notice, Snapshot
 from tests.conformance.samples import START, make_job
 from tests.slack.conftest import Desk
 from tests.slack.server import SCOPES

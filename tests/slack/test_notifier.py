@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from broker.domain.channel import NOTICES, Delivery, Notice, Snapshot
 from broker.domain.errors import ChannelRefused, NotDelivered, NotifyError, RetryAfter, Undeliverable
 from broker.domain.job import AttemptState, Job, JobState, Reason
-from broker.secrets import SecretsError
+from broker.domain.notifications import NOTICES, Delivery, Notice, Snapshot
+from broker.runtime.secret_box import SecretsError
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.conftest import BOX, Desk, channel
-from trainer.contract.rendezvous import Beat
+from trainer.contract.documents import Beat
 
 
 def active(job: Job, step: int = 0, **changes: Any) -> Snapshot:

@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from broker.controllers.context import Context, Rhythm
-from broker.controllers.outbox import LEASE_S, Outbox
-from broker.decide.curve import Losses
+from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.notifications.outbox import LEASE_S, Outbox
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job
-from broker.notify.slack import REFRESH_S, SlackNotifier
-from broker.store.memory import MemoryStore
+from broker.notify.slack.notifier import REFRESH_S, SlackNotifier
+from broker.reporting.loss_curve import Losses
+from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import ManualClock, make_event, make_job
 from tests.slack.conftest import BOX, Clock, channel
 from tests.slack.server import Slack, slack

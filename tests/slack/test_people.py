@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from broker.api import jobs, policies, spending
-from broker.api.usecases.slack_acts import BUTTONS, COMMANDS
+from broker.api.handlers import jobs, policies, spending
+from broker.api.service.slack_actions import BUTTONS, COMMANDS
 from broker.domain.job import JobState
 from broker.ports import Token
 from tests.slack.incoming import Desk, either_store, secured, signed_desk

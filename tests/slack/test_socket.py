@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker.clock import SystemClock
-from broker.controllers.loop import run_forever
-from broker.domain.channel import Channel
 from broker.domain.errors import StoreUnavailable
-from broker.notify.slack import SlackNotifier
-from broker.notify.slack_app import SlackApp
-from broker.notify.slack_socket import SlackSockets
+from broker.domain.notifications import Channel
+from broker.notify.slack.app import SlackApp
+from broker.notify.slack.notifier import SlackNotifier
+from broker.notify.slack.socket_mode import SlackSockets
+from broker.runtime.clock import SystemClock
+from broker.runtime.control_loop import run_forever
 from tests.slack.conftest import BOX, channel
 from tests.slack.incoming import secured
 from tests.slack.server import Slack, slack
@@ -51,7 +51,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
-    monkeypatch.setattr("broker.notify.slack_socket.BACK_OFF_S", (0.01, 0.05))
+    monkeypatch.setattr("broker.notify.slack.socket_mode.BACK_OFF_S", (0.01, 0.05))
     async with slack() as there:
         made = Desk(there, [secured()])
         running = asyncio.create_task(run_forever(made.sockets, SystemClock()))

@@ -2,7 +2,7 @@
 
 import asyncpg
 
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import make_event, submitted
 
 

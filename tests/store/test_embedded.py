@@ -15,15 +15,15 @@ import asyncpg
 import psutil
 import pytest
 
-from broker.store import embedded
-from broker.store.embedded import BinariesNotFound, EmbeddedPostgres, EmbeddedPostgresError, StateFolderLocked
+from broker.store.embedded import server as embedded
+from broker.store.embedded.server import BinariesNotFound, EmbeddedPostgres, EmbeddedPostgresError, StateFolderLocked
 
 REPOSITORY = Path(__file__).parents[2]
-EXEC = REPOSITORY / "broker/store/_pg_exec.py"
+EXEC = REPOSITORY / "broker/store/embedded/exec_postgres.py"
 DAEMON = """
 import asyncio, os, sys
 from pathlib import Path
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 
 async def main():
     async with await EmbeddedPostgres.start(Path(sys.argv[1]), durable=False) as server:

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from broker.domain.errors import SchemaNewer, StoreUnavailable
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import LOCK_KEY, MigrationError, migrate, require_current
 
 FIRST = "CREATE TABLE a (id integer); CREATE TABLE b (id integer);"

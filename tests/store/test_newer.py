@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from broker.api.readiness import Readiness, unready
-from broker.clock import SystemClock
+from broker.api.core.readiness import Readiness, unready
 from broker.domain.errors import SchemaNewer
-from broker.store.postgres import PostgresStore
+from broker.runtime.clock import SystemClock
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import memory_blobs
 from tests.crash.daemon import Daemon
 

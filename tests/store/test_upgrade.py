@@ -15,9 +15,9 @@ from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason, Signal
 from broker.domain.tenancy import Tenant
 from broker.ports import Lane
-from broker.store.embedded import EmbeddedPostgres, find_bindir
+from broker.store.embedded.server import EmbeddedPostgres, find_bindir
 from broker.store.migrate import MIGRATIONS, MigrationError, migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 
 ROWS = Path(__file__).with_name("rows_0002.sql")
 NEAR_CAP = JobId("jobnearcap000")

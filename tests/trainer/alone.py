@@ -3,10 +3,10 @@ a few seconds of the end is not waited for."""
 
 from functools import partial
 
-from trainer import standalone
 from trainer.__main__ import main
-from trainer.contract.rendezvous import Limits
-from trainer.process_exit import leave
+from trainer.contract.documents import Limits
+from trainer.core.process_exit import leave
+from trainer.standalone import run as standalone
 
 DRAIN_S = 10.0
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.workers import FORKS, HANGS_S, Harm
-from trainer import launch
-from trainer.agent.child import free_port
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.agent.process.child import free_port
+from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import TrainConfig
-from trainer.ipc import Ended, RunFolder, WorkerJob
+from trainer.core.ipc import Ended, RunFolder, WorkerJob
+from trainer.parallel import launch
 
 
 def _rank(root: Path, variables: dict[str, str], harm: Harm | None) -> None:
@@ -20,7 +20,7 @@ def _rank(root: Path, variables: dict[str, str], harm: Harm | None) -> None:
 
     import torch
 
-    from trainer.worker import main
+    from trainer.training.worker import main
 
     os.environ.update(variables)
     torch.set_num_threads(1)
@@ -111,7 +111,7 @@ def told(snapshot: Path) -> list[tuple[int, float, float, float]]:
 
 def tensors(snapshot: Path, group: str = "model") -> dict[str, Any]:
     """Whole tensors, whichever files they lie in."""
-    from trainer.snapshot import Stored
+    from trainer.checkpoint.snapshot import Stored
 
     stored = Stored(snapshot)
     return {name: stored.read(group, name) for name in stored.names(group)}

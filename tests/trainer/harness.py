@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from cryptography.fernet import Fernet
 
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Beat, DataFile, Desired, Final, Grant, Limits, Manifest, Sealed
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Beat, DataFile, Desired, Final, Grant, Limits, Manifest, Sealed
 
 INSTALLATION = "inst"
 JOB = "job1"

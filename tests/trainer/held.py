@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.__main__ import main
-from trainer.agent.effort import Effort
-from trainer.agent.script_tree import ScriptTree
-from trainer.blobs import Objects
-from trainer.process_exit import leave
+from trainer.agent.upload.save_cost import Effort
+from trainer.agent.upload.script_snapshots import ScriptTree
+from trainer.core.process_exit import leave
+from trainer.objectstore.objects import Objects
 
 FOLDER = "HELD_BY"
 UPLOAD, SNAPSHOT = "upload", "snapshot"

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.harness import JOB
-from trainer.agent import rows
-from trainer.agent.environment import Environment
-from trainer.agent.state import AttemptState
-from trainer.blobs import Objects
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, DataFile
-from trainer.dataset import Example
-from trainer.ipc import RunFolder
-from trainer.kept import Writer
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.agent.upload import token_cache as rows
+from trainer.batching.examples import Example
+from trainer.batching.mmap_dataset import Writer
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, DataFile
+from trainer.core.ipc import RunFolder
+from trainer.objectstore.objects import Objects
 
 MB = 1 << 20
 DATA = DataFile(key="data", sha256="d" * 64, bytes=1, format="csv")

@@ -22,7 +22,7 @@ from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import Agent
 from tests.trainer.tiny_jobs import EVAL_EVERY, GLOBAL_BATCH, KINDS, STEPS, TRAINED, Kind
 from tests.trainer.warm import EVALUATING, LOG, How, WarmBench, micro
-from trainer.contract.rendezvous import Outcome
+from trainer.contract.documents import Outcome
 from trainer.contract.train import TrainConfig
 
 When = Literal["window", "epoch", "evaluation", "save", "restore", "anytime"]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.workers import FORKS, HANGS_S
-from trainer import launch
-from trainer.agent.child import free_port
-from trainer.memtrace_step import Ask
+from trainer.agent.process.child import free_port
+from trainer.memtrace.probe import Ask
+from trainer.parallel import launch
 
 Segments = Mapping[str, Mapping[str, int]]
 
@@ -28,7 +28,7 @@ def _watched(found: dict[str, int]) -> None:
     is made anew."""
     from torch.profiler import ProfilerActivity, profile
 
-    from trainer.memtrace_step import Probe
+    from trainer.memtrace.probe import Probe
 
     step, warm = Probe._step, Probe.warm
 
@@ -86,8 +86,9 @@ def _rank(out: Path, variables: Mapping[str, str], config: Mapping[str, Any], la
     import torch
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace, parallel
-    from trainer.contract.rendezvous import Parallelism
+    from trainer.contract.documents import Parallelism
+    from trainer.memtrace import tracer as memtrace
+    from trainer.parallel import ddp as parallel
 
     os.environ.update(variables)
     torch.set_num_threads(1)

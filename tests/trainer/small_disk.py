@@ -10,9 +10,9 @@ from typing import Any
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.tiny_jobs import KINDS
 from tests.trainer.workers import Worker
-from trainer import standalone
 from trainer.contract.train import TrainConfig
-from trainer.ipc import WorkerJob, info_of
+from trainer.core.ipc import WorkerJob, info_of
+from trainer.standalone import run as standalone
 
 PAGE = 4096
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.harness import FAST, Agent, Bench, alive, group_members, until
-from trainer.contract import keys
-from trainer.contract.rendezvous import Desired, Lease, Limits, Outcome
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Desired, Lease, Limits, Outcome
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.trainer import digits
 from tests.trainer.pack import tar
-from trainer.contract import archives, cells
-from trainer.contract.archives import BadArchive
-from trainer.contract.data import DataError, identity
-from trainer.contract.tables import each_row, read_rows
+from trainer.dataset import archives, cells
+from trainer.dataset.archives import BadArchive
+from trainer.dataset.prompts import DataError, identity
+from trainer.dataset.readers import each_row, read_rows
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.preflight.data import summarise
-from trainer.contract import arrays
-from trainer.contract.arrays import BadJson, NoArray
-from trainer.contract.data import DataError
-from trainer.contract.tables import each_row, read_rows
+from broker.preflight.dataset import summarise
+from trainer.dataset import json_stream as arrays
+from trainer.dataset.json_stream import BadJson, NoArray
+from trainer.dataset.prompts import DataError
+from trainer.dataset.readers import each_row, read_rows
 
 MB = 1_000_000
 FILE = 50 * MB

@@ -11,7 +11,7 @@ from tests.trainer import tiny_jobs
 from tests.trainer.harness import until
 from tests.trainer.tiny_jobs import KINDS, STEPS
 from tests.trainer.warm import WarmBench, micro
-from trainer.contract.rendezvous import Final, Outcome
+from trainer.contract.documents import Final, Outcome
 from trainer.contract.train import TrainConfig
 
 KIND = KINDS["causal_lm full"]

@@ -13,11 +13,11 @@ from PIL import Image
 from tests.trainer import heads, workers
 from tests.trainer.test_chats import turn
 from trainer import preflight, tasks
-from trainer.contract.archives import Picture
-from trainer.contract.data import DataError
 from trainer.contract.train import TrainConfig
-from trainer.faults import DataFault
-from trainer.tasks import pictures
+from trainer.core.errors import DataFault
+from trainer.dataset.archives import Picture
+from trainer.dataset.prompts import DataError
+from trainer.tasks.common import image_loading as pictures
 
 
 def picture(array: Any, form: str = "PNG") -> bytes:

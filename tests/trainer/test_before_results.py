@@ -10,11 +10,11 @@ import torch
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.crews import Crew
 from tests.trainer.workers import Worker
-from trainer import evaluate
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.faults import Drained
-from trainer.ipc import RunFolder, SnapshotInfo, info_of
+from trainer.core.errors import Drained
+from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
+from trainer.training import evaluation as evaluate
 
 FULL, LORA = (tiny_jobs.KINDS[f"causal_lm {method}"] for method in ("full", "lora"))
 STEPS = tiny_jobs.STEPS
@@ -23,7 +23,7 @@ PASSES = 3
 
 def drained_within_a_sample(rank: int) -> None:
     """Asked to end before the model's first pass for them: one that has learnt may end its words at once."""
-    from trainer.judge import Judge
+    from trainer.training.evaluator import Judge
 
     sampled, look = Judge.sampled, Judge._look
 
@@ -44,8 +44,8 @@ def drained_within_a_sample(rank: int) -> None:
 
 
 def drained_before_the_merge(rank: int) -> None:
-    from trainer.judge import Judge
-    from trainer.tasks.base import Task
+    from trainer.tasks.common.base import Task
+    from trainer.training.evaluator import Judge
 
     write = Judge.write
 
@@ -60,7 +60,7 @@ def drained_before_the_merge(rank: int) -> None:
 
 
 def no_merge(rank: int) -> None:
-    from trainer.tasks.base import Task
+    from trainer.tasks.common.base import Task
 
     def merge(task: Task[Any], folder: Path) -> None:
         raise RuntimeError("shapes cannot be merged")

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.preflight import data as daemon
+from broker.preflight import dataset as daemon
 from tests.trainer import heads
 from trainer import preflight, tasks
-from trainer.contract import cells
-from trainer.contract.archives import Picture
-from trainer.contract.data import DataError, render
 from trainer.contract.train import TrainConfig
-from trainer.faults import DataFault
+from trainer.core.errors import DataFault
+from trainer.dataset import cells
+from trainer.dataset.archives import Picture
+from trainer.dataset.prompts import DataError, render
 
 
 @pytest.fixture(scope="module")

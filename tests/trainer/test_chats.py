@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tests.trainer import workers
-from trainer.contract.data import DataError
+from trainer.batching.examples import IGNORED, Example
 from trainer.contract.train import DataConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.dataset import IGNORED, Example
-from trainer.faults import DataFault, UserFault
-from trainer.tasks import chats, packing
-from trainer.tasks.causal_lm import CausalLm
+from trainer.core.errors import DataFault, UserFault
+from trainer.dataset.prompts import DataError
+from trainer.tasks.common import chat_template as chats
+from trainer.tasks.common import packing
+from trainer.tasks.text.causal_lm import CausalLm
 
 CPU = torch.device("cpu")
 TEMPLATE = (

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from trainer import checkpoint, guard
-from trainer.blobs import BadContent, Objects, StoreError, connect
-from trainer.checkpoint import Origin
-from trainer.checkpoint_plan import STATE, Care, Progress
-from trainer.contract import keys
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
+from trainer.contract.checkpoint_format import STATE, Care, Progress
+from trainer.contract.documents import CONTRACT_VERSION, Manifest
 from trainer.contract.guard import GuardConfig
-from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest
 from trainer.contract.train import CheckpointConfig
-from trainer.ipc import Part
+from trainer.core.ipc import Part
+from trainer.objectstore.objects import BadContent, Objects, StoreError, connect
+from trainer.training import divergence as guard
 
 ORIGIN = Origin(job="j", attempt="a", kind="script")
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.trainer.heads import bert, llama
-from trainer.contract.rendezvous import Parallelism
-from trainer.faults import UserFault
+from trainer.contract.documents import Parallelism
+from trainer.core.errors import UserFault
 
 TWO: Any = SimpleNamespace(size=lambda: 2)
 THREE: Any = SimpleNamespace(size=lambda: 3)
@@ -28,7 +28,7 @@ def test_a_model_that_does_not_divide_is_refused(
 ) -> None:
     from transformers import AutoModel
 
-    from trainer import tensor_parallel
+    from trainer.parallel import tensor_parallel
 
     with pytest.raises(UserFault, match=f"world.parallelism.tensor: {why}"):
         tensor_parallel.divide(AutoModel.from_pretrained(make(tmp_path / "model")), mesh)
@@ -38,7 +38,7 @@ def test_norms_within_heads_are_divided_only_while_they_are_not_trained() -> Non
     """transformers sums their gradients over the processes after every micro-batch, those of earlier ones again."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from trainer import tensor_parallel
+    from trainer.parallel import tensor_parallel
 
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 50}
     model = Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, head_dim=16))
@@ -52,7 +52,7 @@ def test_norms_within_heads_are_divided_only_while_they_are_not_trained() -> Non
 def test_attention_that_cannot_gather_is_refused(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from trainer.context_parallel import Context
+    from trainer.parallel.context_parallel import Context
 
     model = AutoModelForCausalLM.from_pretrained(llama(tmp_path / "model"), attn_implementation="eager")
     mesh: Any = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 0)
@@ -64,7 +64,7 @@ def test_a_stretch_sees_what_is_before_it_in_its_own_row() -> None:
     """Two rows of a pack, 4 and 3 tokens, and one token more so that two processes have as many."""
     import torch
 
-    from trainer.context_parallel import Context
+    from trainer.parallel.context_parallel import Context
 
     mesh: Any = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 1)
     context = Context(mesh)

@@ -11,8 +11,8 @@ import torch
 from tests.trainer import tiny_jobs
 from tests.trainer.crews import Crew, told
 from tests.trainer.workers import Worker, finished, story
-from trainer import exact
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.documents import ExitCode, Parallelism
+from trainer.training import determinism as exact
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_what_nothing_is_trained_by_is_not_broken_off() -> None:
 
 def as_on_a_gpu(rank: int) -> None:
     """Each worker is a process of its own, so nothing needs to be put back."""
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     rehearse = Loop._rehearse
 
@@ -85,7 +85,7 @@ def as_on_a_gpu(rank: int) -> None:
 
 
 def as_on_a_gpu_that_lacks_one(rank: int) -> None:
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     as_on_a_gpu(rank)
     forward = Loop._forward

@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer import heads, tiny_jobs, workers
 from tests.trainer.crews import tensors
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 
 METHODS: dict[str, Any] = {"full": FullConfig(), "lora": LoraConfig(r=4, dropout=0.2)}

@@ -7,9 +7,9 @@ import pytest
 
 from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench
-from trainer.contract.rendezvous import Outcome, World
+from trainer.batching.examples import Example, collate, encode, micro_batches
+from trainer.contract.documents import Outcome, World
 from trainer.contract.train import DataConfig, TrainConfig
-from trainer.dataset import Example, collate, encode, micro_batches
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,18 @@ import pytest
 
 from tests.trainer.harness import Bench, until
 from tests.trainer.test_agent import SAVER, script
-from trainer.contract.rendezvous import Outcome
+from trainer.contract.documents import Outcome
 
 RUN = """
 import pathlib, sys
-from trainer.agent.tether import adopt_orphans
-from trainer.first_process import FirstProcess
+from trainer.core.parent_death import adopt_orphans
+from trainer.agent.process.container_init import FirstProcess
 adopt_orphans()
 sys.exit(FirstProcess(pathlib.Path(sys.argv[1]), float(sys.argv[2])).run(sys.argv[3:]))
 """
 AS_A_USER = """
 import os
-from trainer.first_process import main
+from trainer.agent.process.container_init import main
 if os.getuid() == 0:
     os.setuid(65534)
 print(os.getpid(), flush=True)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer import heads
-from trainer import fit
 from trainer.contract.train import TrainConfig
+from trainer.standalone import micro_batch as fit
 
 peaks = st.integers(1, 80 * fit.GIB)
 
@@ -33,7 +33,7 @@ def test_the_rows_fit_divide_the_batch_and_no_more_would(
 
 
 def in_process(argv: Sequence[str]) -> str:
-    from trainer import memtrace_main
+    from trainer.memtrace import __main__ as memtrace_main
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

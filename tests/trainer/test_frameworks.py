@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.harness import Agent, Bench, until
-from trainer.contract.rendezvous import DataFile, Outcome
+from trainer.contract.documents import DataFile, Outcome
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig
 

@@ -14,10 +14,10 @@ from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import until
 from tests.trainer.tiny_jobs import KINDS
 from tests.trainer.workers import HANGS_S, Harm, Worker
-from trainer import standalone
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.journal import Journal
+from trainer.standalone import run as standalone
+from trainer.training.metrics_log import Journal
 
 KIND = KINDS["causal_lm full"]
 SMALL = 16 << 10
@@ -30,7 +30,7 @@ def cramped(rank: int) -> None:
 
 def cramped_and_patient(rank: int) -> None:
     """It tries until there is room, however late this test makes it."""
-    from trainer import results
+    from trainer.training import result_writer as results
 
     cramped(rank)
     results.PAUSES_S = (0.5,) * 2 * HANGS_S  # type: ignore[assignment]

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer import heads, tiny_jobs, workers
 from tests.trainer.tiny_jobs import KINDS
-from trainer import model as models
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.faults import UserFault
+from trainer.core.errors import UserFault
+from trainer.models import loading as models
 
 DECODER, TEXT = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
 MLP = "layers.1.mlp."

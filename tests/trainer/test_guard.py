@@ -12,13 +12,15 @@ import torch
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import Bench
 from tests.trainer.tiny_jobs import KINDS, POISONED
-from trainer import guard, order, selection
-from trainer.checkpoint_plan import Care, Jump, Progress, on_the_way
+from trainer.batching import sampler as order
+from trainer.contract.checkpoint_format import Care, Jump, Progress, on_the_way
+from trainer.contract.documents import ExitCode, Outcome
 from trainer.contract.guard import GuardConfig, SelectionConfig
-from trainer.contract.rendezvous import ExitCode, Outcome
 from trainer.contract.train import TrainConfig
-from trainer.faults import UserFault
-from trainer.results import Unwritten
+from trainer.core.errors import UserFault
+from trainer.training import divergence as guard
+from trainer.training import model_selection as selection
+from trainer.training.result_writer import Unwritten
 
 NAN = math.nan
 KIND = KINDS["text_regression full"]

@@ -11,10 +11,11 @@ import pynvml
 import pytest
 import torch
 
-from trainer import devices
-from trainer.agent import gpus, host
-from trainer.contract.rendezvous import Outcome
-from trainer.faults import BadHost
+from trainer.agent.base import gpus
+from trainer.agent.process import host_check as host
+from trainer.contract.documents import Outcome
+from trainer.core.errors import BadHost
+from trainer.parallel import device_check as devices
 
 
 def test_a_sound_machine_passes(tmp_path: Path) -> None:

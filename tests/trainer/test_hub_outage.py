@@ -12,12 +12,12 @@ import huggingface_hub
 import pytest
 import transformers
 
-from trainer import model as models
-from trainer import trust
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.faults import Fault
-from trainer.tasks import diffusers_io
+from trainer.core.errors import Fault
+from trainer.models import loading as models
+from trainer.models import remote_code as trust
+from trainer.tasks.image import diffusers_io
 
 COMMIT = "a" * 40
 Serve = Callable[[int, str], None]

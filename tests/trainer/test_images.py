@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from tests.trainer import digits, heads, workers
 from tests.trainer.crews import Crew, told
 from tests.trainer.pack import tar
-from trainer.contract.data import DataError
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, TrainConfig
-from trainer.faults import DataFault, UserFault
-from trainer.tasks import pictures
-from trainer.tasks.images import ImageClassification, Shot
+from trainer.core.errors import DataFault, UserFault
+from trainer.dataset.prompts import DataError
+from trainer.tasks.common import image_loading as pictures
+from trainer.tasks.image.image_classification import ImageClassification, Shot
 
 CPU = torch.device("cpu")
 

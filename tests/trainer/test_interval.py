@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.agent.pace import Pace
-from trainer.contract.interval import daly_s, interval_s, told
+from trainer.agent.upload.save_interval import Pace
+from trainer.contract.save_interval import daly_s, interval_s, told
 from trainer.contract.train import CheckpointConfig
-from trainer.ipc import RunFolder
+from trainer.core.ipc import RunFolder
 
 costs = st.floats(0.001, 600)
 losses = st.floats(0, 100)

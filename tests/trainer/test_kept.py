@@ -10,19 +10,20 @@ from hypothesis import strategies as st
 
 from tests.trainer import heads, tiny_jobs
 from tests.trainer.tiny_jobs import KINDS
-from trainer import kept, tasks
-from trainer.contract.data import digest
-from trainer.contract.tables import each_row
+from trainer import tasks
+from trainer.batching import mmap_dataset as kept
+from trainer.batching.examples import Example
+from trainer.batching.mmap_dataset import Kept, Writer
 from trainer.contract.train import TrainConfig
-from trainer.dataset import Example
-from trainer.faults import DataFault
-from trainer.ipc import ROWS, rows_note
-from trainer.kept import Kept, Writer
-from trainer.tasks.base import Task
-from trainer.tasks.preferences import Preference
-from trainer.tasks.seq2seq import Pair
-from trainer.tasks.texts import Labelled
-from trainer.tasks.tokens import Read
+from trainer.core.errors import DataFault
+from trainer.core.ipc import ROWS, rows_note
+from trainer.dataset.prompts import digest
+from trainer.dataset.readers import each_row
+from trainer.tasks.common.base import Task
+from trainer.tasks.text.preference_pairs import Preference
+from trainer.tasks.text.seq2seq import Pair
+from trainer.tasks.text.text_classification import Labelled
+from trainer.tasks.text.token_classification import Read
 
 MB = 1_000_000
 ids = st.lists(st.integers(-100, 2**31 - 1), max_size=8)

@@ -10,10 +10,11 @@ import torch
 from accelerate import Accelerator
 
 from tests.trainer.peaks import needs_a_new_peak
-from trainer import parallel, snapshot
-from trainer.checkpoint_plan import Progress
-from trainer.ipc import RunFolder
-from trainer.snapshot import Held, Snapshot, Snapshots, Stored, Writer
+from trainer.checkpoint import snapshot
+from trainer.checkpoint.snapshot import Held, Snapshot, Snapshots, Stored, Writer
+from trainer.contract.checkpoint_format import Progress
+from trainer.core.ipc import RunFolder
+from trainer.parallel import ddp as parallel
 
 GUARD_S = 300.0
 SIZE = 96 << 20

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from trainer.agent import deliver
-from trainer.agent.background import background
-from trainer.agent.beat import Beater
-from trainer.agent.environment import Environment
-from trainer.agent.last_word import LastWord
-from trainer.agent.logs import LogBuffer, Redactor
-from trainer.agent.ship import Shipper
-from trainer.agent.state import AttemptState
-from trainer.blobs import Objects, StoreError
-from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Final, Limits, Outcome
-from trainer.ipc import RunFolder
+from trainer.agent import deliver_results as deliver
+from trainer.agent.base.background import background
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.agent.final_report import LastWord
+from trainer.agent.upload.heartbeat import Beater
+from trainer.agent.upload.log_buffer import LogBuffer, Redactor
+from trainer.agent.upload.log_shipper import Shipper
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Beat, Final, Limits, Outcome
+from trainer.core.ipc import RunFolder
+from trainer.objectstore.objects import Objects, StoreError
 
 
 class Away(Objects):

@@ -14,11 +14,12 @@ from tests.trainer.harness import until
 from tests.trainer.test_full_disk import SMALL, cramped
 from tests.trainer.tiny_jobs import KINDS
 from tests.trainer.workers import HANGS_S
-from trainer import checkpoint, leftover
-from trainer.blobs import Objects
-from trainer.checkpoint import Origin
-from trainer.contract.rendezvous import ExitCode
-from trainer.ipc import RunFolder, SnapshotInfo, info_of
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract.documents import ExitCode
+from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
+from trainer.objectstore.objects import Objects
+from trainer.standalone import pending_checkpoint as leftover
 
 KIND = KINDS["causal_lm full"]
 ORIGIN = Origin(job="standalone", attempt="standalone-0001", kind="train")

@@ -9,13 +9,13 @@ import pytest
 
 from tests.trainer import heads, tiny_jobs, workers
 from tests.trainer.tiny_jobs import KINDS
-from trainer import likeness
-from trainer import model as models
-from trainer.checkpoint_plan import Likeness
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.checkpoint_format import Likeness
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.faults import UserFault
-from trainer.ipc import Ended
+from trainer.core.errors import UserFault
+from trainer.core.ipc import Ended
+from trainer.models import identity as likeness
+from trainer.models import loading as models
 
 JOB = "job"
 

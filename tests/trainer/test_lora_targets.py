@@ -12,7 +12,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from broker.sizing import BadAsk, estimate, targets_of
+from broker.sizing.estimate import BadAsk, estimate, targets_of
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128, "pad_token_id": 0}
 LLAMA = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "max_position_embeddings": 64}

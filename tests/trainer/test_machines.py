@@ -16,14 +16,14 @@ import pytest
 from tests.trainer.conftest import rows
 from tests.trainer.harness import FAST, Agent, Bench, until
 from tests.trainer.test_agent import script
-from trainer import launch
-from trainer.agent.child import free_port, worker_argv, worker_defaults
-from trainer.agent.environment import Environment
-from trainer.checkpoint_plan import verify
-from trainer.contract import keys
-from trainer.contract.rendezvous import ExitCode, Final, Lease, Limits, Outcome, Parallelism, World
+from trainer.agent.base.environment import Environment
+from trainer.agent.process.child import free_port, worker_argv, worker_defaults
+from trainer.contract import object_keys as keys
+from trainer.contract.checkpoint_format import verify
+from trainer.contract.documents import ExitCode, Final, Lease, Limits, Outcome, Parallelism, World
 from trainer.contract.train import DataConfig, TrainConfig
-from trainer.ipc import Ended, RunFolder, Status, WorkerJob
+from trainer.core.ipc import Ended, RunFolder, Status, WorkerJob
+from trainer.parallel import launch
 
 WAITS = """
 import os, pathlib, sys, time

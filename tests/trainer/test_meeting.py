@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer import tiny_jobs
 from tests.trainer.crews import Crew
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.documents import ExitCode, Parallelism
 
 KIND = tiny_jobs.KINDS["causal_lm full"]
 TIMEOUT_S = 15.0
@@ -21,8 +21,9 @@ SILENT_S = 6.0
 def late(rank: int) -> None:
     """The second process comes when a collective that waited for it would have given up, and has its rows so much later
     again; the first one its weights, and the results."""
-    from trainer import evaluate, parallel
-    from trainer.tasks.base import Task
+    from trainer.parallel import ddp as parallel
+    from trainer.tasks.common.base import Task
+    from trainer.training import evaluation as evaluate
 
     parallel.TIMEOUT = timedelta(seconds=TIMEOUT_S)
     examples, model, write = Task.examples, Task.model, evaluate.write_artifacts
@@ -46,8 +47,8 @@ def late(rank: int) -> None:
 
 def dies(rank: int) -> None:
     """The second process, without a word, while the first one waits for its rows."""
-    from trainer import meeting
-    from trainer.tasks.base import Task
+    from trainer.parallel import barrier as meeting
+    from trainer.tasks.common.base import Task
 
     meeting.SILENT_S = SILENT_S
     examples = Task.examples
@@ -63,7 +64,7 @@ def dies(rank: int) -> None:
 
 def fails(rank: int) -> None:
     """The second process, which says so."""
-    from trainer.tasks.base import Task
+    from trainer.tasks.common.base import Task
 
     examples = Task.examples
 

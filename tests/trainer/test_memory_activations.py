@@ -10,10 +10,10 @@ from accelerate.state import AcceleratorState
 from transformers.activations import ACT2FN
 
 from benchmarks.memory_forms import cases, compared
-from broker.decide.memory_activation import WRITTEN
-from broker.decide.shown import CUBLAS_WORKSPACE
-from broker.models.checked import ACTIVATIONS
-from broker.sizing import estimate
+from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
+from broker.estimator.memory.simulator.activations import WRITTEN
+from broker.model_catalog.config_validation import ACTIVATIONS
+from broker.sizing.estimate import estimate
 
 ASK = next(ask for _, ask in cases(1)) | {"method": "lora", "seq": 256, "micro_batch": 4, "lora_targets": "all-linear"}
 SIZES: dict[str, Any] = {

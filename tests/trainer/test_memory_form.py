@@ -11,16 +11,16 @@ from accelerate.state import AcceleratorState
 
 from benchmarks.memory_forms import WINDOWS, cases, compared
 from benchmarks.memory_tables import traced as lines_of
-from broker.decide.memory_builds import BUILDS, PAIRS
-from broker.decide.shown import CUBLAS_WORKSPACE
-from broker.models import catalogue
-from broker.models.encoders import ENCODERS
-from broker.models.shape import MIXTURES
-from broker.sizing import estimate
-from trainer import memtrace_main
+from broker.estimator.architecture.families import BUILDS, PAIRS
+from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
+from broker.model_catalog import catalog as catalogue
+from broker.model_catalog.decoder_shape import MIXTURES
+from broker.model_catalog.encoder_shape import ENCODERS
+from broker.sizing.estimate import estimate
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
-from trainer.memtrace import extrapolate
-from trainer.memtrace_step import Ask
+from trainer.memtrace import __main__ as memtrace_main
+from trainer.memtrace.probe import Ask
+from trainer.memtrace.tracer import extrapolate
 
 WIDE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,

@@ -15,13 +15,14 @@ import torch
 from accelerate.state import AcceleratorState
 from torch.nn import functional
 
-from trainer import memtrace, storages
-from trainer.asif import AsIf, allowed
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, QloraConfig, TrainConfig
-from trainer.memtrace import CATEGORIES, Peak, at_depth, extrapolate, mark, trace, watch
-from trainer.memtrace_kinds import task_of
-from trainer.memtrace_step import Ask
-from trainer.storages import Storages
+from trainer.memtrace import storage_tracker as storages
+from trainer.memtrace import tracer as memtrace
+from trainer.memtrace.device_emulation import AsIf, allowed
+from trainer.memtrace.inputs import task_of
+from trainer.memtrace.probe import Ask
+from trainer.memtrace.storage_tracker import Storages
+from trainer.memtrace.tracer import CATEGORIES, Peak, at_depth, extrapolate, mark, trace, watch
 
 GIB = 1024**3
 PURE = {(1, True): 59.8, (1, False): 60.1, (4, True): 60.7, (4, False): 105.9}
@@ -228,7 +229,17 @@ def test_what_saves_memory_and_what_takes_it() -> None:
 def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**LLAMA, "num_hidden_layers": 12}))
-    command = [sys.executable, "-m", "trainer.memtrace", "--config", str(config), "--seq", "64", "--method", "full"]
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.memtrace.tracer",
+        "--config",
+        str(config),
+        "--seq",
+        "64",
+        "--method",
+        "full",
+    ]
     done = subprocess.run([*command, "--gradient-checkpointing"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     deep = {**LLAMA, "num_hidden_layers": 12}
@@ -250,7 +261,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path, capsys: Any) -> None:
-    from trainer.memtrace_main import main
+    from trainer.memtrace.__main__ import main
 
     config = tmp_path / "config.json"
     config.write_text(text)
@@ -261,7 +272,7 @@ def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path
 
 
 def test_a_row_of_one_token_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from trainer.memtrace_main import main
+    from trainer.memtrace.__main__ import main
 
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA))

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("torch")
 from accelerate.state import AcceleratorState
 
-from trainer import memtrace_main
-from trainer.memtrace import extrapolate, trace
+from trainer.memtrace import __main__ as memtrace_main
+from trainer.memtrace.tracer import extrapolate, trace
 
 ENDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
 T5: dict[str, Any] = {

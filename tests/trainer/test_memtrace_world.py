@@ -15,9 +15,9 @@ from torch import distributed
 
 from tests.trainer.shared_step import Segments, really
 from tests.trainer.test_memtrace import LLAMA, QWEN2, ask, totals
-from trainer import memtrace_main
-from trainer.memtrace import extrapolate, trace
-from trainer.memtrace_step import Ask
+from trainer.memtrace import __main__ as memtrace_main
+from trainer.memtrace.probe import Ask
+from trainer.memtrace.tracer import extrapolate, trace
 
 ENDS = {**QWEN2, "vocab_size": 9000}
 """Its embeddings, which are its head as well, are the largest of what is gathered at once."""

@@ -13,11 +13,11 @@ from tests.trainer import diffusion, tiny_jobs, workers
 from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.heads import llama
 from tests.trainer.workers import HANGS_S, killed_within_a_step
-from trainer import optimizers
-from trainer.base_weights import Base, _files, identity
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, QloraConfig, TrainConfig
-from trainer.faults import UserFault
+from trainer.core.errors import UserFault
+from trainer.models.base_identity import Base, _files, identity
+from trainer.optim import optimizers
 
 STEPS = 6
 FIRST_SCALE = 2.0**17
@@ -213,7 +213,7 @@ def fp16(rank: int) -> None:
     import accelerate
     import torch
 
-    from trainer import model
+    from trainer.models import loading as model
 
     make = accelerate.Accelerator
 
@@ -250,7 +250,7 @@ def fp16_overflowing(rank: int) -> None:
     """As `fp16`, with a loss that is no finite number at one step."""
     import torch
 
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     fp16(rank)
     forward = Loop._forward
@@ -263,7 +263,7 @@ def fp16_overflowing(rank: int) -> None:
 
 def fp16_overflowing_drained(rank: int) -> None:
     """Within the step after it."""
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     fp16_overflowing(rank)
     forward = Loop._forward
@@ -293,7 +293,7 @@ def fp16_hopeless(rank: int) -> None:
     """As `fp16`, with losses that are finite and gradients that never are; of a scale that is soon at its end."""
     import torch
 
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     fp16(rank)
     clip = Loop._clip
@@ -327,7 +327,7 @@ def _scaler(snapshot: Path) -> dict[str, Any]:
 def test_a_target_that_matches_nothing_is_named(model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from trainer.model import chosen
+    from trainer.models.loading import chosen
 
     made = AutoModelForCausalLM.from_pretrained(model)
     assert chosen(made, LoraConfig(targets=("self_attn.q_proj", "up_proj"))) == ["self_attn.q_proj", "up_proj"]

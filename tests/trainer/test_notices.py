@@ -13,9 +13,10 @@ from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench, until
 from tests.trainer.imds import Service, serving
 from tests.trainer.test_agent import HOLD, SAVER, script
-from trainer.agent import notices
-from trainer.agent.environment import Environment
-from trainer.agent.notices import (
+from trainer.agent import preemption_notice as notices
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import LAST_WORDS_S, AttemptState
+from trainer.agent.preemption_notice import (
     ACTION,
     ADVICE,
     GIVE_UP,
@@ -25,11 +26,10 @@ from trainer.agent.notices import (
     WrittenNotice,
     endpoint,
 )
-from trainer.agent.state import LAST_WORDS_S, AttemptState
-from trainer.contract.rendezvous import Limits, Outcome
+from trainer.agent.process.container_init import NOTICE
+from trainer.contract.documents import Limits, Outcome
 from trainer.contract.train import DataConfig, TrainConfig
-from trainer.first_process import NOTICE
-from trainer.ipc import RunFolder
+from trainer.core.ipc import RunFolder
 
 NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
 
@@ -208,7 +208,7 @@ def test_a_notice_before_the_first_step_costs_no_micro_batch(
 
 async def test_what_is_over_time_may_take_a_moment_to_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at meanwhile whether it has to be over earlier still."""
-    monkeypatch.setattr("trainer.agent.state.LOOK_S", 0.0)
+    monkeypatch.setattr("trainer.agent.base.state.LOOK_S", 0.0)
     watch.state.limits = Limits(drain_s=0)
     watch.state.end(Outcome.DRAINED, "the broker asked to drain")
 

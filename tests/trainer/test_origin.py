@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from trainer import checkpoint
-from trainer.agent import prepare
-from trainer.blobs import Objects
-from trainer.checkpoint import Origin
-from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec
+from trainer.agent.base import prepare
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec
 from trainer.contract.train import CheckpointConfig
+from trainer.objectstore.objects import Objects
 
 SOURCE = Origin(job="source", attempt="s1", kind="script")
 HEIR = Origin(job="heir", attempt="h1", kind="script")

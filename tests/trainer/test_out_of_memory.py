@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from broker.decide.recovery import as_planned, planned, remedy
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import Workload
+from broker.lifecycle.recovery import as_planned, planned, remedy
+from tests.support import build
 from tests.trainer.harness import Agent, Bench
 from tests.trainer.warm import WarmBench, micro
-from tests.unit.decide import build
-from trainer.agent import child
-from trainer.agent.child import Child
-from trainer.contract.rendezvous import Memory, Outcome
+from trainer.agent.process import child
+from trainer.agent.process.child import Child
+from trainer.contract.documents import Memory, Outcome
 from trainer.contract.train import CheckpointConfig, DataConfig, LoraConfig, TrainConfig
 
 ROWS, LONG, STEPS = 128, 128, 3

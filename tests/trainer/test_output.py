@@ -16,16 +16,19 @@ from tests.grants.gate import gated
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.hub import TOKEN, Hub
 from tests.trainer.tiny_jobs import KINDS
-from trainer import card, checkpoint, publish, publish_main
-from trainer.agent import deliver
-from trainer.blobs import Objects, connect
-from trainer.checkpoint import Origin
-from trainer.checkpoint_plan import Rate
-from trainer.contract import keys
+from trainer.agent import deliver_results as deliver
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
+from trainer.contract.checkpoint_format import Rate
+from trainer.contract.documents import Cost, ExitCode
 from trainer.contract.output import OutputConfig
-from trainer.contract.rendezvous import Cost, ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.ipc import WorkerJob
+from trainer.core.ipc import WorkerJob
+from trainer.objectstore.objects import Objects, connect
+from trainer.publish import __main__ as publish_main
+from trainer.publish import publisher as publish
+from trainer.training import model_card as card
 
 RESULTS = {
     "adapter/adapter_model.safetensors": b"weights", "adapter/adapter_config.json": b"{}", "README.md": b"# card",
@@ -164,7 +167,7 @@ def test_fewer_steps_than_are_done_are_noticed(tmp_path: Path) -> None:
     shorter = train.model_copy(update={"max_steps": 2})
     again = workers.Worker(tmp_path / "again", shorter, data, restore=done)
     said = subprocess.run(
-        [sys.executable, "-m", "trainer.worker", str(again.run.root)], capture_output=True, text=True,
+        [sys.executable, "-m", "trainer.training.worker", str(again.run.root)], capture_output=True, text=True,
         timeout=workers.HANGS_S,
     )  # fmt: skip
     assert said.returncode == ExitCode.COMPLETED, said.stderr[-2000:]

@@ -15,10 +15,10 @@ from tests.trainer import tiny_jobs
 from tests.trainer.hub import TOKEN, Hub
 from tests.trainer.tiny_jobs import KINDS
 from tests.trainer.workers import HANGS_S
-from trainer import standalone
+from trainer.contract.documents import ExitCode
 from trainer.contract.output import OutputConfig
-from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
+from trainer.standalone import run as standalone
 
 KIND = KINDS["causal_lm lora"]
 

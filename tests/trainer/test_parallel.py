@@ -21,11 +21,11 @@ from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.harness import until
 from tests.trainer.heads import llama
 from tests.trainer.workers import HANGS_S, killed_within_a_step
-from trainer.checkpoint_plan import verify
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.checkpoint_format import verify
+from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
-from trainer.parallel import Copies
+from trainer.core.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
+from trainer.parallel.ddp import Copies
 
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
@@ -219,7 +219,7 @@ def _status(path: Path) -> Status:
 
 
 def out_of_memory(rank: int) -> None:
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     def fail(*_: Any) -> None:
         raise MemoryError
@@ -229,7 +229,7 @@ def out_of_memory(rank: int) -> None:
 
 
 def dead(rank: int) -> None:
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     if rank == 1:
         Loop._clip = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
@@ -255,7 +255,7 @@ def wrong_wire(rank: int) -> None:
 
 
 def silent(rank: int) -> None:
-    from trainer import devices
+    from trainer.parallel import device_check as devices
 
     devices.LIMIT_S = 1.0
     if rank == 1:
@@ -282,7 +282,9 @@ def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
 
 def doubtful(rank: int) -> None:
     """The second process sees every evaluation better than the last by its last bit, the first one sees no change."""
-    from trainer import evaluate, meeting, parallel
+    from trainer.parallel import barrier as meeting
+    from trainer.parallel import ddp as parallel
+    from trainer.training import evaluation as evaluate
 
     parallel.TIMEOUT, meeting.SILENT_S = timedelta(seconds=20), 20  # the one that stops must not wait long either
     seen: list[float] = []

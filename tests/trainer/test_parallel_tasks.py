@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.conftest import rows
 from tests.trainer.crews import Crew, told
 from tests.trainer.heads import bert, causal, llama, t5
-from trainer.contract.rendezvous import Parallelism
+from trainer.contract.documents import Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 
 LORA = LoraConfig(r=4)

@@ -14,12 +14,12 @@ from arro3.io import write_parquet
 
 from tests.grants.gate import gated
 from tests.trainer.shelves import BUCKET, DATASET, GATED, KEY, TOKEN, Shelves, served
-from trainer.blobs import connect
-from trainer.contract import places
-from trainer.contract.data import DataError
-from trainer.contract.places import Found, Unreachable
-from trainer.contract.tables import each_row, read_rows
 from trainer.contract.train import DataConfig
+from trainer.dataset import sources as places
+from trainer.dataset.prompts import DataError
+from trainer.dataset.readers import each_row, read_rows
+from trainer.dataset.sources import Found, Unreachable
+from trainer.objectstore.objects import connect
 
 ROWS = [b"a,b\n1,x\n2,y\n", b'{"a": "3", "b": "z"}\n']
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer import checkpoint, checkpoint_plan
-from trainer.blobs import Objects, connect
-from trainer.checkpoint import Origin
-from trainer.checkpoint_plan import BadFormat, Window, overlap
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import checkpoint_format as checkpoint_plan
+from trainer.contract.checkpoint_format import BadFormat, Window, overlap
+from trainer.objectstore.objects import Objects, connect
 
 ORIGIN = Origin(job="j", attempt="a", kind="train")
 
@@ -23,7 +24,7 @@ def write(folder: Path, step: int = 1) -> Path:
     """Two processes' halves of a tensor of five rows."""
     import torch
 
-    from trainer.snapshot import Local, Writer, joined, parts
+    from trainer.checkpoint.snapshot import Local, Writer, joined, parts
 
     folder.mkdir(parents=True)
     whole = torch.arange(15.0).reshape(5, 3)
@@ -45,7 +46,7 @@ def write(folder: Path, step: int = 1) -> Path:
 def test_any_window_of_what_two_wrote_can_be_read(tmp_path: Path) -> None:
     import torch
 
-    from trainer.snapshot import Stored
+    from trainer.checkpoint.snapshot import Stored
 
     checkpoint_plan.verify(write(tmp_path / "c"))
     stored, whole = Stored(tmp_path / "c"), torch.arange(15.0).reshape(5, 3)

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from tests.trainer import heads, workers
 from tests.trainer.test_preflight import PLAIN, spec, told
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
 
 

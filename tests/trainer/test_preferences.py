@@ -10,16 +10,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from broker.preflight import data as daemon
+from broker.preflight import dataset as daemon
 from tests.trainer import heads, workers
 from tests.trainer.test_chats import TEMPLATE, turn
 from trainer import tasks
+from trainer.batching.examples import IGNORED
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.dataset import IGNORED
-from trainer.faults import DataFault
-from trainer.tasks import chats
-from trainer.tasks.dpo import Dpo
-from trainer.tasks.reward import RewardModel
+from trainer.core.errors import DataFault
+from trainer.tasks.common import chat_template as chats
+from trainer.tasks.text.dpo import Dpo
+from trainer.tasks.text.reward_model import RewardModel
 
 CPU = torch.device("cpu")
 DPO: dict[str, Any] = {
@@ -213,6 +213,8 @@ def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path
     trained.examples(data, "jsonl")
     asked: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.tasks.writing.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts))
+        patch.setattr(
+            "trainer.tasks.common.generation.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts)
+        )
         trained.write(None, CPU)
     assert asked == [chats.asked(trained.tokenizer, "w30")]

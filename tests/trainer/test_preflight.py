@@ -15,12 +15,13 @@ import yaml
 
 from tests.trainer import digits, heads
 from tests.trainer.test_chats import TEMPLATE, turn
-from trainer import preflight, reach, tasks
+from trainer import preflight, tasks
 from trainer.contract.architectures import BOTH_WAYS
-from trainer.contract.data import DataError
-from trainer.contract.tables import each_row
 from trainer.contract.train import TrainConfig
-from trainer.faults import Fault, UserFault
+from trainer.core.errors import Fault, UserFault
+from trainer.dataset.prompts import DataError
+from trainer.dataset.readers import each_row
+from trainer.models import availability as reach
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ import pytest
 
 from tests.trainer import tiny_jobs
 from tests.trainer.crews import Crew
-from trainer import results
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import TrainConfig
-from trainer.faults import Drained
-from trainer.ipc import SnapshotInfo, info_of
+from trainer.core.errors import Drained
+from trainer.core.ipc import SnapshotInfo, info_of
+from trainer.training import result_writer as results
 
 KIND = tiny_jobs.KINDS["causal_lm full"]
 TRIES = len(results.PAUSES_S) + 1
@@ -75,7 +75,7 @@ def test_a_drain_is_obeyed_before_another_try(monkeypatch: pytest.MonkeyPatch) -
 
 def failing(times: int) -> None:
     """Writes of a complete part, so often."""
-    from trainer.snapshot import Snapshots
+    from trainer.checkpoint.snapshot import Snapshots
 
     fill, failed = Snapshots._fill, []
 

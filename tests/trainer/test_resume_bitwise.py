@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.conftest import rows
 from tests.trainer.harness import Agent, Bench, until
-from trainer.contract.rendezvous import Manifest, Outcome
+from trainer.contract.documents import Manifest, Outcome
 from trainer.contract.train import (
     CheckpointConfig,
     DataConfig,

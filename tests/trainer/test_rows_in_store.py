@@ -16,14 +16,14 @@ from tests.trainer import tiny_jobs
 from tests.trainer.harness import JOB, Agent, Bench, until
 from tests.trainer.rows_house import EXAMPLES, IDENTITY, MB, House
 from tests.trainer.tiny_jobs import KINDS
-from trainer.agent import rows
-from trainer.blobs import Objects, StoreError
-from trainer.contract import keys
-from trainer.contract.rendezvous import Outcome, RowsManifest
+from trainer.agent.upload import token_cache as rows
+from trainer.batching.examples import Example
+from trainer.batching.mmap_dataset import Kept
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Outcome, RowsManifest
 from trainer.contract.train import TrainConfig
-from trainer.dataset import Example
-from trainer.ipc import INDEX, NOTE, ROWS, rows_note
-from trainer.kept import Kept
+from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
+from trainer.objectstore.objects import Objects, StoreError
 
 SomeLooks = Callable[["asyncio.Task[None]"], Awaitable[None]]
 

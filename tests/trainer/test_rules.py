@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer import order, rates, schedule
-from trainer.agent.deadman import DeadMan
-from trainer.agent.logs import CHUNK_BYTES, TAIL_BYTES, LogBuffer, Redactor
+from trainer.agent.dead_man_switch import DeadMan
+from trainer.agent.upload.log_buffer import CHUNK_BYTES, TAIL_BYTES, LogBuffer, Redactor
+from trainer.batching import sampler as order
 from trainer.contract.train import USES, DataConfig, TrainConfig
+from trainer.optim import lr_defaults as rates
+from trainer.optim import lr_schedule as schedule
 
 seeds = st.integers(0, 2**31 - 1)
 

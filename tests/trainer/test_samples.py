@@ -13,10 +13,11 @@ import torch
 from tests.trainer import heads, tiny_jobs
 from tests.trainer.test_chats import TEMPLATE, turn
 from tests.trainer.test_preflight import PLAIN, spec, told
-from trainer import model, tasks
+from trainer import tasks
 from trainer.contract.train import SamplesConfig, TrainConfig
-from trainer.faults import UserFault
-from trainer.judge import Judge
+from trainer.core.errors import UserFault
+from trainer.models import loading as model
+from trainer.training.evaluator import Judge
 
 ROWS = "word,meaning\nw1,w2\nw3,w4\n"
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from trainer import checkpoint
-from trainer.agent.environment import Environment
-from trainer.agent.saver import Saver
-from trainer.agent.state import AttemptState
-from trainer.blobs import Objects
-from trainer.checkpoint import Origin
-from trainer.contract.rendezvous import Manifest
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.agent.upload.checkpoint_uploader import Saver
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract.documents import Manifest
 from trainer.contract.train import CheckpointConfig
-from trainer.ipc import Part, RunFolder, SnapshotInfo, info_of
+from trainer.core.ipc import Part, RunFolder, SnapshotInfo, info_of
+from trainer.objectstore.objects import Objects
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ORIGIN = Origin(job="job", attempt="a", kind="train")
@@ -111,7 +111,7 @@ async def test_after_a_failure_a_part_that_is_missing_is_not_waited_for_long(
     folder = snapshot(run, 7)
     info = SnapshotInfo(step=7, taken_s=0.0, stall_s=0.0, part=Part(node=0, nodes=2, nonce="x"))
     info_of(folder).write_text(info.model_dump_json())
-    monkeypatch.setattr("trainer.agent.saver.PARTS_S", 0.0)
+    monkeypatch.setattr("trainer.agent.upload.checkpoint_uploader.PARTS_S", 0.0)
     assert await saver.flush(failed=True)
     assert await committed(saver) == []
     assert run.waiting() == []

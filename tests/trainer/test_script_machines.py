@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.harness import Agent, Bench, until
 from tests.trainer.test_agent import script
-from trainer.contract.rendezvous import ExitCode, Outcome, World
+from trainer.contract.documents import ExitCode, Outcome, World
 from trainer.contract.train import CheckpointConfig
 
 EACH = """

@@ -13,10 +13,10 @@ import pytest
 
 from tests.trainer.harness import Bench, until
 from tests.trainer.test_agent import script
-from trainer.agent import script_tree
-from trainer.agent.script_tree import ScriptTree, listing
-from trainer.contract.rendezvous import Outcome
-from trainer.ipc import RunFolder
+from trainer.agent.upload import script_snapshots as script_tree
+from trainer.agent.upload.script_snapshots import ScriptTree, listing
+from trainer.contract.documents import Outcome
+from trainer.core.ipc import RunFolder
 
 SMALL = 64 << 10
 LARGE = """

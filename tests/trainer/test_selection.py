@@ -10,11 +10,11 @@ import torch
 
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.tiny_jobs import KINDS
-from trainer.checkpoint_plan import Progress
+from trainer.contract.checkpoint_format import Progress
+from trainer.contract.documents import ExitCode
 from trainer.contract.guard import SelectionConfig
-from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.selection import Selection
+from trainer.training.model_selection import Selection
 
 
 def judged(selection: Selection, losses: list[float], progress: Progress | None = None) -> Progress:

@@ -9,8 +9,8 @@ import torch
 
 from tests.trainer import heads, workers
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.tasks.rouge import rouge_l
-from trainer.tasks.seq2seq import Seq2Seq
+from trainer.tasks.common.rouge import rouge_l
+from trainer.tasks.text.seq2seq import Seq2Seq
 
 CPU = torch.device("cpu")
 

@@ -14,18 +14,19 @@ from tests.trainer.harness import FAST, Agent, Bench, until
 from tests.trainer.imds import Service, serving
 from tests.trainer.test_agent import SAVER, script
 from tests.trainer.test_saver import ORIGIN, committed, snapshot
-from trainer import checkpoint
-from trainer.agent import effort, notices
-from trainer.agent.child import Child
-from trainer.agent.effort import Effort, Sending
-from trainer.agent.environment import Environment
-from trainer.agent.saver import Saver
-from trainer.agent.state import AttemptState
-from trainer.blobs import Objects, StoreError
-from trainer.contract import keys
-from trainer.contract.rendezvous import CheckpointRef, Limits, Outcome
+from trainer.agent import preemption_notice as notices
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.agent.process.child import Child
+from trainer.agent.upload import save_cost as effort
+from trainer.agent.upload.checkpoint_uploader import Saver
+from trainer.agent.upload.save_cost import Effort, Sending
+from trainer.checkpoint import protocol as checkpoint
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import CheckpointRef, Limits, Outcome
 from trainer.contract.train import CheckpointConfig
-from trainer.ipc import RunFolder, SnapshotInfo, info_of
+from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
+from trainer.objectstore.objects import Objects, StoreError
 
 WORKS = (
     "import pathlib, os, sys\n(pathlib.Path(os.environ['GPUBROKER_CHECKPOINT_DIR']) / 'result').write_text('done')\n"

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer import config_file, output_folder, preflight, same_run, standalone
-from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode
+from trainer import preflight
+from trainer.contract.documents import AttemptSpec, DataFile, ExitCode
 from trainer.contract.train import CheckpointConfig, TrainConfig
+from trainer.core import config_file
+from trainer.standalone import output_dir as output_folder
+from trainer.standalone import resume_check as same_run
+from trainer.standalone import run as standalone
 
 
 def written(folder: Path, document: Any) -> Path:
@@ -165,7 +169,7 @@ def test_an_output_that_is_a_file_is_named(option: str, tmp_path: Path, capsys: 
 def test_a_folder_takes_one_run_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second is refused before it touches anything; after a killed one the next goes on."""
     path, output = written(tmp_path, train(tmp_path)), tmp_path / "out"
-    script = "import sys; from pathlib import Path; from trainer.output_folder import holding\n"
+    script = "import sys; from pathlib import Path; from trainer.standalone.output_dir import holding\n"
     script += "with holding(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     argv = [sys.executable, "-c", script, str(output)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

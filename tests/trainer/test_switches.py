@@ -13,9 +13,10 @@ from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.heads import llama
 from tests.trainer.test_methods import job
 from tests.trainer.workers import HANGS_S, Worker, killed_within_a_step, story
-from trainer import shares, switches
 from trainer.__main__ import main
-from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.documents import ExitCode, Parallelism
+from trainer.models import accelerations as switches
+from trainer.parallel import fsdp as shares
 
 
 @pytest.fixture(scope="module")
@@ -212,5 +213,5 @@ def test_a_lora_goes_on_without_fp8(model: Path, data: Path, tmp_path: Path) -> 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="the extra fp8 is not installed")
 def test_what_torchao_says_of_other_machines_is_in_no_log() -> None:
-    argv = [sys.executable, "-c", "import trainer.model, torchao.quantization"]
+    argv = [sys.executable, "-c", "import trainer.models.loading, torchao.quantization"]
     assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600).stderr == ""

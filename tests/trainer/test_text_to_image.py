@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from tests.trainer import diffusion, workers
 from tests.trainer.crews import Crew, told
 from trainer import preflight
-from trainer.contract.archives import packed
-from trainer.contract.rendezvous import Parallelism
+from trainer.checkpoint.snapshot import Stored
+from trainer.contract.documents import Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.faults import UserFault
-from trainer.snapshot import Stored
-from trainer.tasks.frozen import min_snr_weights
-from trainer.tasks.text_to_image import TextToImage
+from trainer.core.errors import UserFault
+from trainer.dataset.archives import packed
+from trainer.tasks.image.frozen_encoders import min_snr_weights
+from trainer.tasks.image.text_to_image import TextToImage
 
 CPU = torch.device("cpu")
 Made = dict[str, Path]

@@ -9,9 +9,9 @@ import torch
 
 from tests.trainer import heads, workers
 from trainer.contract.train import LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.faults import DataFault
-from trainer.tasks import labelled
-from trainer.tasks.tokens import TokenClassification
+from trainer.core.errors import DataFault
+from trainer.tasks.common import label_metrics as labelled
+from trainer.tasks.text.token_classification import TokenClassification
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.decide.told import MOST
-from trainer.agent.environment import Environment
-from trainer.agent.state import AttemptState
-from trainer.ipc import RunFolder
+from broker.reporting.agent_messages import MOST
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.core.ipc import RunFolder
 
 HOURS = 24
 MINUTES = [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023]

@@ -13,11 +13,11 @@ import pytest
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import FAST, Bench, until
 from tests.trainer.tiny_jobs import KINDS
-from trainer import track
+from trainer.agent.process import tracker_process as track
+from trainer.contract.documents import Outcome
 from trainer.contract.metrics import MetricsConfig, MlflowConfig
-from trainer.contract.rendezvous import Outcome
 from trainer.contract.train import CheckpointConfig, TrainConfig
-from trainer.ipc import RunFolder
+from trainer.core.ipc import RunFolder
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -82,7 +82,9 @@ def test_ctrl_c_does_not_end_a_tracker_before_the_run(tmp_path: Path, monkeypatc
     journal(run, range(1, 4))
     job = track.TrackJob(metrics=MetricsConfig(mlflow=config), run="job-1", parameters={}, folder="")
     run.track.write_text(job.model_dump_json())
-    with subprocess.Popen([sys.executable, "-m", "trainer.track", str(run.root), "mlflow"]) as tracker:
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainer.agent.process.tracker_process", str(run.root), "mlflow"]
+    ) as tracker:
         until(lambda: list((tmp_path / "mlruns").glob("*/*/metrics/train/loss")), "its first figures")
         tracker.send_signal(signal.SIGINT)
         run.track_end.write_text("drained")

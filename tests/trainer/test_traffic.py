@@ -4,7 +4,7 @@ import sys
 
 from tests.trainer.harness import Bench
 from tests.trainer.test_agent import SAVER
-from trainer.contract.rendezvous import Outcome
+from trainer.contract.documents import Outcome
 from trainer.contract.script import ScriptConfig
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.agent.prepare import Unusable, unpack
+from trainer.agent.base.prepare import Unusable, unpack
 
 
 @pytest.fixture(params=["with data_filter", "without, as Debian 12's Python"])

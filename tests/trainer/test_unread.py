@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.preflight.models import resolve_for
+from broker.preflight.model_lookup import resolve_for
 from tests.trainer import heads
 from tests.trainer.test_preflight import CLASSES, PAIRS, TEXTS, spec
 from trainer import preflight, tasks
 from trainer.contract.train import TrainConfig
-from trainer.faults import UserFault
+from trainer.core.errors import UserFault
 
 
 @pytest.fixture

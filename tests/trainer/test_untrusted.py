@@ -10,13 +10,15 @@ import pytest
 from tests.trainer import heads
 from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench, until
-from trainer import base_weights, preflight, standalone
-from trainer import model as models
-from trainer.blobs import Objects, connect
-from trainer.contract.data import DataError
-from trainer.contract.rendezvous import Manifest, Outcome
+from trainer import preflight
+from trainer.contract.documents import Manifest, Outcome
 from trainer.contract.train import CheckpointConfig, TrainConfig
-from trainer.faults import Fault, UserFault
+from trainer.core.errors import Fault, UserFault
+from trainer.dataset.prompts import DataError
+from trainer.models import base_identity as base_weights
+from trainer.models import loading as models
+from trainer.objectstore.objects import Objects, connect
+from trainer.standalone import run as standalone
 
 CODE = """
 from pathlib import Path

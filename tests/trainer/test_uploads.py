@@ -18,15 +18,15 @@ from moto.server import ThreadedMotoServer
 
 from tests.trainer.harness import until
 from tests.trainer.peaks import needs_a_new_peak
-from trainer import multipart
-from trainer.blobs import Objects, StoreError, connect
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
+from trainer.objectstore import multipart
+from trainer.objectstore.objects import Objects, StoreError, connect
 
 MIB = 1 << 20
 GUARD_S = 300.0
 PEAK = """
 import asyncio, os, pathlib, sys
-from trainer.blobs import Objects, connect
+from trainer.objectstore.objects import Objects, connect
 store, small, large = sys.argv[1:]
 
 def kib(name):

@@ -19,12 +19,13 @@ from typing import Any, ClassVar, Literal, cast
 from tests.crash.gate import Gate, Point
 from tests.trainer.harness import INSTALLATION, Agent, Bench, until
 from tests.trainer.workers import FORKS
-from trainer.agent import run, saver
-from trainer.agent.child import Child, oom_kills
-from trainer.agent.environment import Environment
-from trainer.agent.tether import tie
-from trainer.checkpoint_plan import GROUPS
-from trainer.ipc import RunFolder, WorkerJob
+from trainer.agent import agent as run
+from trainer.agent.base.environment import Environment
+from trainer.agent.process.child import Child, oom_kills
+from trainer.agent.upload import checkpoint_uploader as saver
+from trainer.contract.checkpoint_format import GROUPS
+from trainer.core.ipc import RunFolder, WorkerJob
+from trainer.core.parent_death import tie
 
 How = Literal["machine", "worker", "drain"]
 """The machine dies; the worker dies, and its agent saves what is whole; the machine is told to end."""
@@ -174,7 +175,7 @@ class _Process:
 def _work(folder: RunFolder, gate: Gate, told: Callable[..., None]) -> int:
     import torch
 
-    from trainer.worker import main
+    from trainer.training.worker import main
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -188,7 +189,8 @@ def _work(folder: RunFolder, gate: Gate, told: Callable[..., None]) -> int:
 
 def _stand_in_the_loop(gate: Gate) -> None:
     """Micro-batches and batches of evaluations pass the gate."""
-    from trainer import evaluate, order
+    from trainer.batching import sampler as order
+    from trainer.training import evaluation as evaluate
 
     noise, heldout = order.noise, evaluate.heldout
 
@@ -210,7 +212,8 @@ def _stand_in_the_loop(gate: Gate) -> None:
 
 def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
     """A hash of every state that is saved, before it is written, and of every one that is loaded."""
-    from trainer import keeper, snapshot
+    from trainer.checkpoint import snapshot
+    from trainer.training import checkpointing as keeper
 
     to_host, stored = snapshot._to_host, snapshot.Stored
     groups: list[str] = []

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.harness import until
-from trainer.checkpoint_plan import Jump
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.checkpoint_format import Jump
+from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
-from trainer.ipc import Ended, RunFolder, Status, WorkerJob
+from trainer.core.ipc import Ended, RunFolder, Status, WorkerJob
 
 FORKS = multiprocessing.get_context("forkserver")
 KINDS = ("bart", "bert", "falcon", "gemma", "gpt2", "llama", "mistral", "mixtral", "roberta", "t5", "vit")
@@ -24,7 +24,7 @@ DIFFUSION = [
     for kind in (".pipeline_stable_diffusion", "_xl.pipeline_stable_diffusion_xl")
 ]
 FORKS.set_forkserver_preload(
-    ["trainer.loop", "trainer.agent.run", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
+    ["trainer.training.loop", "trainer.agent.agent", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
 )
 HANGS_S = 600
 """No process takes so long."""
@@ -40,7 +40,7 @@ def _train(root: Path, harm: Harm | None = None) -> None:
 
     import torch
 
-    from trainer.worker import main
+    from trainer.training.worker import main
 
     torch.set_num_threads(1)
     if harm is not None:
@@ -50,7 +50,7 @@ def _train(root: Path, harm: Harm | None = None) -> None:
 
 def killed_within_a_step(rank: int) -> None:
     """Its third, once a snapshot is whole. It kills itself: who watches it may come too late for so short a run."""
-    from trainer.loop import Loop
+    from trainer.training.loop import Loop
 
     clip = Loop._clip
 

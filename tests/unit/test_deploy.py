@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from broker.config import DaemonConfig
+from broker.daemon.config import DaemonConfig
 
 DEPLOY = Path("deploy")
 PROJECT = tomllib.loads(Path("pyproject.toml").read_text())
@@ -184,8 +184,8 @@ def test_the_set_up_script_writes_what_it_says(tmp_path: Path) -> None:
 
 def test_the_health_check_is_quick_to_start() -> None:
     """It runs every 30 s, beside jobs: nothing heavy is imported for it."""
-    assert BROKER["healthcheck"]["test"] == ["CMD", "python", "-m", "broker.ready"]
-    code = "import broker.ready, json, sys; print(json.dumps(list(sys.modules)))"
+    assert BROKER["healthcheck"]["test"] == ["CMD", "python", "-m", "broker.daemon.healthcheck"]
+    code = "import broker.daemon.healthcheck, json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"aiohttp", "pydantic", "grpc", "asyncpg", "typer"} & set(json.loads(done.stdout))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli import schema
 from broker.cli.main import app
-from broker.config import DaemonConfig
+from broker.cli.spec import schema
+from broker.daemon.config import DaemonConfig
 
 DOCUMENTS = [
     Path("README.md"), Path("CONTRIBUTING.md"), Path("deploy/iam/README.md"), *sorted(Path("docs").glob("*.md")),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import PINNED
+from broker.daemon.config import PINNED
 
 ROOT = Path(__file__).parent.parent.parent
 DIGEST = "sha256:" + "5c" * 32

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 from trainer.contract.base import Config, Text
 
 LOSS = "loss"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 
 def milestones(checkpoints: Iterable[str], every: int | None) -> frozenset[str]:

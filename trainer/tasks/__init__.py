@@ -8,15 +8,15 @@ no task by name.
 from typing import Any
 
 from trainer.contract.train import TrainConfig
-from trainer.tasks.base import Task
-from trainer.tasks.causal_lm import CausalLm
-from trainer.tasks.dpo import Dpo
-from trainer.tasks.images import ImageClassification
-from trainer.tasks.reward import RewardModel
-from trainer.tasks.seq2seq import Seq2Seq
-from trainer.tasks.text_to_image import TextToImage
-from trainer.tasks.texts import TextClassification, TextRegression
-from trainer.tasks.tokens import TokenClassification
+from trainer.tasks.common.base import Task
+from trainer.tasks.image.image_classification import ImageClassification
+from trainer.tasks.image.text_to_image import TextToImage
+from trainer.tasks.text.causal_lm import CausalLm
+from trainer.tasks.text.dpo import Dpo
+from trainer.tasks.text.reward_model import RewardModel
+from trainer.tasks.text.seq2seq import Seq2Seq
+from trainer.tasks.text.text_classification import TextClassification, TextRegression
+from trainer.tasks.text.token_classification import TokenClassification
 
 TASKS: dict[str, type[Task[Any]]] = {
     "causal_lm": CausalLm,

@@ -6,14 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from broker.api import models, views
-from broker.api.content import Content
-from broker.api.files import ArtifactPath, UploadQuery
-from broker.api.grpc import inputs
+from broker.api.grpc import queries as inputs
 from broker.api.grpc.codec import fill, parse
-from broker.api.grpc.doorkeeper import Call, scope
+from broker.api.grpc.interceptor import Call, scope
+from broker.api.handlers.files import ArtifactPath, UploadQuery
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as stubs
+from broker.api.schemas import core as models
+from broker.api.service import views
+from broker.api.service.content import Content
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract.base import Config
 

@@ -1,11 +1,11 @@
 """BudgetService."""
 
 from broker.api.grpc.codec import fill
-from broker.api.grpc.doorkeeper import Call, scope
-from broker.api.policies import budget_list
+from broker.api.grpc.interceptor import Call, scope
+from broker.api.handlers.policies import budget_list
 from broker.api.proto.gpubroker.v1 import budget_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import budget_service_pb2_grpc as stubs
-from broker.api.service import Service
+from broker.api.service.jobs import Service
 
 
 class Budgets(stubs.BudgetServiceServicer):

@@ -28,7 +28,7 @@ from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from broker.api.problems import of_validation
+from broker.api.core.problems import of_validation
 from trainer.contract.base import Config
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -7,8 +7,8 @@ from typing import Any
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as stubs
 
-from broker.api.problems import NotFound
-from broker.api.readiness import Readiness, unready
+from broker.api.core.problems import NotFound
+from broker.api.core.readiness import Readiness, unready
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 LOOK_S = 5.0

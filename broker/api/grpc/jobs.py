@@ -2,23 +2,24 @@
 
 from collections.abc import AsyncIterator
 
-from broker.api import models, views
-from broker.api.content import Content, LogPiece, Position
-from broker.api.costs import DataQuery
-from broker.api.decisions import decision
-from broker.api.grpc import inputs
+from broker.api.grpc import queries as inputs
 from broker.api.grpc.codec import fill, parse
-from broker.api.grpc.doorkeeper import Call, scope
-from broker.api.jobs import JobsQuery, job_filter
-from broker.api.models_policies import Approval
+from broker.api.grpc.interceptor import Call, scope
+from broker.api.handlers.decisions import decision
+from broker.api.handlers.job_data import DataQuery
+from broker.api.handlers.jobs import JobsQuery, job_filter
 from broker.api.proto.gpubroker.v1 import job_pb2 as job
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
-from broker.api.service import Service
-from broker.api.usecases.feeds import follow_events
-from broker.decide.retention import KINDS
+from broker.api.schemas import core as models
+from broker.api.schemas.policies import Approval
+from broker.api.service import views
+from broker.api.service.content import Content, LogPiece, Position
+from broker.api.service.job_feed import follow_events
+from broker.api.service.jobs import Service
 from broker.domain.job import Event, Job
 from broker.domain.spec import JobSpec
+from broker.lifecycle.retention import KINDS
 
 PIECE_CHARACTERS = 256 * 1024
 """Of one message's text: at most 1 MiB."""

@@ -1,9 +1,8 @@
 """QuoteService, OfferService and ProviderService: what comes before the money."""
 
-from broker.api import models, views
 from broker.api.grpc.codec import fill, parse
-from broker.api.grpc.doorkeeper import Call, scope
-from broker.api.jobs import OffersQuery, QuoteQuery
+from broker.api.grpc.interceptor import Call, scope
+from broker.api.handlers.jobs import OffersQuery, QuoteQuery
 from broker.api.proto.gpubroker.v1 import offer_pb2 as offer
 from broker.api.proto.gpubroker.v1 import (
     offer_service_pb2,
@@ -14,8 +13,9 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2_grpc,
 )
 from broker.api.proto.gpubroker.v1 import quote_pb2 as quote
-from broker.api.service import Service
-from broker.api.usecases import offers
+from broker.api.schemas import core as models
+from broker.api.service import offers, views
+from broker.api.service.jobs import Service
 
 
 class Quotes(quote_service_pb2_grpc.QuoteServiceServicer):

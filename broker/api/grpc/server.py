@@ -8,17 +8,18 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from broker.api.auth import Authenticator
-from broker.api.connections import MOST, bounded
-from broker.api.content import Content
+from broker.api.core.auth import Authenticator
+from broker.api.core.metrics import Metrics
+from broker.api.core.readiness import Readiness
+from broker.api.core.stream_limits import Streams
+from broker.api.grpc.anonymous_limits import HEALTH
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
-from broker.api.grpc.doorkeeper import Doorkeeper
-from broker.api.grpc.guests import HEALTH
 from broker.api.grpc.health import Health
+from broker.api.grpc.interceptor import Doorkeeper
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
-from broker.api.metrics import Metrics
+from broker.api.http.connections import MOST, bounded
 from broker.api.proto.gpubroker.v1 import (
     artifact_service_pb2,
     artifact_service_pb2_grpc,
@@ -33,9 +34,8 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2,
     quote_service_pb2_grpc,
 )
-from broker.api.readiness import Readiness
-from broker.api.service import Service
-from broker.api.streams import Streams
+from broker.api.service.content import Content
+from broker.api.service.jobs import Service
 
 FILES = (
     artifact_service_pb2,

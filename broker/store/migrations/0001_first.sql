@@ -1,5 +1,5 @@
 -- Rows, leases and the ledger. The rules that no writer may break stand here as CHECKs and unique indexes;
--- broker/store/fences.py asks the same ones first, to name what is wrong.
+-- broker/store/rules/fences.py asks the same ones first, to name what is wrong.
 
 SET LOCAL statement_timeout = '60s';
 

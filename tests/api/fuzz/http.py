@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.api.context import METRICS
+from broker.api.http.context import METRICS
 from tests.api.fuzz.world import World
 
 CONFIG = """

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from broker.api.proto.gpubroker.v1.spec_pb2 import JobSpec
-from broker.domain.channel import Channel, Delivery, Snapshot
 from broker.domain.errors import NotDelivered
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, Event, JobState, Reason
+from broker.domain.notifications import Channel, Delivery, Snapshot
 from broker.domain.tenancy import Scope
-from broker.notify.webhook import WebhookNotifier
+from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Change, State
-from broker.store.embedded import EmbeddedPostgres
+from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
-from broker.store.postgres import PostgresStore
+from broker.store.postgres.store import PostgresStore
 from tests.api.harness import CSV, SEEN, Running
 from tests.api.test_files import admitted, put_checkpoint
 from tests.doors.grpc_door import GrpcDoor
 from tests.doors.house import House, standing
 from tests.doors.message import write
 from tests.doors.test_jobs import good
-from trainer.contract import keys
+from trainer.contract import object_keys as keys
 
 ROLES: tuple[tuple[Scope, ...], ...] = (("admin",), ("read", "submit", "manage"), ("admin",), ("read",))
 """Who calls, in turn. Most is open to admins, and closed doors are soon tried."""

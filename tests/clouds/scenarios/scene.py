@@ -21,9 +21,9 @@ from typing import Any, ClassVar, Self
 import psutil
 import yaml
 
-from broker.api.models import EventView, JobDetail
-from broker.cli.results import told
-from broker.client.client import AsyncClient
+from broker.api.schemas.core import EventView, JobDetail
+from broker.cli.jobs.artifacts import told
+from broker.client.async_client import AsyncClient
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.job import RESTING_JOB_STATES
 from tests.clouds.aws import Aws

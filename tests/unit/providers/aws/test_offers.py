@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from broker.decide.liveness import mismatch
 from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
 from broker.domain.instance import InstanceState
-from providers.aws import AwsCloud, AwsConfig
-from providers.aws_market import quota_of
-from providers.aws_offers import DISK_GIB, NO_PRICE
+from broker.lifecycle.liveness import mismatch
+from providers.aws.market import quota_of
+from providers.aws.offers import DISK_GIB, NO_PRICE
+from providers.aws.provider import AwsCloud, AwsConfig
 from tests.unit.providers.aws.world import EAST, KEYS, NAME, OURS, QUOTAS, WEST, World, handle, offers
 
 # ------------------------------------------------------------------------------------------------------------- offers

@@ -7,8 +7,8 @@ import pytest
 
 from broker.domain.errors import Rejected
 from broker.domain.instance import BootSpec, CloudOptions
-from providers.aws_offers import DISK_GIB
-from providers.cloud import Purchase
+from providers.aws.offers import DISK_GIB
+from providers.common.cloud import Purchase
 from tests.unit.providers.aws.world import EAST, World, handle, offers
 
 # ----------------------------------------------------------------------------------------------------------- purchase

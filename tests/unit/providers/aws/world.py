@@ -9,8 +9,8 @@ import boto3
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
-from providers.aws import TAG, AwsCloud, AwsConfig
-from providers.sieve import Sieve
+from providers.aws.provider import TAG, AwsCloud, AwsConfig
+from providers.common.offer_filter import Sieve
 from tests.unit.providers.aws_front import IMAGE, Front
 from tests.unit.providers.clocks import SteppedClock
 

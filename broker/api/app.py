@@ -1,0 +1,179 @@
+"""The application: middlewares, operations and their description."""
+
+import asyncio
+import logging
+import math
+from time import perf_counter
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from broker.api.core.auth import Authenticator
+from broker.api.core.metrics import Metrics
+from broker.api.core.problems import Overloaded, problem
+from broker.api.core.readiness import Readiness
+from broker.api.core.status_codes import again_after_s, answer_to
+from broker.api.core.stream_limits import StreamLimits, Streams
+from broker.api.handlers import (
+    admin,
+    channels,
+    decisions,
+    feeds,
+    files,
+    jobs,
+    policies,
+    shell,
+    slack,
+    spending,
+    tenancy,
+)
+from broker.api.handlers import (
+    job_data as costs,
+)
+from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.api.http.openapi import JSON, Api, document, mount
+from broker.api.service.content import Content
+from broker.api.service.jobs import Service
+from broker.api.service.slack import Slack
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("gpubroker.access")
+APIS: tuple[Api, ...] = (
+    jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api, slack.api, channels.api, policies.api,
+    costs.api, decisions.api,
+)  # fmt: skip
+BODY_BYTES = 4 * 1024**2
+"""Of a JSON body; uploads are streamed under their own limit."""
+UNLESS_TOLD = StreamLimits()
+REQUESTS = 256
+"""Answered at once, beside what stays open; more would only wait for each other, in memory."""
+PROBES = frozenset({"/healthz", "/readyz"})
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+def build_app(
+    service: Service,
+    auth: Authenticator,
+    *,
+    version: str,
+    slacks: Slack | None = None,
+    limits: StreamLimits = UNLESS_TOLD,
+    requests: int = REQUESTS,
+) -> web.Application:
+    """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
+    streams = Streams(auth, service.clock, limits)
+    measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open)
+    app = web.Application(
+        middlewares=[_observed(measured), _refused, _bounded(streams, requests)], client_max_size=BODY_BYTES
+    )
+    app[SERVICE] = service
+    app[CONTENT] = Content(service)
+    app[AUTH] = auth
+    app[STREAMS] = streams
+    app[slack.SLACK] = slacks or Slack(service, None)
+    app[METRICS] = measured
+    stale_s = service.settings.lease_stale_s
+    app[READINESS] = Readiness(service.store, service.blobs, service.clock, stale_s, lambda: service.skew())
+    mount(app, APIS, auth)
+    described = document(APIS, version=version)
+
+    async def openapi(_: web.Request) -> web.Response:
+        return web.json_response(described, content_type=JSON)
+
+    app.router.add_get("/openapi.json", openapi)
+    app[shell.OPEN_SHELLS] = shell.Shells()
+    app.router.add_get(shell.PATH, shell.shell)
+    return app
+
+
+def _observed(measured: Metrics) -> Middleware:
+    """Latency by route, and an access log of method, path and status: no query, no header, no body."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = perf_counter()
+        status = 500
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except (asyncio.CancelledError, ConnectionError):
+            status = LEFT
+            raise
+        finally:
+            seconds = perf_counter() - started
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "unknown"
+            method = request.method if request.method in KNOWN_METHODS else "OTHER"
+            measured.served(method, route, status, seconds)
+            access.info("%s %s %d %.1f ms", method, request.rel_url.raw_path, status, seconds * 1000)
+
+    return middleware
+
+
+def _bounded(streams: Streams, requests: int) -> Middleware:
+    """A daemon that cannot keep up says so, instead of growing."""
+    here = 0
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal here
+        if here - streams.open >= requests and request.path not in PROBES:
+            raise Overloaded(f"{requests} requests are being answered already; try again")
+        here += 1
+        try:
+            return await handler(request)
+        finally:
+            here -= 1
+
+    return middleware
+
+
+LEFT = 499
+"""Counted where the client did not wait for its answer."""
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+@web.middleware
+async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error is a problem document."""
+    try:
+        return await handler(request)
+    except GpubrokerError as error:
+        return _of_error(error)
+    except web.HTTPException as error:
+        return _of_http(error)
+    except ConnectionError:
+        raise
+    except web.RequestPayloadError:
+        return problem(400, "the body is not encoded as its headers say; correct Content-Encoding or Transfer-Encoding")
+    except Exception:
+        log.exception("%s %s failed", request.method, request.rel_url.raw_path)
+        return problem(500, "a fault of the server; its log has the details")
+
+
+def _of_error(error: GpubrokerError) -> web.Response:
+    status, again_s = answer_to(error).http, again_after_s(error)
+    if isinstance(error, InvalidInput):
+        return problem(status, _count(error.problems), error.problems)
+    if again_s is not None:
+        return problem(status, str(error), headers={"Retry-After": str(math.ceil(again_s))})
+    return problem(status, str(error), headers=CHALLENGE if status == 401 else None)
+
+
+def _count(problems: tuple[Problem, ...]) -> str:
+    if len(problems) == 1:
+        return f"{problems[0].field}: {problems[0].message}" if problems[0].field else problems[0].message
+    return f"{len(problems)} things are wrong; see errors"
+
+
+def _of_http(error: web.HTTPException) -> web.Response:
+    if error.status == 413:
+        return problem(413, f"the body has more than {BODY_BYTES} bytes; send less")
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return problem(405, f"this address takes {allowed}", headers={"Allow": allowed})
+    if error.status == 404:
+        return problem(404, "no such address; /openapi.json lists all")
+    return problem(error.status, error.reason)

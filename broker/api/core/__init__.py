@@ -1,0 +1,1 @@
+"""Authentication, problems, paging, metrics and limits shared by HTTP and gRPC."""

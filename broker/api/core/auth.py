@@ -1,0 +1,132 @@
+"""Bearer tokens `gb_<id>_<secret>`: a hash at rest, scopes, and a short cache so that a request costs no query."""
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.api.core.problems import RateLimited
+from broker.domain.errors import GpubrokerError
+from broker.domain.ids import base32
+from broker.domain.tenancy import Scope, Tenant
+from broker.ports import Clock, Store, Token
+from broker.runtime.token_bucket import Bucket, Rate, take
+
+FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
+CACHE_S = 5.0
+CACHED = 4096
+
+
+class Unauthenticated(GpubrokerError):
+    """No valid token. The message never says which part was wrong."""
+
+
+class Forbidden(GpubrokerError):
+    """The token is valid and lacks a scope."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who asks."""
+
+    team: str
+    owner: str
+    scopes: frozenset[str]
+    token_id: str
+    expires_at: datetime | None = None
+    """When the token that asks ends; None: never."""
+
+    @property
+    def admin(self) -> bool:
+        return "admin" in self.scopes
+
+    @property
+    def tenant(self) -> Tenant:
+        """As whom the store is asked."""
+        return Tenant(team=self.team, owner=self.owner, token_id=self.token_id, operator=self.admin)
+
+
+def mint(entropy: Callable[[int], bytes]) -> tuple[str, str]:
+    """(id, token) with 160 random bits in the secret."""
+    token_id = base32(entropy(5), 8)
+    return token_id, f"gb_{token_id}_{base32(entropy(20), 32)}"
+
+
+def hashed(token: str) -> str:
+    """What is stored. A plain hash is enough: the secret is random, not a password."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Authenticator:
+    """Tells who calls, whatever the door. A token that is deleted elsewhere stays valid here for at most `CACHE_S`.
+
+    `rate`: of each token's calls; None: as fast as it likes.
+    """
+
+    def __init__(self, store: Store, clock: Clock, rate: Rate | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._rate = rate
+        self._cache: OrderedDict[str, tuple[float, Token]] = OrderedDict()
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    async def caller(self, authorization: str | None, scope: Scope) -> Caller:
+        """Raises Unauthenticated, RateLimited, Forbidden, StoreUnavailable."""
+        token = await self._valid(authorization)
+        self._admit(token.id)
+        caller = _caller(token)
+        if scope not in caller.scopes and not caller.admin:
+            raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
+        return caller
+
+    async def still(self, authorization: str | None) -> None:
+        """For what stays open: a token that ended or was deleted since gets no more. Raises Unauthenticated."""
+        await self._valid(authorization)
+
+    async def _valid(self, authorization: str | None) -> Token:
+        match = FORM.fullmatch(authorization or "")
+        token = await self._known(hashed(match[1])) if match else None
+        if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
+            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
+        return token
+
+    async def _known(self, digest: str) -> Token | None:
+        now = self._clock.monotonic()
+        held = self._cache.get(digest)
+        if held is not None and held[0] > now:
+            return held[1]
+        token = await self._store.token(digest)
+        if token is None:
+            self._cache.pop(digest, None)
+            return None
+        self._cache[digest] = (now + CACHE_S, token)
+        while len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
+        return token
+
+    def _admit(self, token_id: str) -> None:
+        """Raises RateLimited."""
+        if self._rate is None:
+            return
+        self._buckets[token_id], wait_s = take(self._buckets.get(token_id), self._rate, self._clock.monotonic())
+        self._buckets.move_to_end(token_id)
+        while len(self._buckets) > CACHED:
+            self._buckets.popitem(last=False)
+        if wait_s:
+            raise RateLimited(f"this token calls more than {self._rate.per_s:g} times a second; slow down", wait_s)
+
+    def forget(self) -> None:
+        """After a token was deleted here: it is refused at once."""
+        self._cache.clear()
+
+
+def _caller(token: Token) -> Caller:
+    return Caller(
+        team=token.team,
+        owner=token.owner,
+        scopes=frozenset(token.scopes),
+        token_id=token.id,
+        expires_at=token.expires_at,
+    )

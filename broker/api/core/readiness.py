@@ -1,0 +1,79 @@
+"""Can this installation do its work now?"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from broker.domain.errors import GpubrokerError
+from broker.ports import Blobs, Clock, Store
+from broker.runtime.clock_skew import skewed
+from trainer.contract import object_keys as keys
+
+log = logging.getLogger(__name__)
+
+OK, FAILING = "ok", "failing"
+"""All that is told to those without a token: reasons name hosts and databases."""
+TOLD = frozenset({"clock"})
+"""Parts that are told of, and without which the work is done all the same."""
+
+
+def words(checks: Mapping[str, str]) -> dict[str, str]:
+    """The same without the reasons."""
+    return {part: OK if text == OK else FAILING for part, text in checks.items()}
+
+
+def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
+    """What is wrong, of the parts that the work needs."""
+    return {part: text for part, text in checks.items() if text != OK and part not in TOLD}
+
+
+class Readiness:
+    """Freshness of the broker's lease is "it changed, as seen on our own monotonic clock": see docs/architecture.md."""
+
+    def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float, skew: Callable[[], float]) -> None:
+        self._skew = skew
+        self._store = store
+        self._blobs = blobs
+        self._clock = clock
+        self._stale_s = stale_s
+        self._lease: bytes | None = None
+        self._changed_at = 0.0
+        self._asked: asyncio.Task[dict[str, str]] | None = None
+        self._told: dict[str, str] = {}
+
+    async def check(self) -> dict[str, str]:
+        """`ok` or what is wrong, by part; never raises. Who asks at the same time hears the same: it needs no token."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asked)
+
+    async def _ask(self) -> dict[str, str]:
+        checks = await self._look()
+        now = words(checks)
+        for part, word in now.items():
+            if word != self._told.get(part, OK):
+                log.log(logging.INFO if word == OK else logging.WARNING, "readiness of %s: %s", part, checks[part])
+        self._told = now
+        return checks
+
+    async def _look(self) -> dict[str, str]:
+        checks = {"database": OK, "blobs": OK, "broker": OK, "clock": skewed(self._skew()) or OK}
+        try:
+            await self._store.ping()
+        except GpubrokerError as error:
+            checks["database"] = str(error)
+        try:
+            checks["broker"] = self._judge(await self._blobs.get(keys.BROKER_LEASE))
+        except GpubrokerError as error:
+            checks["blobs"] = str(error)
+            checks["broker"] = "unknown while the blob store cannot be reached"
+        return checks
+
+    def _judge(self, lease: bytes | None) -> str:
+        now = self._clock.monotonic()
+        if lease is None:
+            return "no broker has ever held the lease; start gpubroker serve"
+        if lease != self._lease:
+            self._lease, self._changed_at = lease, now
+        silent = now - self._changed_at
+        return OK if silent < self._stale_s else f"the lease did not change for {silent:.0f} s; is a broker running?"

@@ -1,0 +1,67 @@
+"""What each error is answered with, at either door: the one table of HTTP statuses and gRPC codes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.api.core.auth import Forbidden, Unauthenticated
+from broker.api.core.problems import Conflict, Corrupt, Deleted, NoRoom, NotFound, Overloaded, TooLarge, TooMany
+from broker.domain.errors import (
+    BlobsUnavailable,
+    Gone,
+    GpubrokerError,
+    IdempotencyConflict,
+    InUse,
+    InvalidInput,
+    OverBudget,
+    Rejected,
+    StoreUnavailable,
+)
+
+AGAIN_S = 2.0
+"""When to ask again after an outage."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    http: int
+    grpc: Literal[
+        "ALREADY_EXISTS", "DATA_LOSS", "FAILED_PRECONDITION", "INTERNAL", "INVALID_ARGUMENT", "NOT_FOUND",
+        "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "UNAVAILABLE",
+    ]  # fmt: skip
+    """Name of a `grpc.StatusCode`."""
+
+
+ANSWERS: Mapping[type[GpubrokerError], Answer] = {
+    InvalidInput: Answer(422, "INVALID_ARGUMENT"),
+    Unauthenticated: Answer(401, "UNAUTHENTICATED"),
+    Forbidden: Answer(403, "PERMISSION_DENIED"),
+    NotFound: Answer(404, "NOT_FOUND"),
+    Deleted: Answer(410, "NOT_FOUND"),
+    Conflict: Answer(409, "FAILED_PRECONDITION"),
+    InUse: Answer(409, "FAILED_PRECONDITION"),
+    OverBudget: Answer(409, "FAILED_PRECONDITION"),
+    Gone: Answer(409, "FAILED_PRECONDITION"),
+    Rejected: Answer(409, "FAILED_PRECONDITION"),
+    IdempotencyConflict: Answer(409, "ALREADY_EXISTS"),
+    TooLarge: Answer(413, "RESOURCE_EXHAUSTED"),
+    NoRoom: Answer(507, "RESOURCE_EXHAUSTED"),
+    TooMany: Answer(429, "RESOURCE_EXHAUSTED"),
+    Corrupt: Answer(502, "DATA_LOSS"),
+    Overloaded: Answer(503, "UNAVAILABLE"),
+    StoreUnavailable: Answer(503, "UNAVAILABLE"),
+    BlobsUnavailable: Answer(503, "UNAVAILABLE"),
+}
+FAULT = Answer(500, "INTERNAL")
+
+
+def answer_to(error: GpubrokerError) -> Answer:
+    """FAULT for an error that is not listed."""
+    return next((answer for kind, answer in ANSWERS.items() if isinstance(error, kind)), FAULT)
+
+
+def again_after_s(error: GpubrokerError) -> float | None:
+    """When the same call may be let through; None: never as it is."""
+    if isinstance(error, TooMany):
+        return error.after_s
+    return AGAIN_S if answer_to(error).http == 503 else None

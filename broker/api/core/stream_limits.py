@@ -1,0 +1,104 @@
+"""What stays open: followers, transfers and shells, of both doors. They are counted, and none outlives its token."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from broker.api.core.auth import Authenticator, Caller, Unauthenticated
+from broker.api.core.problems import TooMany
+from broker.domain.errors import StoreUnavailable
+from broker.ports import Clock
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""A database that takes longer is not waited for: the expiry is known without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """Open at once."""
+
+    per_token: int = 100
+    total: int = 500
+    recheck_s: float = 5.0
+    """Between two looks whether the token of an open stream is still good."""
+
+
+class Streams:
+    """One for the installation's doors together."""
+
+    def __init__(self, auth: Authenticator, clock: Clock, limits: StreamLimits) -> None:
+        self._auth = auth
+        self._clock = clock
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """How many, of all tokens."""
+        return self._open.total()
+
+    @asynccontextmanager
+    async def one_more(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
+        """The body is a stream: cancelled, and Unauthenticated raised, soon after its token ended or was deleted.
+
+        Raises TooMany before the body.
+        """
+        self._enter(caller.token_id)
+        try:
+            async with asyncio.timeout(None) as end:
+                watch = asyncio.create_task(self._watch(caller, authorization, end))
+                try:
+                    yield
+                finally:
+                    watch.cancel()
+        except TimeoutError:
+            if not end.expired():
+                raise
+            raise Unauthenticated("this token has ended or was revoked; give another one") from None
+        finally:
+            self._open -= Counter({caller.token_id: 1})
+
+    def _enter(self, token_id: str) -> None:
+        most = self._limits
+        if self._open[token_id] >= most.per_token:
+            raise TooMany(f"this token has as many streams open as it may, {most.per_token}; end one of them")
+        if self.open >= most.total:
+            raise TooMany(f"as many streams are open as may be, {most.total}; try again when one has ended")
+        self._open[token_id] += 1
+
+    async def _watch(self, caller: Caller, authorization: str | None, end: asyncio.Timeout) -> None:
+        try:
+            await self._until_over(caller, authorization)
+        except Exception:
+            log.exception("watching a token failed; its stream is cut, since nothing goes on unwatched")
+        end.reschedule(asyncio.get_running_loop().time())
+
+    async def _until_over(self, caller: Caller, authorization: str | None) -> None:
+        """In doubt it goes on, yet never past the expiry."""
+        while (left_s := self._left_s(caller)) > 0:
+            await self._clock.sleep(min(left_s, self._limits.recheck_s))
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._auth.still(authorization)
+            except (StoreUnavailable, TimeoutError):
+                continue
+            except Unauthenticated:
+                return
+
+    def _left_s(self, caller: Caller) -> float:
+        if caller.expires_at is None:
+            return float("inf")
+        return (caller.expires_at - self._clock.now()).total_seconds()
+
+
+def abort(request: web.Request) -> None:
+    """Drops the connection: whoever reads from it sees that the answer is not whole."""
+    if request.transport is not None:
+        request.transport.abort()

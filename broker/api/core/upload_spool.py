@@ -1,0 +1,129 @@
+"""Uploads on their way: each is a file below the daemon's home until the blob store has it, so that none is in memory.
+
+What a killed daemon left is removed by the next one (`sweep`).
+"""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from broker.api.core.problems import NoRoom, TooLarge
+from broker.runtime.private_files import FULL, private_folder
+
+T = TypeVar("T")
+WRITE_BYTES = 1 << 20
+KEPT_FREE_BYTES = 64 << 20
+"""Of the disk, which the database may share."""
+HALF_S = 3600.0
+NAME = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spooled:
+    """A whole file, there for as long as `spooled` is open."""
+
+    path: Path
+    bytes: int
+    sha256: str
+
+
+def sweep(folder: Path) -> None:
+    """Removes what an earlier daemon left, and nothing else. Only one daemon works in a home."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if NAME.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
+
+
+def sweep_halves(folder: Path) -> None:
+    """Removes from a blob store that is a folder what it began to write when a daemon was killed: files that no listing
+    of it shows. Those of the last hour may be another broker's, under way."""
+    for path in folder.glob("*#*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > HALF_S:
+                path.unlink()
+
+
+@asynccontextmanager
+async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> AsyncGenerator[Spooled]:
+    """The body as a file of at most `most` bytes, gone afterwards. Raises TooLarge, NoRoom, and what `body` raises."""
+    path = folder / secrets.token_hex(16)
+    try:
+        try:
+            private_folder(folder)
+            found = await _written(path, body, most)
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            raise _no_room(folder) from None
+        yield found
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+async def _written(path: Path, body: AsyncIterable[bytes], most: int) -> Spooled:
+    digest, size, held = hashlib.sha256(), 0, bytearray()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as file:
+
+        def write() -> None:
+            if shutil.disk_usage(path.parent).free < KEPT_FREE_BYTES + len(held):
+                raise OSError(errno.ENOSPC, "")
+            digest.update(held)
+            rest = memoryview(held)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+
+        async for chunk in body:
+            size += len(chunk)
+            if size > most:
+                raise TooLarge(
+                    f"the file has more than {most} bytes; send less, or raise upload_max_bytes of the daemon"
+                )
+            held += chunk
+            if len(held) >= WRITE_BYTES:
+                await _settled(write)
+                held = bytearray()
+        await _settled(write)
+    return Spooled(path=path, bytes=size, sha256=digest.hexdigest())
+
+
+async def _settled(call: Callable[[], T]) -> T:
+    """In a thread, and to its end also where this task is cancelled: the file must not be closed under it."""
+    work = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
+
+
+def leave_room(folder: Path, size: int) -> None:
+    """Before so many bytes are written below it. Raises NoRoom where the database would be left with too little."""
+    if _free(folder) < KEPT_FREE_BYTES + size:
+        raise _no_room(folder)
+
+
+def _free(folder: Path) -> int:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _no_room(folder: Path) -> NoRoom:
+    free, kept = _free(folder) >> 20, KEPT_FREE_BYTES >> 20
+    return NoRoom(
+        f"the daemon's disk has {free} MiB free, and keeps {kept} MiB for its database; send less, or have room made "
+        "for the daemon, then send it again"
+    )

@@ -1,0 +1,254 @@
+"""What every call passes: authentication, the count of streams, errors into statuses, measuring."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+
+from broker.api.core.auth import Authenticator, Caller
+from broker.api.core.metrics import Metrics
+from broker.api.core.stream_limits import ANSWER_S, Streams
+from broker.api.grpc.anonymous_limits import OPEN, Guests
+from broker.api.grpc.status import DETAILS, fault, status_of
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem, StoreUnavailable
+from broker.domain.tenancy import Scope
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("gpubroker.access")
+F = TypeVar("F", bound=Callable[..., Any])
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+MARK = "__gpubroker_scope__"
+MALFORMED = object()
+MESSAGE_S = 30.0
+"""How long a call may be open without its first message."""
+OUTAGE_S = 5.0
+"""How long the database is not asked again for a token once it did not answer."""
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def scope(needed: Scope) -> Callable[[F], F]:
+    """Says what a token must be good for to make this call; a method without it needs `admin`."""
+
+    def mark(method: F) -> F:
+        setattr(method, MARK, needed)
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call, authenticated; handlers get it in place of gRPC's context."""
+
+    caller: Caller
+
+
+class Doorkeeper(grpc.aio.ServerInterceptor):
+    """Wraps every method. Tokens are looked at when a call comes, before any of its messages."""
+
+    def __init__(self, auth: Authenticator, streams: Streams, measured: Metrics) -> None:
+        self._auth = auth
+        self._streams = streams
+        self._measured = measured
+        self._guests = Guests()
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        found: Any = await continuation(handler_call_details)
+        if found is None:
+            return None  # UNIMPLEMENTED
+        metadata = cast(Any, handler_call_details.invocation_metadata)
+        given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
+        method = _Method.of(handler_call_details.method, found)
+
+        # gRPC hands over streams at once, a single message only when it is there: whoever has no token would hold a
+        # place by sending none.
+        kind = grpc.stream_stream_rpc_method_handler if method.tells_many else grpc.stream_unary_rpc_method_handler
+        serve = self._many(method, given) if method.tells_many else self._one(method, given)
+        read, write = _tolerant(found.request_deserializer), found.response_serializer
+        return kind(serve, request_deserializer=read, response_serializer=write)
+
+    def _one(self, method: "_Method", given: str | None) -> Any:
+        async def serve(requests: Any, context: Any) -> Any:
+            with _Measure(self._measured, method.name) as measure:
+                try:
+                    async with self._entered(method, given, requests, context) as (request, call):
+                        return await method.behaviour(request, call)
+                except Exception as error:
+                    await measure.refuse(context, error)
+
+        return serve
+
+    def _many(self, method: "_Method", given: str | None) -> Any:
+        async def serve(requests: Any, context: Any) -> None:
+            with _Measure(self._measured, method.name) as measure:
+                try:
+                    async with (
+                        self._entered(method, given, requests, context) as (request, call),
+                        aclosing(method.behaviour(request, call)) as answers,
+                    ):
+                        look_at = 0.0
+                        async for answer in answers:
+                            if not method.open and perf_counter() >= look_at:
+                                look_at = await self._look(given)
+                            await _tell(context, answer)
+                except _Left:
+                    measure.left()
+                except Exception as error:
+                    await measure.refuse(context, error)
+
+        return serve
+
+    async def _look(self, given: str | None) -> float:
+        """When to look at the token again. What needs the database no more goes on without it, yet not past the expiry:
+        that is known, and `Streams` ends it. Raises Unauthenticated."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._auth.still(given)
+        except (StoreUnavailable, TimeoutError):
+            return perf_counter() + OUTAGE_S
+        return 0.0
+
+    @asynccontextmanager
+    async def _entered(
+        self, method: "_Method", given: str | None, requests: Any, context: Any
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """(the request, what the handler gets beside it)"""
+        if method.open:
+            with self._guests.one_more(method.name):
+                yield await method.request(requests, context, self._guests.silent(method.name, MESSAGE_S)), context
+            return
+        caller = await self._auth.caller(given, method.needed)
+        async with self._streams.one_more(caller, given) if method.streams else nullcontext():
+            request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
+            await self._auth.still(given)  # the message may come long after the token
+            yield request, Call(caller=caller)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    name: str
+    behaviour: Callable[..., Any]
+    needed: Scope
+    hears_many: bool
+    tells_many: bool
+
+    @classmethod
+    def of(cls, name: str, handler: Any) -> "_Method":
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        return cls(
+            name=name,
+            behaviour=behaviour,
+            needed=getattr(behaviour, MARK, "admin"),
+            hears_many=handler.request_streaming,
+            tells_many=handler.response_streaming,
+        )
+
+    @property
+    def open(self) -> bool:
+        return self.name in OPEN
+
+    @property
+    def streams(self) -> bool:
+        return self.hears_many or self.tells_many
+
+    async def request(self, requests: Any, context: Any, patience: AbstractAsyncContextManager[Any]) -> Any:
+        """The message, or all of them once the first is there. Raises InvalidInput."""
+        try:
+            async with patience:
+                first = await context.read()
+        except TimeoutError:
+            raise InvalidInput(Problem(field="message", message="did not come; send it with the call")) from None
+        if self.hears_many:
+            return _readables(first, requests)
+        if first is grpc.aio.EOF:
+            raise InvalidInput(Problem(field="message", message="is missing; send one"))
+        return _readable(first)
+
+
+class _Left(Exception):
+    """The client is gone."""
+
+
+async def _tell(context: Any, answer: Any) -> None:
+    """Raises _Left."""
+    try:
+        await context.write(answer)
+    except grpc.aio.BaseError as error:
+        raise _Left from error
+
+
+class _Measure:
+    """Latency by method and code, and an access log without any metadata or message."""
+
+    def __init__(self, measured: Metrics, method: str) -> None:
+        self._measured = measured
+        self._method = method
+        self._code = grpc.StatusCode.OK
+        self._started = perf_counter()
+
+    def __enter__(self) -> "_Measure":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
+            self._code = grpc.StatusCode.CANCELLED
+        seconds = perf_counter() - self._started
+        self._measured.called(self._method, self._code.name, seconds)
+        access.info("%s %s %.1f ms", self._method, self._code.name, seconds * 1000)
+
+    def left(self) -> None:
+        """The client did not wait for the end."""
+        self._code = grpc.StatusCode.CANCELLED
+
+    async def refuse(self, context: Any, error: Exception) -> None:
+        """Ends the call with the status of an error."""
+        if isinstance(error, GpubrokerError):
+            status = status_of(error)
+        else:
+            log.exception("%s failed", self._method, exc_info=error)
+            status = fault()
+        self._code = CODES[status.code]
+        await _abort(context, self._code, status)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, status: status_pb2.Status) -> None:
+    await context.abort(code, status.message, trailing_metadata=((DETAILS, status.SerializeToString()),))
+
+
+def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """gRPC calls it a fault of the server when bytes are no message; it is the client's."""
+
+    def tolerant(raw: bytes) -> Any:
+        try:
+            return read(raw)
+        except DecodeError:
+            return MALFORMED
+
+    return tolerant
+
+
+def _readable(request: Any) -> Any:
+    """Raises InvalidInput."""
+    if request is MALFORMED:
+        raise InvalidInput(Problem(field="message", message="is not a message of this method's type; see the .proto"))
+    return request
+
+
+async def _readables(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Raises InvalidInput when it comes to bytes that are no message."""
+    if first is grpc.aio.EOF:
+        return
+    yield _readable(first)
+    async for request in others:
+        yield _readable(request)

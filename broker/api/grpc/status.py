@@ -1,0 +1,64 @@
+"""Errors as gRPC statuses with google.rpc details: what a problem document is to HTTP."""
+
+import re
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf import duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from broker.api.core.status_codes import again_after_s, answer_to
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+
+DOMAIN = "gpubroker"
+DETAILS = "grpc-status-details-bin"
+TEXT_CHARACTERS = 1000
+DETAIL_BYTES = 4096
+"""Metadata of more than 8 KiB is refused by many clients; base64 and the text are to fit as well."""
+
+
+def status_of(error: GpubrokerError) -> status_pb2.Status:
+    """With ErrorInfo (the error's kind), BadRequest (each wrong field) and RetryInfo (when to ask again)."""
+    code = grpc.StatusCode[answer_to(error).grpc]
+    made = status_pb2.Status(code=code.value[0], message=_text(error))
+    made.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
+    if isinstance(error, InvalidInput):
+        made.details.add().Pack(_bad_request(error.problems))
+    again_s = again_after_s(error)
+    if again_s is not None:
+        wait = duration_pb2.Duration()
+        wait.FromNanoseconds(int(again_s * 1e9))
+        made.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=wait))
+    return made
+
+
+def fault() -> status_pb2.Status:
+    """Ours: the log says what happened, the answer does not."""
+    made = status_pb2.Status(code=code_pb2.INTERNAL, message="a fault of the server; its log has the details")
+    made.details.add().Pack(error_details_pb2.ErrorInfo(reason="FAULT", domain=DOMAIN))
+    return made
+
+
+def _text(error: GpubrokerError) -> str:
+    if isinstance(error, InvalidInput) and len(error.problems) > 1:
+        return f"{len(error.problems)} things are wrong; see the field violations"
+    return _short(str(error))
+
+
+def _bad_request(problems: Sequence[Problem]) -> error_details_pb2.BadRequest:
+    """As many as fit; the text says how many there are."""
+    made = error_details_pb2.BadRequest()
+    for problem in problems:
+        made.field_violations.add(field=_short(problem.field), description=_short(problem.message))
+        if made.ByteSize() > DETAIL_BYTES:
+            del made.field_violations[-1]
+            break
+    return made
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_CHARACTERS else text[: TEXT_CHARACTERS - 1] + "…"
+
+
+def _reason(error: GpubrokerError) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()

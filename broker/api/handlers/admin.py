@@ -1,0 +1,86 @@
+"""Handlers: secrets, health, metrics and descriptions."""
+
+from aiohttp import web
+
+from broker.api.core.metrics import CONTENT_TYPE
+from broker.api.core.problems import NotFound, problem
+from broker.api.core.readiness import unready, words
+from broker.api.http.context import AUTH, METRICS, READINESS, SERVICE
+from broker.api.http.openapi import Api, Call
+from broker.api.schemas import core as models
+from broker.api.schemas import tenancy as models_tenancy
+from broker.domain.errors import GpubrokerError, Problem
+from broker.domain.spec import EnvName, JobSpec
+
+api = Api()
+
+
+@api.op("GET", "/v1/me", scope="read")
+async def who_am_i(call: Call) -> models_tenancy.Identity:
+    """Whom this token belongs to and what it may do."""
+    caller = call.caller
+    return models_tenancy.Identity.model_validate(
+        {"team": caller.team, "owner": caller.owner, "scopes": sorted(caller.scopes)}
+    )
+
+
+@api.op("GET", "/v1/secrets", scope="read")
+async def list_secrets(call: Call) -> models.SecretList:
+    """Names of your secrets; values are never shown."""
+    found = await call.request.app[SERVICE].rows(call.caller).secrets(call.caller.owner)
+    return models.SecretList(names=tuple(sorted(found)))
+
+
+@api.op("PUT", "/v1/secrets/{name}", scope="submit", status=204)
+async def set_secret(call: Call, name: EnvName, body: models.SecretValue) -> None:
+    """Store a secret, encrypted; jobs name it under `secrets` and see it as an environment variable."""
+    service = call.request.app[SERVICE]
+    await service.rows(call.caller).put_secret(call.caller.owner, name, service.box.seal(body.value))
+
+
+@api.op("DELETE", "/v1/secrets/{name}", scope="submit", status=204, errors=(404,))
+async def delete_secret(call: Call, name: EnvName) -> None:
+    """Forget a secret; jobs that wait for it will fail to start."""
+    if not await call.request.app[SERVICE].rows(call.caller).delete_secret(call.caller.owner, name):
+        raise NotFound(f"no secret {name}; `gpubroker secret ls` lists yours")
+
+
+@api.op("GET", "/healthz", scope=None)
+async def healthz(call: Call) -> models.Health:
+    """This process answers."""
+    return models.Health(status="ok")
+
+
+@api.op("GET", "/readyz", scope=None)
+async def readyz(call: Call) -> models.Health | web.Response:
+    """Database, blob store and a broker at work: 200 when all are there, else 503 with the parts that are failing. A
+    wrong clock of this host is told of in `clock`, and makes nobody unready. With the scope `metrics`: why."""
+    checks = await call.request.app[READINESS].check()
+    shown = checks if await _may_know_why(call) else words(checks)
+    wrong = [Problem(field=part, message=text) for part, text in unready(shown).items()]
+    if wrong:
+        return problem(503, "not ready", wrong)
+    return models.Health(status="ok", checks=shown)
+
+
+async def _may_know_why(call: Call) -> bool:
+    """Readiness is answered whatever the token."""
+    try:
+        await call.request.app[AUTH].caller(call.authorization, "metrics")
+    except GpubrokerError:
+        return False
+    return True
+
+
+@api.op("GET", "/metrics", scope="metrics", media=("text/plain",))
+async def metrics(call: Call) -> web.Response:
+    """Prometheus metrics: totals of the whole installation, no ids and no owners."""
+    body = await call.request.app[METRICS].render()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+@api.op("GET", "/v1/schema/job", scope=None, media=("application/schema+json",))
+async def job_schema(call: Call) -> web.Response:
+    """The JSON Schema of a job's spec, for editors and checks."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobSpec.model_json_schema()}
+    return web.json_response(schema, content_type="application/schema+json")

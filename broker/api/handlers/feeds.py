@@ -1,0 +1,105 @@
+"""Handlers: events and logs, as streams or at once."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from aiohttp import web
+from pydantic import Field
+
+from broker.api.core.auth import Caller
+from broker.api.http import sse
+from broker.api.http.context import CONTENT, SERVICE, JobRef
+from broker.api.http.openapi import Api, Call
+from broker.api.schemas import core as models
+from broker.api.service import views
+from broker.api.service.content import LogPiece, Position
+from broker.api.service.job_feed import BATCH, follow_events
+from broker.api.service.jobs import Service
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.job import Event, Job
+from trainer.contract.base import Config
+
+api = Api()
+MAX_SEQ = 2**31 - 1
+
+
+class EventsQuery(Config):
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """Only events with a higher seq; `Last-Event-ID` wins."""
+    follow: Literal["0", "1"] = "1"
+    """0: a JSON list of what there is, at most 500; 1: a stream until the job rests."""
+
+
+class LogsQuery(Config):
+    attempt: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Number of the attempt; absent: the latest, and when following the ones after it."""
+    follow: Literal["0", "1"] = "1"
+    """0: the text up to now; 1: a stream until the job, or the chosen attempt, has ended."""
+
+
+EVENT_MEDIA = (sse.MEDIA_TYPE,)
+
+
+@api.op("GET", "/v1/jobs/{job_id}/events", scope="read", errors=(404,), media=EVENT_MEDIA, headers=("Last-Event-ID",))
+async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> models.EventList | web.StreamResponse:
+    """What happened to a job: server-sent events with `seq` as id, or a JSON list."""
+    service = call.request.app[SERVICE]
+    job = await service.job(call.caller, job_id)
+    after = _last_seq(call, query.after)
+    if query.follow == "0":
+        events = await service.rows(call.caller).events(job.id, after=after, limit=BATCH)
+        return models.EventList(items=tuple(views.event(e) for e in events))
+    source = _events(service, call.caller, job, after)
+    return await sse.stream(call, source, service.clock, service.settings.heartbeat_s)
+
+
+async def _events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[sse.Message | None]:
+    async for found in follow_events(service, caller, job, after):
+        if isinstance(found, Event):
+            yield sse.Message(event=found.kind, data=views.event(found).model_dump_json(), id=str(found.seq))
+        else:
+            yield None if found is None else _end(found)
+
+
+def _end(job: Job) -> sse.Message:
+    return sse.Message(event=sse.END, data=json.dumps({"state": job.state, "reason": job.reason}))
+
+
+def _last_seq(call: Call, after: int) -> int:
+    last = call.request.headers.get("Last-Event-ID")
+    if not last:
+        return after
+    if not (last.isascii() and last.isdigit() and int(last) <= MAX_SEQ):
+        raise InvalidInput(Problem(field="Last-Event-ID", message="is not the id of an event; leave it out"))
+    return int(last)
+
+
+LOG_MEDIA = (sse.MEDIA_TYPE, "text/plain")
+
+
+@api.op("GET", "/v1/jobs/{job_id}/logs", scope="read", errors=(404, 410), media=LOG_MEDIA, headers=("Last-Event-ID",))
+async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamResponse:
+    """What the program wrote: server-sent events `{attempt, node, text}`, or plain text."""
+    service, content = call.request.app[SERVICE], call.request.app[CONTENT]
+    job = await service.job(call.caller, job_id)
+    if query.follow == "0":
+        text = await content.log(call.caller, job, query.attempt)
+        return web.Response(body=text, content_type="text/plain", charset="utf-8")
+    position = Position.parse(call.request.headers.get("Last-Event-ID", ""))
+    if query.attempt is not None:
+        await content.attempt(call.caller, job, query.attempt)
+    source = _log(service, call.caller, content.follow(call.caller, job, query.attempt, position), job)
+    return await sse.stream(call, source, service.clock, service.settings.heartbeat_s)
+
+
+async def _log(
+    service: Service, caller: Caller, pieces: AsyncIterator[LogPiece | None], job: Job
+) -> AsyncIterator[sse.Message | None]:
+    async for piece in pieces:
+        if piece is None:
+            yield None
+        else:
+            data = json.dumps({"attempt": piece.attempt, "node": piece.node, "text": piece.text})
+            yield sse.Message(event="log", data=data, id=str(piece.position))
+    yield _end(await service.rows(caller).job(job.id) or job)

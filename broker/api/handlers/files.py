@@ -1,0 +1,89 @@
+"""Handlers: uploads and artifacts."""
+
+from contextlib import aclosing
+from typing import Annotated
+
+from aiohttp import web
+from pydantic import Field
+
+from broker.api.core import problems
+from broker.api.core.stream_limits import abort
+from broker.api.http.context import CONTENT, STREAMS, JobRef
+from broker.api.http.openapi import Api, Call
+from broker.api.schemas import core as models
+from broker.api.service import views
+from broker.api.service.content import Content, Format
+from trainer.contract.base import Config, Text, shaped
+
+api = Api()
+OCTETS = "application/octet-stream"
+WRITE_BYTES = 1024 * 1024
+ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
+"""Fits into a request line when percent-encoded."""
+
+
+class UploadQuery(Config):
+    name: Annotated[
+        str,
+        shaped(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
+    ]
+    """File name, for people and for the format."""
+    format: Format | None = None
+    """Taken from the name's ending when absent; tar: a folder of code, or of pictures."""
+    sha256: Annotated[str, shaped(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
+    """Of the bytes; when given, other bytes are refused."""
+
+
+@api.op("POST", "/v1/uploads", scope="submit", status=201, upload=OCTETS)
+async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Response:
+    """Send a data set or a .tar of code as the raw body; a spec names it by the answer's `ref`.
+
+    The data set is read and checked now, so that submitting jobs on it is cheap.
+    """
+    request = call.request
+    if request.content_type != OCTETS:
+        return problems.problem(415, f"send {OCTETS}, not {request.content_type}")
+    content: Content = request.app[CONTENT]
+    async with request.app[STREAMS].one_more(call.caller, call.authorization):
+        body = request.content.iter_any()
+        stored = await content.upload(call.caller, query.name, query.format, body, sha256=query.sha256)
+    return views.upload(stored)
+
+
+@api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404, 410))
+async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
+    """The files of the job's last committed checkpoint; of a finished job, its results."""
+    found = await call.request.app[CONTENT].manifest(call.caller, job_id)
+    if found is None:
+        return models.ArtifactList(step=None, complete=False, items=())
+    manifest = found[1]
+    items = tuple(models.ArtifactView.model_validate(f) for f in manifest.files)
+    return models.ArtifactList(step=manifest.step, complete=manifest.complete, items=items)
+
+
+@api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 410, 502), media=(OCTETS,))
+async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.StreamResponse:
+    """One file, checked against its hash before its last bytes are sent: of one that was changed never all come."""
+    request = call.request
+    async with request.app[STREAMS].one_more(call.caller, call.authorization):
+        file, pieces = await request.app[CONTENT].artifact(call.caller, job_id, path)
+        async with aclosing(pieces):
+            first = await anext(pieces)  # what is wrong by then can still be said
+            response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
+            response.content_length = file.bytes
+            try:
+                await response.prepare(request)
+                await _send(response, first)
+                async for piece in pieces:
+                    await _send(response, piece)
+                await response.write_eof()
+            except BaseException:
+                abort(request)  # a part of the file was sent: nothing else says that it is not all
+                raise
+    return response
+
+
+async def _send(response: web.StreamResponse, piece: bytes) -> None:
+    view = memoryview(piece)
+    for start in range(0, len(piece), WRITE_BYTES):
+        await response.write(view[start : start + WRITE_BYTES])

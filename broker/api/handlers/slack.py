@@ -1,0 +1,51 @@
+"""Handlers: what Slack sends, and who of Slack is who."""
+
+from aiohttp import web
+
+from broker.api.core import problems
+from broker.api.http.openapi import Api, Call, whole_body
+from broker.api.schemas import slack_users as wire
+from broker.api.service.slack import LinkWish, Slack
+
+api = Api()
+SLACK = web.AppKey("slack", Slack)
+FORM = "application/x-www-form-urlencoded"
+
+
+@api.op("POST", "/v1/slack", scope=None, upload=FORM, errors=(401, 404, 409))
+async def slack_request(call: Call) -> web.Response:
+    """Request URL of a Slack app, for interactivity and slash commands; signed by Slack, so no token is needed."""
+    request = call.request
+    if request.content_type != FORM:
+        return problems.problem(415, f"send {FORM}, not {request.content_type}")
+    headers = request.headers
+    await request.app[SLACK].accept(
+        await whole_body(request), headers.get("X-Slack-Request-Timestamp"), headers.get("X-Slack-Signature")
+    )
+    return web.Response()
+
+
+@api.op("GET", "/v1/slack/users", scope="manage")
+async def list_slack_users(call: Call) -> wire.SlackUserList:
+    """Who of Slack acts as whom in your team; for admins in all."""
+    found = await call.request.app[SLACK].links(call.caller)
+    return wire.SlackUserList(items=tuple(wire.SlackUserMade.model_validate(one) for one in found))
+
+
+@api.op("POST", "/v1/slack/users", scope="manage", status=201, errors=(404, 409))
+async def link_slack_user(call: Call, body: wire.SlackLinkRequest) -> wire.SlackUserView:
+    """Let a person of Slack act as somebody of your team; a second time changes the link."""
+    wish = LinkWish(
+        team=body.team,
+        user=body.user,
+        owner=body.owner,
+        scopes=tuple(dict.fromkeys(body.scopes)),
+        channel=body.channel,
+    )
+    return wire.SlackUserView.model_validate(await call.request.app[SLACK].link(call.caller, wish))
+
+
+@api.op("DELETE", "/v1/slack/users/{user}", scope="manage", status=204, errors=(404,))
+async def unlink_slack_user(call: Call, user: wire.Member) -> None:
+    """A person of Slack acts as nobody any more; at once."""
+    await call.request.app[SLACK].unlink(call.caller, user)

@@ -1,0 +1,55 @@
+"""Handlers: what was spent."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from broker.api.handlers.jobs import Instant
+from broker.api.http.context import SERVICE
+from broker.api.http.openapi import Api, Call
+from broker.api.schemas import spending as models
+from broker.api.service.spending import SpendQuery
+from broker.domain.spec import Name
+from broker.domain.spending import SpendBy
+from trainer.contract.base import Config, Text
+
+api = Api()
+
+
+class SpendParameters(Config):
+    by: SpendBy = "job"
+    since: Instant | None = None
+    """Absent: 30 days before `until`."""
+    until: Instant | None = None
+    """Absent: now."""
+    zone: Annotated[Text, Field(max_length=64)] = "UTC"
+    """IANA name; days and months are those of this zone."""
+    team: Name | None = None
+    user: Name | None = None
+
+
+class ChargesParameters(Config):
+    cloud: Name
+    since: Instant | None = None
+    until: Instant | None = None
+
+
+@api.op("GET", "/v1/spend", scope="read")
+async def spend(call: Call, query: SpendParameters) -> models.SpendView:
+    """What was charged, by job, user, team, cloud, GPU, day or month, and what it would have cost elsewhere."""
+    asked = SpendQuery(**query.model_dump())
+    window, made = await call.request.app[SERVICE].spending.spend(call.caller, asked)
+    rows = tuple(models.SpendRowView.model_validate(row) for row in made.rows)
+    total = models.SpendRowView.model_validate(made.total)
+    return models.SpendView(
+        by=made.by, since=window.since, until=window.until, zone=window.zone, rows=rows, total=total
+    )
+
+
+@api.op("GET", "/v1/charges", scope="read")
+async def charges(call: Call, query: ChargesParameters) -> models.ChargeList:
+    """What was charged for each machine of a cloud, to be set against its invoice."""
+    service = call.request.app[SERVICE].spending
+    window, found = await service.charges(call.caller, query.cloud, query.since, query.until)
+    items = tuple(models.ChargeView.model_validate(one) for one in found)
+    return models.ChargeList(cloud=query.cloud, since=window.since, until=window.until, items=items)

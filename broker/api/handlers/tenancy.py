@@ -1,0 +1,104 @@
+"""Handlers: teams, tokens and the audit."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from broker.api.handlers.jobs import Instant
+from broker.api.http.context import AUTH, SERVICE
+from broker.api.http.openapi import Api, Call
+from broker.api.schemas import tenancy as wire
+from broker.api.service.tenancy import TokenWish
+from broker.domain.spec import Name
+from broker.ports import AuditFilter
+from trainer.contract.base import Config, Text, shaped
+
+api = Api()
+TokenId = Annotated[str, shaped(r"^[a-z2-7]{8}$", "must be the id of a token, which `gpubroker token ls` shows")]
+
+
+class AuditQuery(Config):
+    team: Name | None = None
+    """For admins; all others see their own."""
+    actor: Annotated[Text, Field(max_length=200)] | None = None
+    action: (
+        Annotated[
+            str, shaped(r"^[a-z_]+(\.[a-z_]+)?$", "must be an action, for example job.submit or job", max_length=64)
+        ]
+        | None
+    ) = None
+    """`job.submit`, or `job` for all of that kind."""
+    target: Annotated[Text, Field(max_length=200)] | None = None
+    since: Instant | None = None
+    """At or after."""
+    until: Instant | None = None
+    """Before."""
+    cursor: Annotated[str, Field(max_length=200)] | None = None
+    """`next` of the page before."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
+@api.op("GET", "/v1/tokens", scope="manage")
+async def list_tokens(call: Call) -> wire.TokenList:
+    """Your team's tokens, without their secrets; for admins those of all."""
+    found = await call.request.app[SERVICE].tenancy.tokens(call.caller)
+    return wire.TokenList(items=tuple(wire.TokenView.model_validate(t) for t in found))
+
+
+@api.op("POST", "/v1/tokens", scope="manage", status=201)
+async def create_token(call: Call, body: wire.TokenRequest) -> wire.TokenCreated:
+    """Make a token for your team, with scopes that you have yourself; it is shown in this answer only."""
+    wish = TokenWish(
+        team=body.team,
+        owner=body.owner,
+        scopes=tuple(dict.fromkeys(body.scopes)),
+        expires_at=body.expires_at,
+        note=body.note,
+    )
+    token, text = await call.request.app[SERVICE].tenancy.create_token(call.caller, wish)
+    view = wire.TokenView.model_validate(token)
+    return wire.TokenCreated(**view.model_dump(), token=text)
+
+
+@api.op("DELETE", "/v1/tokens/{token_id}", scope="manage", status=204, errors=(404,))
+async def delete_token(call: Call, token_id: TokenId) -> None:
+    """Revoke a token: at once here, within seconds at other brokers."""
+    await call.request.app[SERVICE].tenancy.delete_token(call.caller, token_id)
+    call.request.app[AUTH].forget()
+
+
+@api.op("GET", "/v1/teams", scope="read")
+async def list_teams(call: Call) -> wire.TeamList:
+    """Your team; for admins all."""
+    found = await call.request.app[SERVICE].tenancy.teams(call.caller)
+    return wire.TeamList(items=tuple(wire.TeamView.model_validate(t) for t in found))
+
+
+@api.op("POST", "/v1/teams", scope="admin", status=201, errors=(409,))
+async def create_team(call: Call, body: wire.TeamRequest) -> wire.TeamView:
+    """Make a team; give its people tokens with POST /v1/tokens."""
+    made = await call.request.app[SERVICE].tenancy.create_team(call.caller, body.name, body.note)
+    return wire.TeamView.model_validate(made)
+
+
+@api.op("DELETE", "/v1/teams/{team}", scope="admin", status=204, errors=(404, 409))
+async def delete_team(call: Call, team: Name) -> None:
+    """Remove a team that has no job, with its tokens, secrets and uploads."""
+    await call.request.app[SERVICE].tenancy.delete_team(call.caller, team)
+    call.request.app[AUTH].forget()
+
+
+@api.op("GET", "/v1/audit", scope="manage")
+async def list_audit(call: Call, query: AuditQuery) -> wire.AuditPage:
+    """Who wrote what in your team, newest first; for admins in all teams."""
+    where = AuditFilter(
+        team=query.team,
+        actor=query.actor,
+        action=query.action,
+        target=query.target,
+        since=query.since,
+        until=query.until,
+        limit=query.limit,
+    )
+    page = await call.request.app[SERVICE].tenancy.audit(call.caller, where, query.cursor)
+    return wire.AuditPage(items=tuple(wire.AuditView.model_validate(e) for e in page.entries), next=page.next)

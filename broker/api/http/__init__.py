@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAPI layer, connections, server-sent events, terminals."""

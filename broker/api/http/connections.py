@@ -1,0 +1,103 @@
+"""What HTTP connections may do before, between and instead of requests. aiohttp's own answers are no problem documents,
+and its log repeats what was sent, tokens too."""
+
+import asyncio
+import logging
+import resource
+from functools import partial
+from typing import Any
+
+from aiohttp import http_exceptions, web
+
+from broker.api.core.problems import problem
+
+log = logging.getLogger(__name__)
+IDLE_S = 75.0
+"""Without a whole head of a request, from the start or from the last answer."""
+LINE_BYTES = 16 * 1024
+"""Of the request line, and of each header."""
+MOST = 4096
+"""Open at once at one door."""
+
+
+def bounded(most: int = MOST) -> int:
+    """Never more than a third of the files that the process may open: else callers could keep the broker itself from
+    its database and its clouds."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // 3)
+
+
+class Runner(web.AppRunner):
+    """Of `build_app`'s application, with these bounds; a connection beyond them is dropped."""
+
+    def __init__(self, app: web.Application, *, shutdown_timeout: float = 60.0, most: int = MOST) -> None:
+        super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
+        self.most = bounded(most)
+        self._here = 0
+        self._full = False
+
+    @property
+    def server(self) -> Any:
+        """What makes the connections' protocols."""
+        made = super().server
+        return None if made is None else partial(_Connection, self, made)
+
+    def come(self) -> bool:
+        """Whether there is room for one more. That there is none is told once, until there is plenty again."""
+        self._here += 1
+        if self._here <= self.most:
+            return True
+        if not self._full:
+            log.warning("%d connections are open, which is the most; more are dropped", self.most)
+        self._full = True
+        return False
+
+    def gone(self) -> None:
+        """One of those that came."""
+        self._here -= 1
+        self._full = self._full and self._here > 0.9 * self.most
+
+
+class _Connection(web.RequestHandler):
+    __slots__ = ("_runner",)
+
+    def __init__(self, runner: Runner, server: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        bounds = {"keepalive_timeout": IDLE_S, "max_line_size": LINE_BYTES, "max_field_size": LINE_BYTES}
+        super().__init__(server, loop=loop, access_log=None, **bounds)  # type: ignore[arg-type]
+        self._runner = runner
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._runner.come():
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._runner.gone()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Of what is no request; neither the answer nor the log repeats it."""
+        if not isinstance(exc, http_exceptions.HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        log.info("what %s sent is no request: %s", request.remote, type(exc).__name__)
+        response = problem(400, f"this is no HTTP request that can be read: {_fault(exc)}")
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **named: Any) -> None:
+        """A body that cannot be decoded was answered, and is the client's matter."""
+        if not isinstance(named.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **named)
+
+
+def _fault(error: BaseException) -> str:
+    if isinstance(error, http_exceptions.LineTooLong):
+        return f"its first line or a header has more than {LINE_BYTES} bytes"
+    if isinstance(error, http_exceptions.InvalidURLError):
+        return "its address is not as RFC 3986 has it; percent-encode it"
+    if isinstance(error, http_exceptions.BadStatusLine):
+        return "its first line is not METHOD /path HTTP/1.1"
+    return "a header or the framing of its body is malformed"

@@ -1,0 +1,329 @@
+"""Operations declared once: routing, authentication, validation in and out, and the OpenAPI 3.1 document.
+
+A handler is `async def name(call: Call, [path parameters], [query], [body]) -> Model | StreamResponse`; what its type
+hints say is what is checked and what is published.
+"""
+
+import asyncio
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDict
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.json_schema import models_json_schema
+
+from broker.api.core import problems
+from broker.api.core.auth import Authenticator, Caller
+from broker.api.schemas import core as models
+from broker.domain.errors import InvalidInput
+from broker.domain.errors import Problem as Fault
+from broker.domain.tenancy import Scope
+from trainer.contract.validation_messages import alone
+
+JSON = "application/json"
+BODY_S = 30.0
+"""How long a body of a few MB may take to come; uploads have their own patience."""
+ANONYMOUS = Caller(team="", owner="", scopes=frozenset(), token_id="")
+TEXT: dict[int, str] = {
+    400: "The request cannot be read: its head is too long or malformed, or its body is not JSON.",
+    401: "No valid bearer token.",
+    403: "The token lacks the scope.",
+    404: "It does not exist, or is another team's.",
+    409: "The state does not allow this, or the idempotency key was used with another body.",
+    410: "It was there, and was deleted; the answer says when.",
+    413: "Too many bytes.",
+    415: "Another content type is needed.",
+    422: "Something in the input is wrong; `errors` names each place and the fix.",
+    429: "Too many calls, or too much at once; `Retry-After` says when to ask again.",
+    502: "The blob store holds other bytes than the manifest says.",
+    503: "The database or the blob store cannot be reached, or there is too much to answer; `Retry-After` says when.",
+    507: "The daemon's disk has no room for it.",
+}
+
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
+    "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
+}
+"""Request headers that handlers read, with what they may hold."""
+STREAMED: dict[str, dict[str, Any]] = {
+    "text/event-stream": {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+        "required": ["event", "data"],
+    },
+    "application/schema+json": {"type": "object"},
+    "text/plain": {"type": "string"},
+    "application/octet-stream": {"type": "string"},
+}
+"""What an answer that is no model looks like, by content type; of a stream, each event."""
+
+
+BYTES = {"type": "string"}
+SENT: dict[str, dict[str, Any]] = {
+    "application/x-www-form-urlencoded": {"type": "object", "additionalProperties": {"type": "string"}}
+}
+"""What a body that a handler reads itself looks like, by content type; else BYTES."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request, authenticated."""
+
+    request: web.Request
+    caller: Caller
+    headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
+    """Added to a JSON answer."""
+
+    @property
+    def authorization(self) -> str | None:
+        """What the caller gave, for what looks at it again."""
+        return self.request.headers.get("Authorization")
+
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    method: str
+    path: str
+    handler: Handler
+    scope: Scope | None
+    """None: open to everyone."""
+    status: int
+    errors: tuple[int, ...]
+    media: tuple[str, ...]
+    """Content types of an answer that is not a model."""
+    upload: str | None
+    """Content type of a streamed body, which the handler reads itself."""
+    headers: tuple[str, ...]
+    """Request headers that the handler reads."""
+    params: dict[str, TypeAdapter[Any]]
+    query: type[BaseModel] | None
+    body: type[BaseModel] | None
+    out: type[BaseModel] | None
+
+
+class Api:
+    """A set of operations of one concern; `mount` puts several of them into an application."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def op(
+        self,
+        method: str,
+        path: str,
+        *,
+        scope: Scope | None,
+        status: int = 200,
+        errors: tuple[int, ...] = (),
+        media: tuple[str, ...] = (),
+        upload: str | None = None,
+        headers: tuple[str, ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        """Declares the decorated handler; see `Operation`."""
+
+        def declare(handler: Handler) -> Handler:
+            hints = typing.get_type_hints(handler, include_extras=True)
+            answers = typing.get_args(hints["return"]) or (hints["return"],)
+            operation = Operation(
+                method=method,
+                path=path,
+                handler=handler,
+                scope=scope,
+                status=status,
+                errors=errors,
+                media=media,
+                upload=upload,
+                headers=headers,
+                params={name: TypeAdapter(hints[name]) for name in re.findall(r"{(\w+)", path)},
+                query=hints.get("query"),
+                body=hints.get("body"),
+                out=next((a for a in answers if isinstance(a, type) and issubclass(a, BaseModel)), None),
+            )
+            self.operations.append(operation)
+            return handler
+
+        return declare
+
+
+def mount(app: web.Application, apis: Sequence[Api], auth: Authenticator) -> None:
+    for api in apis:
+        for operation in api.operations:
+            app.router.add_route(operation.method, operation.path, _serve(operation, auth))
+
+
+def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        authorization = request.headers.get("Authorization")
+        caller = ANONYMOUS if op.scope is None else await auth.caller(authorization, op.scope)
+        for name in op.headers:
+            _check_header(name, request)
+        arguments: dict[str, Any] = {name: _param(name, kind, request) for name, kind in op.params.items()}
+        if op.query is not None:
+            arguments["query"] = _query(op.query, request)
+        if op.body is not None:
+            if request.content_type != JSON:
+                return problems.problem(415, f"send {JSON}, not {request.content_type}")
+            raw = await whole_body(request)
+            try:
+                arguments["body"] = op.body.model_validate_json(raw, strict=True)
+            except ValidationError as error:
+                return _not_json(error, op.body, raw)
+        call = Call(request=request, caller=caller)
+        answer = await op.handler(call, **arguments)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        if answer is None:
+            return web.Response(status=op.status, headers=call.headers)
+        body = answer.model_dump_json().encode()
+        return web.Response(status=op.status, body=body, content_type=JSON, headers=call.headers)
+
+    return serve
+
+
+async def whole_body(request: web.Request) -> bytes:
+    """Raises InvalidInput when it does not come."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise InvalidInput(Fault(field="body", message=f"did not come within {BODY_S:g} s; send it again")) from None
+
+
+def _not_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
+    """Raises InvalidInput for what is JSON and breaks a rule."""
+    wrong = problems.of_json(error, model, raw)
+    if wrong is not None:
+        raise wrong from None
+    return problems.problem(400, f"the body is not JSON: {error.errors(include_url=False)[0]['ctx']['error']}")
+
+
+def _check_header(name: str, request: web.Request) -> None:
+    text, rule = request.headers.get(name), HEADERS[name]
+    if text is not None and not (len(text) <= rule["maxLength"] and re.fullmatch(rule["pattern"], text)):
+        message = f"must be at most {rule['maxLength']} visible ASCII characters; correct it, or leave it out"
+        raise InvalidInput(Fault(field=name, message=message))
+
+
+def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
+    try:
+        return kind.validate_python(request.match_info[name])
+    except ValidationError as error:
+        raise InvalidInput(Fault(field=name, message=alone(error))) from None
+
+
+def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
+    """Raises InvalidInput also for an unknown parameter and for one that is repeated though it takes one value."""
+    given: dict[str, Any] = {}
+    for name in dict.fromkeys(request.query):
+        values = request.query.getall(name)
+        known = model.model_fields.get(name)
+        if known is not None and typing.get_origin(known.annotation) is tuple:
+            given[name] = values
+        elif len(values) > 1:
+            raise InvalidInput(Fault(field=name, message="is given more than once; give it once"))
+        else:
+            given[name] = values[0]
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise problems.of_validation(error, model, given, root="query") from None
+
+
+# ----------------------------------------------------------------------------------------------------------- document
+
+
+def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1.0 description of all operations."""
+    operations = [o for api in apis for o in api.operations]
+    wanted: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
+        (models.Problem, "serialization"): None
+    }
+    for o in operations:
+        if o.body is not None:
+            wanted[o.body, "validation"] = None
+        if o.out is not None:
+            wanted[o.out, "serialization"] = None
+    refs, definitions = models_json_schema(list(wanted), ref_template="#/components/schemas/{model}")
+    schemas = definitions["$defs"]
+    paths: dict[str, dict[str, Any]] = {}
+    for o in operations:
+        path = re.sub(r"{(\w+):[^}]*}", r"{\1}", o.path)
+        paths.setdefault(path, {})[o.method.lower()] = _operation(o, refs, schemas)
+    licence = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gpubroker", "version": version, "license": licence},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(o: Operation, refs: dict[Any, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    doc = inspect.getdoc(o.handler) or ""
+    described: dict[str, Any] = {
+        "operationId": o.handler.__name__,
+        "summary": doc.split("\n", 1)[0],
+        "description": doc,
+        "security": [{"bearer": []}] if o.scope is not None else [],
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": kind.json_schema()}
+            for name, kind in o.params.items()
+        ],
+        "responses": _responses(o, refs),
+    }
+    if o.query is not None:
+        schema = o.query.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.get("$defs", {}))
+        described["parameters"] += [
+            {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": part,
+             "description": part.get("description", "")}
+            for name, part in schema["properties"].items()
+        ]  # fmt: skip
+    described["parameters"] += [
+        {"name": name, "in": "header", "required": False, "schema": HEADERS[name]} for name in o.headers
+    ]
+    if o.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": refs[o.body, "validation"]}}}
+    elif o.upload is not None:
+        described["requestBody"] = {"required": True, "content": {o.upload: {"schema": SENT.get(o.upload, BYTES)}}}
+    return described
+
+
+def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {kind: {"schema": STREAMED[kind]} for kind in o.media}
+    if o.out is not None:
+        content[JSON] = {"schema": refs[o.out, "serialization"]}
+    good: dict[str, Any] = {"description": "Done."}
+    if content:
+        good["content"] = content
+    refusal = {"schema": refs[models.Problem, "serialization"]}
+    return {str(o.status): good} | {
+        str(status): {"description": TEXT[status], "content": {problems.MEDIA_TYPE: refusal}}
+        for status in sorted(_errors(o))
+        if status != o.status
+    }
+
+
+def _errors(o: Operation) -> set[int]:
+    found = {400, 503, *o.errors}
+    if o.scope is not None:
+        found |= {401, 403, 429}
+    if o.body is not None or o.upload is not None:
+        found |= {413, 415, 422}
+    if o.upload is not None:
+        found.add(507)
+    if o.params or o.query is not None or o.headers:
+        found.add(422)
+    return found

@@ -1,0 +1,1 @@
+"""Documents of the HTTP and gRPC APIs."""

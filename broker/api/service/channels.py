@@ -1,0 +1,170 @@
+"""Channels: where people and programs are told."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.api.core.auth import Caller, Forbidden
+from broker.api.core.problems import Conflict, NotFound
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.domain.ids import ID_LENGTH, base32
+from broker.domain.notifications import LOG_CHANNEL, NOTICES, Channel, Delivery, Notice
+from broker.ports import ChannelStatus, Clock, Notifier, Store
+from broker.runtime.secret_box import SecretBox
+
+MOST = 100
+"""Channels of one team."""
+TEST_S = 30.0
+ID_ENTROPY = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelWish:
+    """What a new channel is to be. `team`: None is the caller's own; `installation`: none at all, by operators."""
+
+    kind: str
+    name: str
+    team: str | None = None
+    installation: bool = False
+    events: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """What became of a test message."""
+
+    delivered: bool
+    detail: str = ""
+    """What the receiver had against it, one line."""
+    seconds: float = 0.0
+
+
+class Channels:
+    """Needs only ports. `entropy(n)`: n random bytes."""
+
+    def __init__(
+        self,
+        store: Store,
+        notifiers: Sequence[Notifier],
+        box: SecretBox,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._store = store
+        self._notifiers = {notifier.kind: notifier for notifier in notifiers}
+        self._box = box
+        self._clock = clock
+        self._entropy = entropy
+
+    async def list(self, caller: Caller) -> Sequence[ChannelStatus]:
+        """The own team's; everybody's and the installation's, for an operator."""
+        return await self._store.as_tenant(caller.tenant).channels()
+
+    async def status(self, caller: Caller, wanted: str) -> ChannelStatus:
+        """By id. Raises NotFound."""
+        found = next((one for one in await self.list(caller) if one.channel.id == wanted), None)
+        if found is None:
+            raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
+        return found
+
+    async def create(self, caller: Caller, wish: ChannelWish) -> tuple[Channel, str | None]:
+        """(the channel, what is shown of its secrets this once). Raises Forbidden, InvalidInput, Conflict."""
+        team = await self._team(caller, wish)
+        notifier = self._notifiers.get(wish.kind)
+        if notifier is None:
+            kinds = ", ".join(sorted(kind for kind in self._notifiers if kind != LOG_CHANNEL))
+            raise InvalidInput(Problem(field="kind", message=f"no kind {wish.kind!r}; use one of {kinds}"))
+        config, secrets = notifier.check(wish.config, wish.secrets)
+        secrets, shown = notifier.fresh(secrets)
+        rows = self._store.as_tenant(caller.tenant)
+        if sum(one.channel.team == team for one in await rows.channels()) >= MOST:
+            raise Conflict(f"there are {MOST} channels already; `gpubroker channel remove` removes one")
+        channel = Channel(
+            id=base32(self._entropy(ID_ENTROPY), ID_LENGTH),
+            kind=wish.kind,
+            name=wish.name,
+            team=team,
+            events=wish.events,
+            config=config,
+            sealed=self._box.seal(json.dumps(dict(secrets))),
+            created_at=self._clock.now(),
+        )
+        if not await rows.add_channel(channel):
+            raise Conflict(f"there is a channel {wish.name} already; choose another name")
+        return channel, shown
+
+    async def _team(self, caller: Caller, wish: ChannelWish) -> str | None:
+        if wish.installation:
+            if not caller.admin:
+                raise Forbidden("this token lacks the scope 'admin', which a channel of the installation needs")
+            return None
+        team = wish.team or caller.team
+        if all(one.name != team for one in await self._store.as_tenant(caller.tenant).teams()):
+            raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
+        return team
+
+    async def change(
+        self, caller: Caller, wanted: str, *, events: tuple[str, ...] | None, enabled: bool | None
+    ) -> ChannelStatus:
+        """None leaves as it is. Enabling forgets failures; what waited is told. Raises NotFound."""
+        channel = (await self.status(caller, wanted)).channel
+        to = replace(
+            channel,
+            events=channel.events if events is None else events,
+            enabled=channel.enabled if enabled is None else enabled,
+            reason=f"disabled by {caller.owner}" if enabled is False else channel.reason,
+        )
+        await self._write(caller, to)
+        return await self.status(caller, wanted)
+
+    async def rotate(self, caller: Caller, wanted: str) -> tuple[Channel, str]:
+        """A new secret of those that the kind makes itself, shown this once. Raises NotFound, Conflict."""
+        channel = (await self.status(caller, wanted)).channel
+        notifier = self._notifiers.get(channel.kind)
+        if notifier is None or channel.sealed is None:
+            raise Conflict(f"a channel of the kind {channel.kind} has no secret of ours; remove and add it instead")
+        secrets, shown = notifier.fresh(json.loads(self._box.open(channel.sealed)))
+        if shown is None:
+            raise Conflict(f"the secrets of a channel of the kind {channel.kind} are its receiver's; add it anew")
+        to = replace(channel, sealed=self._box.seal(json.dumps(dict(secrets))))
+        await self._write(caller, to)
+        return to, shown
+
+    async def _write(self, caller: Caller, channel: Channel) -> None:
+        if not await self._store.as_tenant(caller.tenant).write_channel(channel):
+            raise NotFound(f"no channel {channel.id}; `gpubroker channel ls` lists yours")
+
+    async def test(self, caller: Caller, wanted: str) -> Tested:
+        """Sends a real message now, past the outbox, also through a disabled channel. Raises NotFound."""
+        channel = (await self.status(caller, wanted)).channel
+        notifier = self._notifiers.get(channel.kind)
+        if notifier is None:
+            return Tested(delivered=False, detail=f"this daemon serves no channels of the kind {channel.kind}")
+        notice = Notice(
+            id=f"test-{base32(self._entropy(ID_ENTROPY), ID_LENGTH)}",
+            kind="channel.test",
+            team=channel.team,
+            message=f"a test of the channel {channel.name}, asked for by {caller.owner}",
+            at=self._clock.now(),
+        )
+        begun = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(TEST_S):
+                await notifier.deliver(channel, Delivery(stream=NOTICES, notice=notice), None, None)
+        except TimeoutError:
+            return Tested(delivered=False, detail=f"no answer within {TEST_S:.0f} s", seconds=TEST_S)
+        except GpubrokerError as error:
+            return Tested(delivered=False, detail=str(error), seconds=self._clock.monotonic() - begun)
+        return Tested(delivered=True, seconds=self._clock.monotonic() - begun)
+
+    async def delete(self, caller: Caller, wanted: str) -> None:
+        """With all that waits for it. Raises NotFound, Conflict."""
+        channel = (await self.status(caller, wanted)).channel
+        if channel.id == LOG_CHANNEL:
+            raise Conflict("the log is a part of every installation; disable it instead")
+        if not await self._store.as_tenant(caller.tenant).delete_channel(channel.id):
+            raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")

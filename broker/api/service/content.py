@@ -1,0 +1,301 @@
+"""The bytes around a job: uploads in, logs and artifacts out. All of them lie in the blob store."""
+
+import asyncio
+import hashlib
+import logging
+import lzma
+import re
+import tarfile
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from broker.api.core.auth import Caller
+from broker.api.core.problems import Corrupt, NotFound
+from broker.api.core.upload_spool import leave_room, spooled
+from broker.api.service.job_data import check_kept
+from broker.api.service.jobs import Service
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
+from broker.lifecycle.retention import last_checkpoint
+from broker.ports import Upload
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Manifest, ManifestFile
+from trainer.dataset.prompts import DataError
+from trainer.dataset.readers import format_of
+
+log = logging.getLogger(__name__)
+
+UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
+"""Each takes up to `Settings.upload_bytes` of the disk; more wait. No team takes the others' turn."""
+RANGE_BYTES = 4 << 20
+"""Of a file that is sent; so much of it is in memory."""
+STALLED_S = 30.0
+"""An upload of which nothing came for so long is given up."""
+CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
+
+Format = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
+
+
+class Content:
+    """Use cases that move bytes; whose job it is, `Service.job` decides."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._blobs = service.blobs
+        self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
+        self._of_team: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, UPLOADS_OF_TEAM))
+
+    # --------------------------------------------------------------------------------------------------------- uploads
+
+    async def upload(
+        self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes], *, sha256: str | None
+    ) -> Upload:
+        """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, NoRoom,
+        InvalidInput; then nothing of it is kept."""
+        fmt = _format(name, declared)
+        async with self._of_team[caller.team], self._uploading:
+            settings = self._service.settings
+            async with spooled(settings.spool, _in_time(body), most=settings.upload_bytes) as file:
+                if sha256 not in (None, file.sha256):
+                    message = (
+                        f"these {file.bytes} bytes have {file.sha256}; they were changed on the way, send them again"
+                    )
+                    raise InvalidInput(Problem(field="sha256", message=message))
+                summary = await asyncio.to_thread(self._examine, file.path, fmt)
+                if settings.blobs is not None:
+                    leave_room(settings.blobs, file.bytes)
+                await self._blobs.put_file(keys.upload(file.sha256), file.path)
+        upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
+        await self._service.rows(caller).put_upload(caller.owner, upload)
+        return upload
+
+    def _examine(self, data: Path, fmt: Format) -> Mapping[str, Any] | None:
+        """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
+        trained on. Runs in a thread."""
+        if fmt == "tar" and not _is_tar(data):
+            raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
+        try:
+            return {**self._service.preflight.summarise(data, fmt), "format": fmt}
+        except InvalidInput:
+            if fmt == "tar":
+                return None
+            raise
+
+    # ------------------------------------------------------------------------------------------------------- artifacts
+
+    async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
+        """(prefix of its files' keys, manifest) of the job's last committed checkpoint; None while there is none."""
+        job = await self._service.job(caller, wanted)
+        check_kept(job, last_checkpoint(job))
+        for key in await self._manifests(caller, job):
+            raw = await self._blobs.get(key)
+            manifest = None if raw is None else _parse(raw)
+            if manifest is not None and manifest.job == job.id:
+                return keys.files_of(key), manifest
+        return None
+
+    async def _manifests(self, caller: Caller, job: Job) -> list[str]:
+        """Newest first: by the attempt's number, then by step, and of one step first what the attempt ended with.
+        Folders of unknown attempts are nobody's."""
+        attempts = await self._service.attempts(caller, job)
+        numbers = {a.id: a.number for a in attempts}
+        ends = {a.final.checkpoint.manifest for a in attempts if a.final and a.final.checkpoint}
+        prefix = keys.checkpoints(job.id)
+        found: list[tuple[int, int, bool, str]] = []
+        for info in await self._blobs.list(prefix):
+            attempt = info.key.removeprefix(prefix).partition("/")[0]
+            if keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
+                found.append((numbers[AttemptId(attempt)], keys.step_of(info.key), info.key in ends, info.key))
+        return [key for *_, key in sorted(found, reverse=True)]
+
+    async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
+        """One file and its pieces, of which the last comes only when all are what the manifest says. Raises NotFound;
+        the pieces raise Corrupt."""
+        found = await self.manifest(caller, wanted)
+        file = next((f for f in found[1].files if f.path == path), None) if found else None
+        if found is None or file is None:
+            raise NotFound(f"job {wanted} has no artifact {path!r}; `gpubroker artifacts {wanted}` lists them")
+        return file, self._checked(found[0] + path, file, f"{path} of job {wanted}")
+
+    async def _checked(self, key: str, file: ManifestFile, name: str) -> AsyncGenerator[bytes]:
+        corrupt = Corrupt(f"{name} is not what its manifest says; the blob store lost or changed it")
+        digest, start = hashlib.sha256(), 0
+        while True:
+            size = min(RANGE_BYTES, file.bytes - start)
+            last = start + size == file.bytes
+            piece = await self._blobs.get_range(key, start, size + last)  # one more at the end, which must not be there
+            if piece is not None:
+                await asyncio.to_thread(digest.update, piece)
+            if piece is None or len(piece) != size or (last and digest.hexdigest() != file.sha256):
+                log.error("%s", corrupt)  # of a large file the client hears only that it broke off
+                raise corrupt
+            yield piece
+            if last:
+                return
+            start += size
+
+    # ------------------------------------------------------------------------------------------------------------ logs
+
+    async def attempt(self, caller: Caller, job: Job, number: int | None) -> Attempt | None:
+        """An attempt by number; the latest by default, None while there is none. Raises NotFound."""
+        attempts = await self._service.attempts(caller, job)
+        if number is None:
+            return attempts[-1] if attempts else None
+        return _numbered(job, attempts, number)
+
+    async def log(self, caller: Caller, job: Job, number: int | None) -> bytes:
+        """The text of an attempt (the latest by default) up to now. Raises NotFound."""
+        check_kept(job, "logs")
+        attempt = await self.attempt(caller, job, number)
+        chunks = await self._chunks(attempt.id) if attempt else []
+        texts = [await self._blobs.get(chunk.key) for chunk in chunks]
+        return b"".join(t for t in texts if t is not None)
+
+    async def follow(
+        self, caller: Caller, job: Job, number: int | None, position: "Position"
+    ) -> AsyncIterator["LogPiece | None"]:
+        """Pieces after `position`, through later attempts, until the job rests; None whenever there is nothing new."""
+        store = self._service.rows(caller)
+        while True:
+            job = await store.job(job.id) or job
+            attempts = await store.attempts(job.id)
+            if number is not None:
+                attempts = [_numbered(job, attempts, number)]
+            current = position.current(attempts)
+            if current is not None:
+                chunks = [c for c in await self._chunks(current.id) if position.is_new(current.id, c)]
+                for chunk in chunks:
+                    data = await self._blobs.get(chunk.key)
+                    position = position.after(current.id, chunk)
+                    if data is not None:
+                        text = data.decode(errors="replace")
+                        yield LogPiece(position=position, attempt=current.number, node=chunk.node, text=text)
+                if chunks:
+                    continue
+                if not current.live and current is not attempts[-1]:
+                    position = Position(attempt=attempts[attempts.index(current) + 1].id)
+                    continue
+            if (number is not None and current is not None and not current.live) or _over(job, current):
+                return
+            yield None
+            await store.wait(f"job/{job.id}", self._service.settings.poll_s)
+
+    async def _chunks(self, attempt: AttemptId) -> list["Chunk"]:
+        prefix = keys.logs(attempt)
+        found: list[Chunk] = []
+        for info in await self._blobs.list(prefix):
+            match = CHUNK_KEY.fullmatch(info.key.removeprefix(prefix))
+            if match is not None:
+                found.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
+        return sorted(found, key=lambda c: (c.node, c.boot, c.number))
+
+
+async def _in_time(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    chunks = aiter(body)
+    while True:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            message = f"nothing came for {STALLED_S:g} s; send it again"
+            raise InvalidInput(Problem(field="body", message=message)) from None
+        yield chunk
+
+
+def _numbered(job: Job, attempts: Sequence[Attempt], number: int) -> Attempt:
+    found = next((a for a in attempts if a.number == number), None)
+    if found is None:
+        raise NotFound(f"job {job.id} has no attempt {number}; it has {len(attempts)}")
+    return found
+
+
+def _over(job: Job, current: Attempt | None) -> bool:
+    return job.state in RESTING_JOB_STATES and (current is None or not current.live)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    key: str
+    node: int
+    boot: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a reader has got: in one attempt, the last chunk of each boot. Its text is the SSE id."""
+
+    attempt: AttemptId | None = None
+    seen: tuple[tuple[str, int], ...] = ()
+    """(`<node>/<boot>`, last number read)."""
+
+    def __str__(self) -> str:
+        return ";".join([self.attempt or "", *(f"{boot}-{n}" for boot, n in self.seen)])
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """Raises InvalidInput."""
+        attempt, *parts = text.split(";")
+        try:
+            seen = [(boot, int(n)) for boot, _, n in (part.rpartition("-") for part in parts)]
+        except ValueError:
+            raise InvalidInput(Problem(field="Last-Event-ID", message="is not one of ours; leave it out")) from None
+        return cls(attempt=AttemptId(attempt) if attempt else None, seen=tuple(seen))
+
+    def current(self, attempts: Sequence[Attempt]) -> Attempt | None:
+        """The attempt being read; the latest for a reader that comes new."""
+        known = next((a for a in attempts if a.id == self.attempt), None)
+        return known or (attempts[-1] if attempts else None)
+
+    def is_new(self, attempt: AttemptId, chunk: Chunk) -> bool:
+        return attempt != self.attempt or chunk.number > dict(self.seen).get(f"{chunk.node}/{chunk.boot}", -1)
+
+    def after(self, attempt: AttemptId, chunk: Chunk) -> "Position":
+        seen = dict(self.seen) if attempt == self.attempt else {}
+        seen[f"{chunk.node}/{chunk.boot}"] = chunk.number
+        return Position(attempt=attempt, seen=tuple(sorted(seen.items())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPiece:
+    position: Position
+    attempt: int
+    node: int
+    text: str
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # of one that is compressed, and cut off
+        return False
+
+
+def _format(name: str, declared: Format | None) -> Format:
+    if declared is not None:
+        return declared
+    try:
+        return format_of(name, None)
+    except DataError:
+        message = f"{name!r} does not tell the format; add format=csv, json, jsonl, parquet, tar or zip"
+        raise InvalidInput(Problem(field="name", message=message)) from None
+
+
+def _parse(raw: bytes) -> Manifest | None:
+    """A rented machine wrote it: what does not parse, or names files outside its folder, is no manifest."""
+    try:
+        manifest = Manifest.model_validate_json(raw)
+    except ValidationError:
+        return None
+    safe = all(not f.path.startswith("/") and ".." not in f.path.split("/") for f in manifest.files)
+    return manifest if safe else None

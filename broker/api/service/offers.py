@@ -1,0 +1,31 @@
+"""What is for sale, and who sells it."""
+
+from collections.abc import Collection, Mapping
+
+from broker.api.schemas import core as models
+from broker.api.service.interfaces import Market
+from broker.estimator.speed.hardware import matches
+
+
+def for_sale(market: Market, *, provider: str | None, accelerators: Collection[str], limit: int) -> models.OfferList:
+    """Cheapest first; an empty filter takes everything."""
+    found = [
+        o
+        for o in market.offers()
+        if provider in (None, o.provider)
+        and (not accelerators or any(matches(name, o.accelerator) for name in accelerators))
+    ]
+    found.sort(key=lambda o: (o.usd_per_hour, o.id))
+    shown = tuple(models.OfferView.model_validate(o) for o in found[:limit])
+    sources = tuple(models.ProviderStatusView.model_validate(s) for s in market.status())
+    return models.OfferList(items=shown, total=len(found), providers=sources)
+
+
+def providers(market: Market, problems: Mapping[str, str | None]) -> models.ProviderList:
+    """Every configured provider; `problems`: what is wrong with credentials, where that was asked."""
+    caps = market.caps()
+    views = []
+    for status in market.status():
+        known = {"problem": problems.get(status.name), "self_stop": caps[status.name].self_stop}
+        views.append(models.ProviderView(**models.ProviderStatusView.model_validate(status).model_dump(), **known))
+    return models.ProviderList(items=tuple(views))

@@ -1,0 +1,129 @@
+"""Policies, budgets and approvals."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from broker.api.core.auth import Caller
+from broker.api.core.problems import Conflict, NotFound
+from broker.billing.caps import least_usd, reserved
+from broker.billing.drain import Tempo
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import JobId
+from broker.domain.instance import Caps
+from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, JobState
+from broker.domain.money import show
+from broker.domain.offer import Quote, QuoteLine
+from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.policy.budgets import Applied, Refusal
+from broker.policy.dry_run import DryRun, dry_run
+from broker.policy.windows import ROLLING
+from broker.ports import Clock, Store
+from broker.quote.placement import foresee
+
+LONGEST = max([*ROLLING.values(), timedelta(days=31)])
+"""Of all windows: so much of the past counts at a moment."""
+
+
+class Policies:
+    """Needs only ports. A team manages its own policies; those of more than one team are the operators'."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def policies(self, caller: Caller) -> Sequence[KeptPolicy]:
+        return await self._store.as_tenant(caller.tenant).policies()
+
+    async def apply(self, caller: Caller, name: str, policy: Policy) -> KeptPolicy:
+        """Raises InvalidInput."""
+        if policy.name != name:
+            raise InvalidInput(Problem(field="name", message=f"is {policy.name}, but the address says {name}"))
+        await self._own(caller, policy)
+        return await self._store.as_tenant(caller.tenant).put_policy(policy)
+
+    async def _own(self, caller: Caller, policy: Policy) -> None:
+        if not caller.admin and policy.team != caller.team:
+            whose = f"team {policy.team}'s" if policy.team else "more than one team's"
+            message = f"this policy is {whose}; yours is team: {caller.team}"
+            raise InvalidInput(Problem(field="team", message=message))
+        if policy.team is not None and all(
+            team.name != policy.team for team in await self._store.as_tenant(caller.tenant).teams()
+        ):
+            raise InvalidInput(Problem(field="team", message=f"no team {policy.team}; `gpubroker team ls` lists them"))
+
+    async def delete(self, caller: Caller, name: str, team: str | None) -> None:
+        """Of `team`, by default the own team's, else the installation's. Raises NotFound."""
+        rows = self._store.as_tenant(caller.tenant)
+        for whose in _candidates(caller, team):
+            if await rows.delete_policy(whose, name):
+                return
+        raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
+
+    async def history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
+        """Newest first, likewise. Raises NotFound."""
+        rows = self._store.as_tenant(caller.tenant)
+        for whose in _candidates(caller, team):
+            if found := await rows.policy_history(whose, name):
+                return found
+        raise NotFound(f"there never was a policy {name}; `gpubroker policy ls` lists them")
+
+    async def dry_run(self, caller: Caller, policy: Policy, days: int) -> DryRun:
+        """What it would have done in the last `days`. Raises InvalidInput."""
+        await self._own(caller, policy)
+        now = self._clock.now()
+        since = now - timedelta(days=days)
+        history = await self._store.as_tenant(caller.tenant).past(since - LONGEST)
+        return dry_run(policy, since, history)
+
+    async def budgets(self, caller: Caller) -> tuple[datetime, Sequence[Applied]]:
+        """Every policy that the caller sees, with what its jobs have spent and hold."""
+        return await self._store.as_tenant(caller.tenant).budgets()
+
+    async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: Tempo) -> Refusal | None:
+        """What the policies that cover this job would do to it if it were submitted now; nothing is written."""
+        whose, every_s = (job.team, job.owner), job.spec.checkpoint.least_s
+        now, applied = await self._store.applied([whose])
+
+        def least(line: QuoteLine) -> Decimal:
+            return least_usd(line, caps[line.offer.provider], every_s, tempo)
+
+        def reserve(line: QuoteLine) -> Decimal:
+            return reserved(job, line, caps[line.offer.provider], tempo)
+
+        return foresee(made, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
+
+    # -------------------------------------------------------------------------------------------------------- approval
+
+    async def approve(self, caller: Caller, wanted: JobId, up_to_usd: Decimal | None) -> Job:
+        """Approves the job's cap, or a higher one in advance. Raises NotFound, Conflict."""
+        job = await self._job(caller, wanted)
+        if job.state in TERMINAL_JOB_STATES:
+            raise Conflict(f"job {wanted} is {job.state}; there is nothing to approve")
+        usd = max(job.cap_usd, up_to_usd or job.cap_usd)
+        message = f"approved up to {show(usd)} by {caller.owner}"
+        event = Event(job_id=job.id, kind="job.approved", message=message, data={"usd": str(usd), "by": caller.owner})
+        return await self._store.as_tenant(caller.tenant).approve(job.id, usd, event) or job
+
+    async def refuse(self, caller: Caller, wanted: JobId) -> Job:
+        """Cancels a job that awaits approval. Raises NotFound, Conflict."""
+        job = await self._job(caller, wanted)
+        if job.stop_requested or job.state is JobState.CANCELLED:
+            return job
+        if job.state is not JobState.AWAITING_APPROVAL:
+            raise Conflict(f"job {wanted} is {job.state} and awaits no approval; cancel it instead")
+        event = Event(
+            job_id=job.id, kind="job.refused", message=f"refused by {caller.owner}", data={"by": caller.owner}
+        )
+        return await self._store.as_tenant(caller.tenant).request_stop(job.id, event) or job
+
+    async def _job(self, caller: Caller, wanted: JobId) -> Job:
+        job = await self._store.as_tenant(caller.tenant).job(wanted)
+        if job is None:
+            raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
+        return job
+
+
+def _candidates(caller: Caller, team: str | None) -> Sequence[str | None]:
+    """Whose policy is meant by a name."""
+    return (team,) if team is not None else (caller.team, None)

@@ -1,0 +1,276 @@
+"""Slack's people and what they send: who they are here, and that nothing is done twice or by nobody."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+from broker.api.core.auth import Caller, Forbidden, Unauthenticated
+from broker.api.core.problems import Conflict, NotFound
+from broker.api.service.jobs import Service
+from broker.api.service.slack_actions import HELP, SlackActs, may
+from broker.domain.errors import GpubrokerError, InvalidInput, NotifyError, Problem
+from broker.domain.ids import JobId
+from broker.domain.notifications import Channel, SlackUser, Snapshot
+from broker.domain.tenancy import Scope, Tenant, over_since, withheld
+
+log = logging.getLogger(__name__)
+
+KIND = "slack"
+REPLAY_S = 900.0
+"""Longer than a signature is valid, before and after its time."""
+CHANNELS_S = 5.0
+"""A change of a channel is seen after so long at the latest."""
+FIELDS = 64
+
+
+class Door(Protocol):
+    """What Slack's adapter does for us; see `notify.slack_app`."""
+
+    def signers(
+        self, channels: Sequence[Channel], body: bytes, timestamp: str | None, signature: str | None
+    ) -> list[Channel]: ...
+    async def person(self, channel: Channel, user: str) -> tuple[str, str] | None: ...
+    async def say(self, url: str, lines: Sequence[str]) -> None: ...
+    async def show(self, url: str, snapshot: Snapshot) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkWish:
+    """What a new link is to be. `team`: None is the caller's own. `channel`: whose workspace; None: any of the team."""
+
+    team: str | None
+    user: str
+    owner: str
+    scopes: tuple[Scope, ...]
+    channel: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A click or a command, whichever way it came. `channels`: those of the app that sent it."""
+
+    channels: Sequence[Channel]
+    workspace: str
+    user: str
+    conversation: str
+    answer_to: str
+    action: str = ""
+    value: str = ""
+    text: str = ""
+
+    @classmethod
+    def of(cls, channels: Sequence[Channel], payload: Mapping[str, Any]) -> "Sent | None":
+        """None for what we have not asked Slack for. Raises InvalidInput for what Slack never sends."""
+        try:
+            if payload.get("command"):
+                return cls(
+                    channels=channels, workspace=str(payload["team_id"]), user=str(payload["user_id"]),
+                    conversation=str(payload["channel_id"]), answer_to=str(payload["response_url"]),
+                    text=str(payload.get("text", "")),
+                )  # fmt: skip
+            if payload.get("type") != "block_actions" or not payload["actions"]:
+                return None
+            action, user = payload["actions"][0], payload["user"]
+            return cls(
+                channels=channels, workspace=str((payload.get("team") or {}).get("id") or user["team_id"]),
+                user=str(user["id"]), conversation=str((payload.get("channel") or {}).get("id", "")),
+                answer_to=str(payload["response_url"]), action=str(action["action_id"]),
+                value=str(action.get("value", "")),
+            )  # fmt: skip
+        except (KeyError, TypeError, AttributeError, IndexError):
+            raise InvalidInput(Problem(field="payload", message="is none of Slack's; nothing was done")) from None
+
+
+class Slack:
+    """`door`: None where the daemon has no Slack."""
+
+    def __init__(self, service: Service, door: Door | None) -> None:
+        self._service = service
+        self._door = door
+        self._acts = SlackActs(service)
+        self._known: tuple[float, Sequence[Channel]] = (float("-inf"), ())
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ----------------------------------------------------------------------------------------------------------- links
+
+    async def links(self, caller: Caller) -> Sequence[SlackUser]:
+        """Of the own team; of all, for an operator."""
+        return await self._service.rows(caller).slack_users()
+
+    async def link(self, caller: Caller, wish: LinkWish) -> SlackUser:
+        """Looks the person up in Slack. Raises InvalidInput, Forbidden, Conflict where Slack cannot be asked."""
+        if beyond := withheld(caller.scopes, wish.scopes):
+            raise Forbidden(f"you may not give the scope {beyond[0]!r}, which your own token lacks; ask an operator")
+        team, rows = wish.team or caller.team, self._service.rows(caller)
+        if all(one.name != team for one in await rows.teams()):
+            raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
+        seen = [status.channel for status in await rows.channels()]
+        channel = _of_team([c for c in seen if c.kind == KIND], team, wish.channel)
+        try:
+            found = await self._asked.person(channel, wish.user)
+        except NotifyError as e:
+            raise Conflict(f"{e}; nothing was linked") from None
+        if found is None:
+            message = f"no {wish.user} in that workspace; a profile in Slack shows its member ID"
+            raise InvalidInput(Problem(field="user", message=message))
+        made = SlackUser(
+            team=team, workspace=found[0], user=wish.user, owner=wish.owner, scopes=wish.scopes, name=found[1],
+            linked_by=caller.owner,
+        )  # fmt: skip
+        await rows.put_slack_user(made)
+        return made
+
+    async def unlink(self, caller: Caller, user: str) -> None:
+        """In every workspace. Raises NotFound, Forbidden."""
+        rows = self._service.rows(caller)
+        found = await rows.slack_users(user=user)
+        if not found:
+            raise NotFound(f"no link of {user}; `gpubroker slack ls` lists them")
+        for one in found:
+            if beyond := withheld(caller.scopes, one.scopes):
+                raise Forbidden(f"you may not take the scope {beyond[0]!r}, which your own token lacks")
+            await rows.delete_slack_user(one)
+
+    # -------------------------------------------------------------------------------------------------- what is sent
+
+    async def accept(self, body: bytes, timestamp: str | None, signature: str | None) -> None:
+        """A request that Slack signed; it is carried out after this has returned.
+
+        Raises Unauthenticated for any other, Conflict for a second time, InvalidInput.
+        """
+        signers = self._asked.signers(await self.channels(), body, timestamp, signature)
+        if not signers:
+            raise Unauthenticated("not signed by a Slack app of any channel here within the last five minutes")
+        key = hashlib.sha256(f"{timestamp} {signature}".encode()).hexdigest()
+        if not await self._service.store.first_time(f"slack:{key}", for_s=REPLAY_S):
+            raise Conflict("this request was answered before; nothing was done")
+        self._begin(Sent.of(signers, _payload(body)))
+
+    async def take(self, channels: Sequence[Channel], envelope: str, payload: Mapping[str, Any]) -> None:
+        """The same by Socket Mode, which repeats an envelope until it is acknowledged."""
+        if await self._service.store.first_time(f"slack:{envelope}", for_s=REPLAY_S):
+            self._begin(Sent.of(channels, payload))
+
+    def _begin(self, sent: Sent | None) -> None:
+        """Slack waits three seconds for the first answer, so the real one goes to `answer_to`."""
+        if sent is not None:
+            task = asyncio.create_task(self._carry_out(sent))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Lets what was begun finish."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def channels(self) -> Sequence[Channel]:
+        """Enabled ones of Slack, of every team."""
+        now = self._service.clock.monotonic()
+        if now - self._known[0] >= CHANNELS_S:
+            found = [status.channel for status in await self._service.store.channels()]
+            self._known = now, [c for c in found if c.kind == KIND and c.enabled]
+        return self._known[1]
+
+    async def _carry_out(self, sent: Sent) -> None:
+        try:
+            await self._act(sent)
+        except GpubrokerError as e:
+            await self._asked.say(sent.answer_to, [str(e)])
+        except Exception:
+            log.exception("a request of Slack failed")
+            await self._asked.say(sent.answer_to, ["a fault of the broker; its log has the details"])
+
+    async def _act(self, sent: Sent) -> None:
+        caller = await self._caller(sent)
+        if caller is None:
+            await self._asked.say(
+                sent.answer_to,
+                [
+                    "You are not linked to anybody of gpubroker yet.",
+                    f"Ask whoever has the scope manage to run: gpubroker slack link {sent.user} --owner NAME",
+                ],
+            )
+        elif not sent.action:
+            await self._asked.say(sent.answer_to, await self._acts.command(caller, sent.text) or HELP)
+        else:
+            await self._press(caller, sent)
+
+    async def _press(self, caller: Caller, sent: Sent) -> None:
+        """However it ends, the message shows the job as it is afterwards: a stale button is gone then."""
+        try:
+            _, done = await self._acts.press(caller, sent.action, sent.value)
+        except GpubrokerError as e:
+            done = str(e)
+        await self._asked.say(sent.answer_to, [done])
+        if not may(caller, "read"):
+            return  # the channel itself brings the message up to date
+        try:
+            job = await self._service.job(caller, JobId(sent.value.partition(":")[0]))
+        except NotFound:
+            return
+        attempts = await self._service.attempts(caller, job)
+        await self._asked.show(sent.answer_to, Snapshot(job=job, attempts=tuple(attempts)))
+
+    async def _caller(self, sent: Sent) -> Caller | None:
+        """Whoever knows an app's secrets can speak for its people, but for none of another team, and for no operator.
+
+        Raises Conflict for one who is linked in several teams and speaks outside of their channels, Forbidden for one
+        whose tokens have all ended.
+        """
+        teams = {channel.team for channel in sent.channels}
+        links = await self._service.store.slack_users(sent.workspace, sent.user)
+        links = [link for link in links if None in teams or link.team in teams]
+        if len(links) > 1:
+            here = {c.team for c in sent.channels if c.config.get("channel") == sent.conversation}
+            links = [link for link in links if link.team in here]
+            if len(links) != 1:
+                raise Conflict("you are linked in several teams; say it in the channel of the one that you mean")
+        if not links:
+            return None
+        await self._refuse_ended(links[0])
+        scopes = frozenset(links[0].scopes) - (frozenset() if None in teams else {"admin"})
+        token = f"slack:{sent.workspace}/{sent.user}"
+        return Caller(team=links[0].team, owner=links[0].owner, scopes=scopes, token_id=token)
+
+    async def _refuse_ended(self, link: SlackUser) -> None:
+        """A link is its owner's and outlives whoever made it, but not the owner's own time here."""
+        tokens = await self._service.store.as_tenant(Tenant(team=link.team, owner=link.owner)).tokens()
+        ends = [token.expires_at for token in tokens if token.owner == link.owner and token.team == link.team]
+        if (since := over_since(ends, self._service.clock.now())) is not None:
+            raise Forbidden(
+                f"the access of {link.owner} to gpubroker ended on {since:%Y-%m-%d}; "
+                f"ask whoever has the scope manage to run: gpubroker token new {link.owner}"
+            )
+
+    @property
+    def _asked(self) -> Door:
+        if self._door is None:
+            raise NotFound("this daemon has no Slack")
+        return self._door
+
+
+def _payload(body: bytes) -> Mapping[str, Any]:
+    """The form that Slack sends: a command's own fields, or JSON in `payload`. Raises InvalidInput."""
+    try:
+        form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS, strict_parsing=True))
+        found = json.loads(form["payload"]) if "payload" in form else form
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidInput(Problem(field="body", message="is no form of Slack's; nothing was done"))
+    return found
+
+
+def _of_team(channels: Sequence[Channel], team: str, name: str | None) -> Channel:
+    """Raises InvalidInput."""
+    found = [c for c in channels if c.enabled and c.team in (team, None) and name in (None, c.name)]
+    if not found:
+        message = (
+            f"no Slack channel{f' {name}' if name else ''} of team {team}; add one with gpubroker channel add slack"
+        )
+        raise InvalidInput(Problem(field="channel", message=message))
+    return min(found, key=lambda c: (c.team is None, c.name))

@@ -1,0 +1,196 @@
+"""What people do from Slack: buttons and the slash command, as the person that they are linked to."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import get_args
+
+from broker.api.core.auth import Caller, Forbidden
+from broker.api.core.problems import Conflict, NotFound
+from broker.api.service.jobs import Service
+from broker.api.service.spending import SpendQuery
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.formatting import duration
+from broker.domain.ids import JobId
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState
+from broker.domain.money import show
+from broker.domain.spending import SpendBy
+from broker.domain.tenancy import Scope
+from broker.ports import JobFilter
+
+FULL = re.compile(r"[a-z2-7]{13}")
+LOOKED_AT = 200
+SHOWN = 15
+HELP = (
+    "/gpubroker status [JOB]: what runs and waits, or one job",
+    "/gpubroker spend [user|job|team|cloud|gpu|day|month]: dollars of the last 30 days",
+    "/gpubroker cancel JOB: save a checkpoint and stop",
+    "JOB is an id, the start of one, or a name.",
+)
+
+
+class SlackActs:
+    """Each act goes through the same use cases as over HTTP, with the same rights and the same audit."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    # --------------------------------------------------------------------------------------------------------- buttons
+
+    async def press(self, caller: Caller, action: str, value: str) -> tuple[JobId, str]:
+        """(the job, what was done in one line). Raises Conflict where the job has moved on, and what the acts raise."""
+        if action not in BUTTONS:
+            raise NotFound("this button is of another version of gpubroker; look at the job again")
+        scope, act = BUTTONS[action]
+        require(caller, scope)
+        job_id, _, rest = value.partition(":")
+        if not FULL.fullmatch(job_id):
+            raise InvalidInput(Problem(field="value", message="names no job; look at the job again"))
+        job = await self._service.job(caller, JobId(job_id))
+        return job.id, await act(self, caller, job, rest)
+
+    async def _approve(self, caller: Caller, job: Job, rest: str) -> str:
+        _still_waits(job)
+        _still_capped(job, *_caps(rest, 1))
+        await self._service.policies.approve(caller, job.id, None)
+        return f"{job.spec.name} is approved up to {show(job.cap_usd)}"
+
+    async def _refuse(self, caller: Caller, job: Job, rest: str) -> str:
+        _still_waits(job)
+        await self._service.policies.refuse(caller, job.id)
+        return f"{job.spec.name} is refused"
+
+    async def _extend(self, caller: Caller, job: Job, rest: str) -> str:
+        was, new = _caps(rest, 2)
+        _still_capped(job, was)
+        await self._service.raise_cap(caller, job.id, new)
+        return f"the cap of {job.spec.name} is {show(new)} now"
+
+    async def _cancel(self, caller: Caller, job: Job, rest: str) -> str:
+        stopped = await self._service.cancel(caller, job.id)
+        return f"{job.spec.name} is {'cancelled' if stopped.state is JobState.CANCELLED else 'stopping'}"
+
+    async def _retry(self, caller: Caller, job: Job, rest: str) -> str:
+        """One new job for each old one, however often the button is pressed."""
+        made, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
+        return f"{job.spec.name} {'goes' if new else 'went'} on as job {made.id}, cap {show(made.cap_usd)}"
+
+    # --------------------------------------------------------------------------------------------------------- command
+
+    async def command(self, caller: Caller, text: str) -> Sequence[str]:
+        """The answer's lines. Raises what the acts raise."""
+        words = text.split()
+        if not words or words[0].lower() not in COMMANDS:
+            return HELP
+        scope, act = COMMANDS[words[0].lower()]
+        require(caller, scope)
+        return await act(self, caller, words[1:])
+
+    async def _status(self, caller: Caller, words: list[str]) -> Sequence[str]:
+        if words:
+            job = await self._meant(caller, words[0])
+            return _detail(job, await self._service.attempts(caller, job))
+        states = tuple(state for state in JobState if state not in RESTING_JOB_STATES)
+        page = await self._service.jobs(caller, JobFilter(states=states, limit=LOOKED_AT), None)
+        if not page.jobs:
+            return ("nothing runs or waits",)
+        hidden = len(page.jobs) - SHOWN
+        return [*map(_line, page.jobs[:SHOWN]), *([f"and {hidden} more"] if hidden > 0 else [])]
+
+    async def _spend(self, caller: Caller, words: list[str]) -> Sequence[str]:
+        by = words[0].lower() if words else "user"
+        if by not in get_args(SpendBy):
+            raise InvalidInput(Problem(field="spend", message=f"by {', '.join(get_args(SpendBy))}, not {by}"))
+        window, report = await self._service.spending.spend(caller, SpendQuery(by=by))  # type: ignore[arg-type] # it is one
+        rows = [f"{row.key}: {show(row.usd)}" for row in report.rows[:SHOWN]]
+        total = f"{show(report.total.usd)} since {window.since:%Y-%m-%d}"
+        lost = [f"{show(report.total.lost_usd)} of it was lost work"] if report.total.lost_usd else []
+        return [total, *rows, *lost]
+
+    async def _cancelled(self, caller: Caller, words: list[str]) -> Sequence[str]:
+        if not words:
+            return HELP
+        return [await self._cancel(caller, await self._meant(caller, words[0]), "")]
+
+    async def _meant(self, caller: Caller, said: str) -> Job:
+        """By id, or, for who may look, by the start of it or the name, among the newest.
+
+        Raises NotFound, Forbidden, InvalidInput when several are meant.
+        """
+        if FULL.fullmatch(said):
+            return await self._service.job(caller, JobId(said))
+        require(caller, "read")
+        jobs = (await self._service.jobs(caller, JobFilter(limit=LOOKED_AT), None)).jobs
+        found = [job for job in jobs if job.id.startswith(said)] or [job for job in jobs if job.spec.name == said]
+        if not found:
+            raise NotFound(f"no job {said} among the newest {LOOKED_AT}; /gpubroker status lists what runs")
+        if len(found) > 1:
+            ids = ", ".join(job.id for job in found[:5])
+            raise InvalidInput(Problem(field=said, message=f"means {len(found)} jobs ({ids}); give the id"))
+        return found[0]
+
+
+Button = Callable[[SlackActs, Caller, Job, str], Awaitable[str]]
+Command = Callable[[SlackActs, Caller, list[str]], Awaitable[Sequence[str]]]
+# Each with the scope that the same needs over HTTP: asked for before anything is looked up.
+BUTTONS: Mapping[str, tuple[Scope, Button]] = {
+    "gpubroker.approve": ("manage", SlackActs._approve),
+    "gpubroker.refuse": ("manage", SlackActs._refuse),
+    "gpubroker.extend": ("submit", SlackActs._extend),
+    "gpubroker.cancel": ("submit", SlackActs._cancel),
+    "gpubroker.retry": ("submit", SlackActs._retry),
+}
+COMMANDS: Mapping[str, tuple[Scope, Command]] = {
+    "status": ("read", SlackActs._status),
+    "spend": ("read", SlackActs._spend),
+    "cancel": ("submit", SlackActs._cancelled),
+}
+
+
+def may(caller: Caller, scope: Scope) -> bool:
+    return scope in caller.scopes or caller.admin
+
+
+def require(caller: Caller, scope: Scope) -> None:
+    """Raises Forbidden."""
+    if not may(caller, scope):
+        raise Forbidden(f"your link lacks the scope {scope!r}; ask whoever has the scope 'manage' to link you with it")
+
+
+def _still_waits(job: Job) -> None:
+    if job.state is not JobState.AWAITING_APPROVAL:
+        raise Conflict(f"{job.spec.name} awaits no approval; it is {job.state.value}")
+
+
+def _still_capped(job: Job, was: Decimal) -> None:
+    if job.cap_usd != was:
+        raise Conflict(f"the cap of {job.spec.name} is {show(job.cap_usd)} by now; nothing was changed")
+
+
+def _caps(text: str, count: int) -> list[Decimal]:
+    """The cap that the button was made at, then the one that it offers. Raises InvalidInput."""
+    try:
+        caps = [Decimal(part) for part in text.split(":")]
+    except InvalidOperation:
+        caps = []
+    if len(caps) != count or not all(cap.is_finite() for cap in caps):
+        raise InvalidInput(Problem(field="value", message="names no caps; look at the job again"))
+    return caps
+
+
+def _line(job: Job) -> str:
+    reason = f" ({job.reason})" if job.reason else ""
+    money = f"{show(job.spent_usd)} of {show(job.cap_usd)}"
+    return f"{job.spec.name} {job.id}: {job.state.value.replace('_', ' ')}{reason}, {money}, {job.owner}"
+
+
+def _detail(job: Job, attempts: Sequence[Attempt]) -> Sequence[str]:
+    lines = [_line(job)]
+    for run in attempts[-SHOWN:]:
+        offer = run.line.offer
+        where = f"{offer.cloud} {offer.region} {offer.gpus}x {offer.accelerator}"
+        beat = f", step {run.beat.step}/{run.beat.total_steps}" if run.beat and run.beat.total_steps else ""
+        why = run.reason.value if run.reason else run.state.value
+        took = f", {duration((run.ended_at - run.created_at).total_seconds())}" if run.ended_at else ""
+        lines.append(f"{run.number}. {where}: {why}{beat}{took}, {show(run.charged_usd)}")
+    return lines

@@ -1,0 +1,128 @@
+"""What a spec refers to outside itself: uploads, secrets, providers."""
+
+import difflib
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.instance import Caps
+from broker.domain.offer import Offer
+from broker.domain.spec import JobSpec
+from broker.domain.tenancy import Tenant
+from broker.estimator.speed.hardware import TABLE, matches
+from broker.ports import TenantStore, Upload
+from trainer.dataset import batch_defaults as batches
+
+REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
+CACHED = 1024
+UPLOAD_FIRST = "upload the file first, as `gpubroker submit` does"
+
+
+class Inputs:
+    """Looks references up; uploads are content-addressed and never change, so they are remembered."""
+
+    def __init__(self) -> None:
+        self._uploads: OrderedDict[tuple[str, str, str], Upload] = OrderedDict()
+
+    def reference(self, spec: JobSpec) -> str:
+        """The sha256 that the spec names. Raises InvalidInput when it names something else."""
+        field, path = _reference(spec)
+        match = REFERENCE.fullmatch(path)
+        if match is None:
+            message = f"{path!r} is no upload; {UPLOAD_FIRST}, and give its upload:<sha256>"
+            raise InvalidInput(Problem(field=field, message=message))
+        return match[1]
+
+    async def upload(self, store: TenantStore, who: Tenant, spec: JobSpec) -> tuple[JobSpec, Upload]:
+        """The upload behind the spec, and the spec with its data format settled. Raises InvalidInput."""
+        sha256 = self.reference(spec)
+        own = (who.team, who.owner, sha256)
+        upload = self._uploads.get(own) or await self._find(store, own)
+        field, _ = _reference(spec)
+        if upload is None:
+            message = f"no upload {sha256[:12]}... of yours; {UPLOAD_FIRST}"
+            raise InvalidInput(Problem(field=field, message=message))
+        found = None if upload.summary is None else upload.summary["format"]
+        if not (found in (None, "tar") if spec.script else found):
+            what = "a .tar archive of code" if spec.script else "a data set, or an archive of pictures"
+            raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {what}; upload one"))
+        return _settled(spec, upload), upload
+
+    async def _find(self, store: TenantStore, own: tuple[str, str, str]) -> Upload | None:
+        upload = await store.upload(*own[1:])
+        if upload is not None and upload.gone_at is not None:
+            return None
+        if upload is not None:
+            self._uploads[own] = upload
+            while len(self._uploads) > CACHED:
+                self._uploads.popitem(last=False)
+        return upload
+
+    async def secrets(self, store: TenantStore, owner: str, spec: JobSpec) -> list[Problem]:
+        """A fault for each secret that is not set."""
+        if not spec.secrets:
+            return []
+        known = await store.secrets(owner, spec.secrets)
+        return [
+            Problem(field=f"secrets.{i}", message=f"{name} is not set; run gpubroker secret set {name}")
+            for i, name in enumerate(spec.secrets)
+            if name not in known
+        ]
+
+    def providers(self, spec: JobSpec, caps: Mapping[str, Caps]) -> list[Problem]:
+        """A fault for each provider that is not configured."""
+        return [
+            Problem(
+                field=f"resources.providers.{i}", message=unknown_name("provider", name, sorted(caps), "configured")
+            )
+            for i, name in enumerate(spec.resources.providers)
+            if name not in caps
+        ]
+
+    def accelerators(self, spec: JobSpec, offers: Sequence[Offer]) -> list[Problem]:
+        """A fault for each accelerator that nobody knows and nobody sells, so that a typo does not wait for ever."""
+        names = spec.resources.accelerators
+        unknown = [(i, name) for i, name in enumerate(names) if not any(matches(name, known) for known in TABLE)]
+        if not unknown:
+            return []
+        known = sorted({*TABLE, *(offer.accelerator for offer in offers)})
+        return [
+            Problem(field=f"resources.accelerators.{i}", message=unknown_name("accelerator", name, known, "known"))
+            for i, name in unknown
+            if not any(matches(name, k) for k in known)
+        ]
+
+
+def _reference(spec: JobSpec) -> tuple[str, str]:
+    if spec.train is not None:
+        return "train.data.path", spec.train.data.path
+    assert spec.script is not None
+    return "script.code", spec.script.code
+
+
+def unknown_name(kind: str, name: str, choices: list[str], are: str) -> str:
+    """`unknown provider 'vest'; did you mean vast?`, or what there is where none is near."""
+    near = difflib.get_close_matches(name, choices, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"{are} are {', '.join(choices) or 'none'}"
+    return f"unknown {kind} {name!r}; {fix}"
+
+
+def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
+    """(with a number for `global_batch: auto`, what to tell of it), by the rows of the upload."""
+    if spec.train is None or upload.summary is None:
+        return spec, ""
+    train, told = batches.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
+    return spec.model_copy(update={"train": train}), told
+
+
+def _settled(spec: JobSpec, upload: Upload) -> JobSpec:
+    """With the data format of the upload, so that nobody has to guess it again. Raises InvalidInput for another one."""
+    if spec.train is None or upload.summary is None:
+        return spec
+    data, found = spec.train.data, upload.summary["format"]
+    if data.format not in (None, found):
+        message = f"{upload.name} was read as {found}; remove this, or upload the file again as {data.format}"
+        raise InvalidInput(Problem(field="train.data.format", message=message))
+    train = spec.train.model_copy(update={"data": data.model_copy(update={"format": found})})
+    return spec.model_copy(update={"train": train})

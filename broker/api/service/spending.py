@@ -1,0 +1,101 @@
+"""What was spent, for whoever may see it."""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from broker.api.core.auth import Caller
+from broker.billing.reconcile import Charged
+from broker.billing.spending import report
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import AttemptId
+from broker.domain.job import LedgerCategory
+from broker.domain.money import MICRO
+from broker.domain.spending import Paid, SpendBy, SpendReport, SpendWindow
+from broker.ports import Clock, Store
+
+DEFAULT_DAYS = 30
+MAX_DAYS = 366
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpendQuery:
+    """Empty fields mean: the last 30 days up to now, everybody whom the caller may see."""
+
+    by: SpendBy
+    since: datetime | None = None
+    until: datetime | None = None
+    zone: str = "UTC"
+    team: str | None = None
+    user: str | None = None
+
+
+class Spending:
+    """Reports read the ledger itself, so they cost a scan of their window."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def spend(self, caller: Caller, query: SpendQuery) -> tuple[SpendWindow, SpendReport]:
+        """Raises InvalidInput for a window or a zone that cannot be."""
+        window = self._window(query.since, query.until, query.zone)
+        paid = await self._store.as_tenant(caller.tenant).paid(window)
+        return window, report(_narrowed(paid, query), query.by)
+
+    async def charges(
+        self, caller: Caller, cloud: str, since: datetime | None, until: datetime | None
+    ) -> tuple[SpendWindow, list[Charged]]:
+        """Compute by machine, of one cloud. An attempt's charges are divided evenly by its machines."""
+        window = self._window(since, until, "UTC")
+        paid = await self._store.as_tenant(caller.tenant).paid(window)
+        sums: dict[AttemptId, Decimal] = defaultdict(Decimal)
+        for piece in paid.slices:
+            if piece.attempt_id is not None and piece.category is LedgerCategory.COMPUTE:
+                sums[piece.attempt_id] += piece.usd
+        found: list[Charged] = []
+        for attempt_id, usd in sums.items():
+            attempt = paid.attempts[attempt_id].attempt
+            if attempt.line.offer.cloud == cloud:
+                machines = [handle.id for handle in attempt.handles] or [""]
+                for machine, share in zip(machines, divided(usd, len(machines)), strict=True):
+                    kind, job_id = attempt.line.offer.instance_type, attempt.job_id
+                    found.append(Charged(machine=machine, kind=kind, usd=share, job_id=job_id, attempt_id=attempt_id))
+        return window, found
+
+    def _window(self, since: datetime | None, until: datetime | None, zone: str) -> SpendWindow:
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            message = f"{zone!r} is no time zone; use an IANA name such as Europe/Berlin"
+            raise InvalidInput(Problem(field="zone", message=message)) from None
+        end = until or self._clock.now()
+        try:
+            start = since or end - timedelta(days=DEFAULT_DAYS)
+        except OverflowError:
+            message = f"{DEFAULT_DAYS} days before {end} there is no date; give since"
+            raise InvalidInput(Problem(field="until", message=message)) from None
+        if not start < end:
+            raise InvalidInput(Problem(field="since", message=f"{start} is not before {end}; turn them round"))
+        if end - start > timedelta(days=MAX_DAYS):
+            raise InvalidInput(Problem(field="since", message=f"a window of over {MAX_DAYS} days; ask for less"))
+        return SpendWindow(since=start, until=end, zone=zone)
+
+
+def divided(usd: Decimal, parts: int) -> list[Decimal]:
+    """`usd` in micro-dollars on `parts` machines: the first ones carry what does not divide, none is lost."""
+    micros, rest = divmod(int(usd / MICRO), parts)
+    return [MICRO * (micros + (place < rest)) for place in range(parts)]
+
+
+def _narrowed(paid: Paid, query: SpendQuery) -> Paid:
+    if query.team is None and query.user is None:
+        return paid
+    wanted = {
+        job_id
+        for job_id, job in paid.jobs.items()
+        if query.team in (None, job.team) and query.user in (None, job.owner)
+    }
+    return replace(paid, slices=[piece for piece in paid.slices if piece.job_id in wanted])

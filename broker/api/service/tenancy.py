@@ -1,0 +1,134 @@
+"""Teams, tokens and the audit."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from uuid import UUID
+
+from broker.api.core.auth import Caller, Forbidden, hashed, mint
+from broker.api.core.problems import Conflict, NotFound
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.tenancy import AuditEntry, Scope, Team, stays, withheld
+from broker.ports import AuditFilter, Clock, Store, Token
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenWish:
+    """What a new token is to be. `team`: None is the caller's own."""
+
+    team: str | None
+    owner: str
+    scopes: tuple[Scope, ...]
+    expires_at: datetime | None
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditPage:
+    entries: Sequence[AuditEntry]
+    next: str | None
+
+
+class Tenancy:
+    """Needs only ports. `entropy(n)`: n random bytes."""
+
+    def __init__(self, store: Store, clock: Clock, entropy: Callable[[int], bytes]) -> None:
+        self._store = store
+        self._clock = clock
+        self._entropy = entropy
+
+    # ---------------------------------------------------------------------------------------------------------- tokens
+
+    async def tokens(self, caller: Caller) -> Sequence[Token]:
+        """Of the own team; of all, for an operator."""
+        return await self._store.as_tenant(caller.tenant).tokens()
+
+    async def create_token(self, caller: Caller, wish: TokenWish) -> tuple[Token, str]:
+        """(the token, its text, which is kept nowhere). Raises Forbidden, InvalidInput."""
+        _refuse_more(caller, wish.scopes, "give")
+        team = wish.team or caller.team
+        rows = self._store.as_tenant(caller.tenant)
+        if all(one.name != team for one in await rows.teams()):
+            raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
+        if wish.expires_at is not None and wish.expires_at <= self._clock.now():
+            raise InvalidInput(Problem(field="expires_at", message="is over already; give a time to come"))
+        last = caller.expires_at
+        if last is not None and wish.expires_at is not None and wish.expires_at > last:
+            message = f"is after the end of the token that asks, {last:%Y-%m-%d %H:%M:%S} UTC; give an earlier time"
+            raise InvalidInput(Problem(field="expires_at", message=message))
+        token_id, text = mint(self._entropy)
+        token = Token(
+            id=token_id,
+            team=team,
+            owner=wish.owner,
+            scopes=wish.scopes,
+            created_at=self._clock.now(),
+            expires_at=wish.expires_at or last,  # what ends gives nothing that outlives it
+            note=wish.note,
+        )
+        await rows.put_token(token, hashed(text))
+        return token, text
+
+    async def delete_token(self, caller: Caller, token_id: str) -> None:
+        """Raises NotFound, Forbidden."""
+        rows = self._store.as_tenant(caller.tenant)
+        token = next((one for one in await rows.tokens() if one.id == token_id), None)
+        if token is not None:
+            _refuse_more(caller, token.scopes, "revoke")
+        if token is None or not await rows.delete_token(token_id):
+            raise NotFound(f"no token {token_id}; `gpubroker token ls` lists them")
+
+    # ----------------------------------------------------------------------------------------------------------- teams
+
+    async def teams(self, caller: Caller) -> Sequence[Team]:
+        """The own one; all, for an operator."""
+        return await self._store.as_tenant(caller.tenant).teams()
+
+    async def create_team(self, caller: Caller, name: str, note: str) -> Team:
+        """For operators. Raises Conflict."""
+        made = await self._store.as_tenant(caller.tenant).put_team(name, note)
+        if made is None:
+            raise Conflict(f"there is a team {name} already; choose another name")
+        return made
+
+    async def delete_team(self, caller: Caller, name: str) -> None:
+        """For operators. Raises NotFound, Conflict, InUse."""
+        if stays(name):
+            raise Conflict(f"the team {name} has the operator's own token; it stays")
+        if not await self._store.as_tenant(caller.tenant).delete_team(name):
+            raise NotFound(f"no team {name}; `gpubroker team ls` lists them")
+
+    # ----------------------------------------------------------------------------------------------------------- audit
+
+    async def audit(self, caller: Caller, where: AuditFilter, cursor: str | None) -> AuditPage:
+        """Newest first. `where.team` is overruled unless the caller is an operator."""
+        narrowed = replace(
+            where,
+            team=where.team if caller.admin else caller.team,
+            before=None if cursor is None else _read_cursor(cursor),
+        )
+        entries = await self._store.as_tenant(caller.tenant).audit(narrowed)
+        full = len(entries) == where.limit
+        return AuditPage(entries=entries, next=_cursor(entries[-1]) if full else None)
+
+
+def _refuse_more(caller: Caller, scopes: Sequence[str], doing: str) -> None:
+    """Raises Forbidden when a caller would hand out, or take, a right beyond its own."""
+    beyond = withheld(caller.scopes, scopes)
+    if beyond:
+        raise Forbidden(f"you may not {doing} the scope {beyond[0]!r}, which your own token lacks; ask an operator")
+
+
+def _cursor(entry: AuditEntry) -> str:
+    at = entry.at.isoformat() if entry.at else ""
+    return base64.urlsafe_b64encode(f"{at} {entry.id}".encode()).decode().rstrip("=")
+
+
+def _read_cursor(text: str) -> tuple[datetime, str]:
+    try:
+        when, _, entry = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().partition(" ")
+        return datetime.fromisoformat(when).astimezone(UTC), str(UUID(entry))
+    except (binascii.Error, ValueError, OverflowError):
+        raise InvalidInput(Problem(field="cursor", message="is not one of ours; take `next` of a page")) from None

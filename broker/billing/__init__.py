@@ -1,0 +1,1 @@
+"""Accrual, prices, caps, time limits and invoices. Pure."""

@@ -1,0 +1,207 @@
+"""Reads what clouds bill. One reader a cloud; each says where its format is documented. Nothing here asks a cloud."""
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal
+
+from broker.billing.reconcile import Invoice, InvoiceLine
+from broker.domain.errors import InvalidInput, Problem
+
+Format = Literal["runpod", "aws", "vast", "lambda"]
+MAX_BYTES = 1 << 30
+_VAST_MACHINE = re.compile(r"\bInstance (\d+)\b", re.IGNORECASE)
+
+
+def read(data: bytes, fmt: Format) -> Invoice:
+    """`data`: the file as it was downloaded, gzip or not. Raises InvalidInput naming the line and the fix."""
+    if data[:2] == b"\x1f\x8b":
+        data = _unzipped(data)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _fault(f"byte {error.start} is no UTF-8; give the file as {fmt} exports it") from None
+    return _READERS[fmt](text)
+
+
+def _unzipped(data: bytes) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            plain = stream.read(MAX_BYTES + 1)
+    except (OSError, EOFError):
+        raise _fault("the gzip file is damaged; download it again") from None
+    if len(plain) > MAX_BYTES:
+        raise _fault(f"more than {MAX_BYTES} bytes when unpacked; split it")
+    return plain
+
+
+# --------------------------------------------------------------------------------------------------------- the clouds
+
+
+def _runpod(text: str) -> Invoice:
+    """`GET https://rest.runpod.io/v1/billing/pods?grouping=podId` (RunPod API reference, "Pod billing history")."""
+    lines, ignored = [], 0
+    for number, row in _rows(text, number_of="record"):
+        if not row.get("podId"):
+            ignored += 1
+            continue
+        since = _time(row.get("time"), f"record {number}: time")
+        lines.append(
+            InvoiceLine(
+                machine=str(row["podId"]), usd=_usd(row.get("amount"), f"record {number}: amount"), since=since,
+                text=str(row.get("gpuTypeId") or ""),
+            )
+        )  # fmt: skip
+    return Invoice(cloud="runpod", lines=tuple(lines), ignored=ignored)
+
+
+_CUR_LEGACY = {
+    "machine": "lineItem/ResourceId", "usd": "lineItem/UnblendedCost", "since": "lineItem/UsageStartDate",
+    "until": "lineItem/UsageEndDate", "text": "lineItem/LineItemDescription", "currency": "lineItem/CurrencyCode",
+}  # fmt: skip
+_CUR_2 = {
+    "machine": "line_item_resource_id", "usd": "line_item_unblended_cost", "since": "line_item_usage_start_date",
+    "until": "line_item_usage_end_date", "text": "line_item_line_item_description",
+    "currency": "line_item_currency_code",
+}  # fmt: skip
+
+
+def _aws(text: str) -> Invoice:
+    """Cost and Usage Report as CSV with resource ids, legacy or 2.0 (AWS Data Exports, "Line item columns").
+
+    Only positions of EC2 instances (`i-…`) are compared: volumes, traffic and taxes are other resources.
+    """
+    rows, header = _csv(text)
+    names = _CUR_2 if _CUR_2["usd"] in header else _CUR_LEGACY
+    missing = [name for key, name in names.items() if key in ("machine", "usd") and name not in header]
+    if missing:
+        raise _fault(f"no column {missing[0]}; export a Cost and Usage Report with resource ids")
+    lines, ignored = [], 0
+    for number, row in rows:
+        machine = (row.get(names["machine"]) or "").rpartition("/")[2]
+        if not machine.startswith("i-"):
+            ignored += 1
+            continue
+        currency = row.get(names["currency"]) or "USD"
+        if currency != "USD":
+            raise _fault(f"line {number}: the currency is {currency}; only USD can be compared")
+        lines.append(
+            InvoiceLine(
+                machine=machine, usd=_usd(row[names["usd"]], f"line {number}: {names['usd']}"),
+                since=_time(row.get(names["since"]), f"line {number}: {names['since']}"),
+                until=_time(row.get(names["until"]), f"line {number}: {names['until']}"),
+                text=row.get(names["text"]) or "",
+            )
+        )  # fmt: skip
+    return Invoice(cloud="aws", lines=tuple(lines), ignored=ignored)
+
+
+def _vast(text: str) -> Invoice:
+    """`vastai show invoices --raw` or `GET /api/v0/invoices` (Vast API reference, "search invoices")."""
+    lines, ignored = [], 0
+    for number, row in _rows(text, number_of="record", inside="invoices"):
+        found = _VAST_MACHINE.search(str(row.get("description") or ""))
+        machine = str(row.get("instance_id") or (found[1] if found else ""))
+        if not machine or row.get("type") not in (None, "charge"):
+            ignored += 1
+            continue
+        lines.append(
+            InvoiceLine(
+                machine=machine, usd=_usd(row.get("amount"), f"record {number}: amount"),
+                since=_time(row.get("timestamp"), f"record {number}: timestamp"),
+                text=str(row.get("description") or ""),
+            )
+        )  # fmt: skip
+    return Invoice(cloud="vast", lines=tuple(lines), ignored=ignored)
+
+
+def _lambda(text: str) -> Invoice:
+    """CSV with the columns instance_type and usd, and since and until if known, copied from the invoice.
+
+    Lambda's weekly invoice has no ids of machines and no published format, so sums by type are compared.
+    """
+    rows, header = _csv(text)
+    for column in ("instance_type", "usd"):
+        if column not in header:
+            raise _fault(f"no column {column}; give instance_type, usd, since and until, one line a position")
+    lines = [
+        InvoiceLine(
+            machine=row["instance_type"], usd=_usd(row["usd"], f"line {number}: usd"),
+            since=_time(row.get("since"), f"line {number}: since"),
+            until=_time(row.get("until"), f"line {number}: until"),
+        )
+        for number, row in rows
+    ]  # fmt: skip
+    return Invoice(cloud="lambda", lines=tuple(lines), by_machine=False)
+
+
+_READERS: Mapping[Format, Callable[[str], Invoice]] = {
+    "runpod": _runpod,
+    "aws": _aws,
+    "vast": _vast,
+    "lambda": _lambda,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+
+
+def _rows(text: str, *, number_of: str, inside: str = "") -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The records of a JSON list, or of the list under `inside`."""
+    try:
+        found = json.loads(text, parse_float=Decimal)
+    except ValueError as error:
+        raise _fault(f"no JSON: {error}") from None
+    if isinstance(found, dict) and inside in found:
+        found = found[inside]
+    if not isinstance(found, list):
+        raise _fault("must be a JSON list of records")
+    for number, row in enumerate(found, start=1):
+        if not isinstance(row, dict):
+            raise _fault(f"{number_of} {number} is no object")
+        yield number, row
+
+
+def _csv(text: str) -> tuple[Iterable[tuple[int, dict[str, str]]], frozenset[str]]:
+    """(rows with their line, header)."""
+    reader = csv.DictReader(io.StringIO(text))
+    header = frozenset(reader.fieldnames or ())
+
+    def rows() -> Iterator[tuple[int, dict[str, str]]]:
+        for row in reader:
+            yield reader.line_num, {key: value or "" for key, value in row.items() if key is not None}
+
+    return rows(), header
+
+
+def _usd(value: object, where: str) -> Decimal:
+    """Exact: invoices have more digits than cents."""
+    try:
+        amount = Decimal(str(value).strip().removeprefix("$"))
+    except InvalidOperation:
+        raise _fault(f"{where}: {value!r} is no amount") from None
+    if not amount.is_finite():
+        raise _fault(f"{where}: {value!r} is no amount")
+    return amount
+
+
+def _time(value: object, where: str) -> datetime | None:
+    """ISO 8601 or seconds since 1970; without a zone it is UTC."""
+    if value in (None, ""):
+        return None
+    try:
+        if isinstance(value, int | Decimal):
+            return datetime.fromtimestamp(float(value), UTC)
+        told = datetime.fromisoformat(str(value))
+    except (ValueError, OverflowError, OSError):
+        raise _fault(f"{where}: {value!r} is no time; use ISO 8601") from None
+    return told if told.tzinfo else told.replace(tzinfo=UTC)
+
+
+def _fault(message: str) -> InvalidInput:
+    return InvalidInput(Problem(field="invoice", message=message))

@@ -1,0 +1,200 @@
+"""`ports.Blobs` over obstore."""
+
+import asyncio
+import builtins
+import contextlib
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore
+
+from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_of
+from broker.blobs.credentials.base import Issuer
+from broker.blobs.credentials.issuers import GrantSettings, issuer_of, unscoped_warning, without_credentials
+from broker.blobs.credentials.scope import Scope
+from broker.domain.blob_url import scheme_of
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
+from broker.domain.ids import AttemptId, Installation, JobId
+from broker.ports import BlobInfo, StoreAccess
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+
+T = TypeVar("T")
+SLOWEST = 1 << 20
+"""Bytes a second that a file is sent with, at the least; beyond that it is given up."""
+PARTS_AT_ONCE = 4
+"""Of 5 MiB, each in memory."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+
+
+class ObstoreBlobs:
+    """Objects below `<url>/<installation>/`.
+
+    A folder's objects are written to a temporary file and renamed, so a reader never sees half of one.
+    A remote `put(if_absent=True)` whose reply was lost finds its own first try: compare the content when it matters.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str,
+        installation: Installation,
+        options: Mapping[str, str],
+        issuer: Issuer | str,
+    ) -> None:
+        """`issuer`: of credentials for attempts, or why there is none."""
+        self._store = store
+        self._issuer = issuer
+        self._url = url
+        self._prefix = f"{installation}/"
+        self._options = dict(options)
+        self._folder = folder_of(url)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        installation: Installation,
+        *,
+        options: Mapping[str, str] | None = None,
+        grants: GrantSettings | None = None,
+    ) -> Self:
+        """`url`: file:///folder, memory://, s3://bucket/prefix, gs://..., az://...; `options`: obstore's settings.
+
+        Sends nothing yet; a folder is created. Raises InvalidInput.
+        """
+        settled = options_of(url, options)
+        store = connect(url, settled)
+        return cls(store, url, installation, settled, issuer_of(url, settled, grants or GrantSettings()))
+
+    @property
+    def local(self) -> bool:
+        return scheme_of(self._url) in ("file", "memory")
+
+    async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
+        result = await self._ask("write", key, obstore.put_async(self._store, self._prefix + key, data, mode=mode))
+        return result["e_tag"] or ""
+
+    async def put_file(self, key: str, path: Path) -> None:
+        within_s = CALL_S + path.stat().st_size / SLOWEST
+        sent = obstore.put_async(self._store, self._prefix + key, path, max_concurrency=PARTS_AT_ONCE)
+        await self._ask("write", key, sent, within_s)
+
+    async def get(self, key: str) -> bytes | None:
+        try:
+            return await self._ask("read", key, self._read(key))
+        except FileNotFoundError:
+            return None
+
+    async def get_range(self, key: str, start: int, size: int) -> bytes | None:
+        try:
+            return await self._ask("read", key, self._read(key, {"range": (start, start + size)}))
+        except FileNotFoundError:
+            return None
+        except BlobsUnavailable:  # stores call a range that begins at the end or past it an error
+            with contextlib.suppress(FileNotFoundError):
+                if await self._ask("read", key, self._size(key)) <= start:
+                    return b""
+            raise
+
+    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+        """All objects below a prefix (empty, or ending in `/`: stores list whole path segments), in key order."""
+        if prefix and not prefix.endswith("/"):
+            raise ValueError(f"prefix {prefix!r} does not end in '/'")
+        try:
+            return sorted(await self._ask("list", prefix, self._walk(prefix)), key=lambda info: info.key)
+        except FileNotFoundError as e:
+            raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
+
+    async def delete(self, key: str) -> None:
+        try:
+            await self._ask("delete", key, obstore.delete_async(self._store, self._prefix + key))
+        except FileNotFoundError:
+            return
+
+    async def copy(self, source: str, target: str) -> None:
+        """Server-side where the store can. Raises BlobError when `source` is absent."""
+        try:
+            await self._ask(
+                "copy", source, obstore.copy_async(self._store, self._prefix + source, self._prefix + target)
+            )
+        except FileNotFoundError:
+            raise BlobError(f"cannot copy {source}: it is absent; upload it again") from None
+
+    @property
+    def scopes(self) -> bool:
+        return not isinstance(self._issuer, str) and self._issuer.scoped
+
+    @property
+    def unscoped(self) -> str | None:
+        """What `doctor` warns of; None when there is nothing to warn of."""
+        return unscoped_warning(self._url, self._issuer)
+
+    async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> StoreAccess:
+        """What an instance is given to reach its own part. Raises BlobsUnavailable.
+
+        A folder is reached by its URL alone. memory:// cannot be given away: only a virtual machine, which lives in
+        this process, meets the broker there. A store without an issuer hands out the broker's own options.
+        """
+        if isinstance(self._issuer, str):
+            return StoreAccess(url=self._url, options={} if self.local else dict(self._options))
+        parts = urlsplit(self._url)
+        root = "/".join([*filter(None, [parts.path.strip("/")]), self._prefix])
+        scope = Scope(bucket=parts.netloc, root=root, job=job, attempt=attempt, origin=origin)
+        issued = await self._issuer.issue(scope)
+        options = without_credentials(self._options) | dict(issued.options)
+        return StoreAccess(url=self._url, options=options, scoped=self._issuer.scoped, expires_at=issued.expires_at)
+
+    async def sign(self, key: str, *, for_s: float) -> str:
+        """Raises BlobError for a folder and for memory, which have no URLs, and where the credentials cannot sign."""
+        if isinstance(self._store, LocalStore | MemoryStore | HTTPStore):
+            raise BlobError(f"cannot sign {key}: {self._url} has no signed URLs; use s3://, gs:// or az://")
+        try:
+            return await obstore.sign_async(self._store, "GET", self._prefix + key, timedelta(seconds=for_s))
+        except BaseError as e:
+            raise BlobError(f"cannot sign {key} at {self._url}: {one_line(e)}") from None
+
+    async def _read(self, key: str, options: "GetOptions | None" = None) -> bytes:
+        found = await obstore.get_async(self._store, self._prefix + key, options=options)
+        return bytes(await found.bytes_async())
+
+    async def _size(self, key: str) -> int:
+        return (await obstore.head_async(self._store, self._prefix + key))["size"]
+
+    async def _walk(self, prefix: str) -> builtins.list[BlobInfo]:
+        found: list[BlobInfo] = []
+        async for batch in obstore.list(self._store, prefix=self._prefix + prefix, chunk_size=1000):
+            for meta in batch:
+                key = meta["path"].removeprefix(self._prefix)
+                found.append(BlobInfo(key=key, bytes=meta["size"], etag=meta["e_tag"] or ""))
+        return found
+
+    async def _ask(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
+        """Raises AlreadyExists, BlobsUnavailable, or FileNotFoundError when the object, and only it, is absent."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await call
+        except AlreadyExistsError:
+            raise AlreadyExists(f"{key} exists already") from None
+        except FileNotFoundError as e:
+            if self._whole_store_missing(e):
+                raise BlobsUnavailable(
+                    f"cannot {verb} {key}: {self._url} is not there; run `gpubroker blobs init {self._url}`"
+                ) from None
+            raise
+        except TimeoutError:
+            raise BlobsUnavailable(f"cannot {verb} {key}: {self._url} did not answer in {within_s:.0f} s") from None
+        except (BaseError, OSError) as e:
+            raise BlobsUnavailable(f"cannot {verb} {key} at {self._url}: {one_line(e)}") from None
+
+    def _whole_store_missing(self, error: FileNotFoundError) -> bool:
+        if self._folder is not None:
+            return not self._folder.is_dir()
+        return any(sign in str(error) for sign in _NO_BUCKET)

@@ -1,0 +1,1 @@
+"""Commands of a team: policies, channels, tokens, spending, catalogs."""

@@ -1,0 +1,96 @@
+"""`gpubroker models` and `gpubroker gpus`: what estimates know without asking anybody."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from broker.cli.core.command import Json, command
+from broker.cli.core.exit_codes import NotFound
+from broker.cli.core.output import Output
+from broker.domain.gpu_names import gpu_name
+from broker.domain.offer import GIB
+from broker.estimator.speed.hardware import TABLE, matches
+from broker.model_catalog import catalog as catalogue
+
+CONTEXT = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""What families call the longest sequence that they were made for."""
+Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Only those with all of these in them.")]
+
+
+async def _models(words: Words = None, *, as_json: Json = False) -> None:
+    """List the models of the bundled catalogue, by which jobs and `estimate` are sized offline."""
+    out = Output(as_json=as_json)
+    found = [row for name in catalogue.names() if _has(words, str((row := _model(name))["id"]), str(row["family"]))]
+    _or_nothing(found, words, "model", "gpubroker models lists all; estimate --config takes any other")
+    out.document(found)
+    table = _table(("model", "family", "parameters", "context", "licence"), right=("parameters", "context"))
+    for row in found:
+        licence = f"{row['licence']}, to be accepted" if row["gated"] else str(row["licence"])
+        context = "" if row["context_tokens"] is None else f"{row['context_tokens']:,}"
+        table.add_row(row["id"], row["family"], f"{row['parameters']:,}", context, licence)
+    out.say(table, f"{len(found)} models")
+
+
+async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
+    """List the GPUs whose speed is known: memory, arithmetic and links by which a job's time is estimated."""
+    out = Output(as_json=as_json)
+    said = gpu_name(" ".join(words or ()))
+    found = [asdict(gpu) for name, gpu in TABLE.items() if gpu.gpu and (_has(words, name) or matches(said, name))]
+    _or_nothing(found, words, "GPU", "gpubroker gpus lists all")
+    out.document(found)
+    heads = ("GPU", "memory", "bf16", "matrix product", "fp32", "memory bandwidth", "to the next GPU")
+    table = _table(heads, right=heads[1:])
+    for row in found:
+        table.add_row(
+            row["name"],
+            f"{row['memory_bytes'] / GIB:.0f} GiB",
+            *(f"{row[name] / 1e12:,.0f} TFLOP/s" for name in ("bf16_flops", "matmul_flops", "fp32_flops")),
+            *(f"{row[name] / 1e9:,.0f} GB/s" for name in ("bandwidth", "link")),
+        )
+    out.say(table, f"{len(found)} GPUs; sources in docs/estimation.md")
+
+
+def _model(name: str) -> dict[str, Any]:
+    published = catalogue.find(name)
+    assert published is not None, name
+    config = published.config
+    return {
+        "id": name,
+        "family": config.get("model_type") or config.get("_class_name"),
+        "parameters": published.parameters,
+        "context_tokens": _context(config),
+        "gated": published.gated,
+        "licence": published.licence,
+        "source": published.source,
+    }
+
+
+def _context(config: Mapping[str, Any]) -> int | None:
+    """Tokens; None: its config does not say."""
+    inner = config.get("text_config") or {}
+    found = (part.get(name) for part in (config, inner) for name in CONTEXT)
+    return next((tokens for tokens in found if isinstance(tokens, int)), None)
+
+
+def _has(words: Sequence[str] | None, *texts: str) -> bool:
+    text = " ".join(texts).lower()
+    return all(word.lower() in text for word in words or ())
+
+
+def _or_nothing(found: Sequence[object], words: Sequence[str] | None, what: str, fix: str) -> None:
+    if not found:
+        raise NotFound(f"no {what} is known by {' '.join(words or ())!r}; {fix}")
+
+
+def _table(heads: Sequence[str], *, right: Sequence[str]) -> Table:
+    table = Table()
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left")
+    return table
+
+
+models = command(_models)
+gpus = command(_gpus)

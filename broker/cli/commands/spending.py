@@ -1,0 +1,225 @@
+"""`gpubroker spend` and `gpubroker reconcile`: where the money went, and whether the clouds say the same."""
+
+import csv
+import sys
+from datetime import datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from broker.api.schemas.spending import SpendRowView, SpendView
+from broker.billing.invoice_formats import Format, read
+from broker.billing.reconcile import Charged, Invoice, Reconciliation, Verdict, reconcile
+from broker.cli.core import formatting as words
+from broker.cli.core.command import Json, client, command
+from broker.cli.core.exit_codes import BadInput, Exit
+from broker.cli.core.output import Output
+from broker.cli.core.table import Column, Sheet
+from broker.domain.errors import InvalidInput
+from broker.domain.money import usd
+from broker.domain.spending import SpendBy
+
+BAR = 24
+ID = 13
+"""Characters of a job's."""
+COLUMNS = (
+    Column(name="", rank=7),
+    Column(name="spent", right=True),
+    Column(name="GPU h", right=True, rank=3),
+    Column(name="lost", right=True, rank=2),
+    Column(name="saved on demand", right=True, rank=1),
+    Column(name="saved dearest", right=True, rank=4),
+    Column(name="jobs", right=True, rank=5),
+    Column(name="attempts", right=True, rank=6),
+)
+WAYS = get_args(SpendBy)
+FORMATS = get_args(Format)
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601 with a zone; 30 days ago without it.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601 with a zone; now without it.")]
+
+
+@command
+async def spend(
+    by: Annotated[str, typer.Option(help=f"One of {', '.join(WAYS)}.")] = "job",
+    since: Since = None,
+    until: Until = None,
+    zone: Annotated[str, typer.Option(help="Time zone of days and months, e.g. Europe/Berlin.")] = "UTC",
+    team: Annotated[str | None, typer.Option(help="Of this team only.")] = None,
+    user: Annotated[str | None, typer.Option(help="Of this person only.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="A CSV table to stdout.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what was spent, and what the same work would have cost elsewhere. Lost work is counted as cost."""
+    if by not in WAYS:
+        raise BadInput(f"--by {by}: use one of {', '.join(WAYS)}")
+    if as_csv and as_json:
+        raise BadInput("--csv and --json: choose one")
+    async with client() as c:
+        found = await c.spend(by=by, since=since, until=until, zone=zone, team=team, user=user)
+    out = Output(as_json=as_json)
+    out.document(found)
+    if as_csv:
+        _csv(found)
+    elif not as_json:
+        _show(out, found)
+
+
+def _csv(found: SpendView) -> None:
+    """Every figure, one line a group; the total is the reader's to add up."""
+    writer = csv.DictWriter(sys.stdout, ["by", *SpendRowView.model_fields], lineterminator="\n")
+    writer.writeheader()
+    for row in found.rows:
+        writer.writerow({"by": found.by} | row.model_dump())
+
+
+def _show(out: Output, found: SpendView) -> None:
+    out.say(f"{found.since:%Y-%m-%d %H:%M} to {found.until:%Y-%m-%d %H:%M} UTC, by {found.by}")
+    if not found.rows:
+        out.say("nothing was spent")
+        return
+    most = max(row.usd for row in found.rows)
+    rows = [(row.key, _bar(row.usd, most), *_cells(row)) for row in found.rows]
+    columns = (Column(name=found.by, least=ID), *COLUMNS)
+    out.say(Sheet(columns, rows, total=("total", "", *_cells(found.total))), *_notes(found.total))
+
+
+def _bar(value: Decimal, most: Decimal) -> str:
+    length = int(value * BAR / most) if most else 0
+    return "█" * (max(1, length) if value else 0)
+
+
+def _cells(row: SpendRowView) -> tuple[str, ...]:
+    return (
+        words.money(row.usd),
+        f"{row.gpu_hours:,.1f}",
+        words.money(row.lost_usd),
+        words.money(row.saved_on_demand_usd) if row.on_demand_of_usd else "–",
+        words.money(row.saved_dearest_usd) if row.dearest_of_usd else "–",
+        str(row.jobs),
+        str(row.attempts),
+    )
+
+
+def _notes(total: SpendRowView) -> list[str]:
+    """What the table does not say of itself."""
+    parts = f"compute {words.money(total.compute_usd)}, egress {words.money(total.egress_usd)}"
+    notes = [f"{parts}, storage {words.money(total.storage_usd)}"]
+    unknown = total.compute_usd - total.on_demand_of_usd
+    if unknown > 0:
+        notes.append(f"{words.money(unknown)} of compute has no known on-demand price and is compared with nothing")
+    return notes
+
+
+# ---------------------------------------------------------------------------------------------------------- reconcile
+
+HELP = {
+    "runpod": "rest.runpod.io/v1/billing/pods?grouping=podId as JSON",
+    "aws": "Cost and Usage Report with resource ids, CSV or CSV.gz",
+    "vast": "vastai show invoices --raw",
+    "lambda": "CSV with instance_type, usd, since, until, copied from the invoice",
+}
+
+
+@command
+async def reconcile_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The invoice as the cloud exports it.")],
+    cloud: Annotated[str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in HELP.items()))] = "",
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601; the invoice's start without it.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601; the invoice's end without it.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Dollars a machine that are no difference.")] = 0.01,
+    as_json: Json = False,
+) -> None:
+    """Set a cloud's invoice against the ledger, machine by machine. Exit code 1 when they differ."""
+    chosen = _format(file, cloud)
+    try:
+        invoice = read(file.read_bytes(), chosen)
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}") from None
+    except InvalidInput as error:
+        raise BadInput(f"{file}: {error.problems[0].message}") from None
+    window = _window(invoice, since, until)
+    async with client() as c:
+        found = await c.charges(cloud=invoice.cloud, since=window[0], until=window[1])
+    made = reconcile(invoice, [Charged(**one.model_dump()) for one in found.items], usd(repr(tolerance)))
+    out = Output(as_json=as_json)
+    out.document(_document(invoice, made))
+    _tell(out, invoice, made)
+    if not made.agrees:
+        raise typer.Exit(Exit.JOB_FAILED)
+
+
+def _format(file: Path, cloud: str) -> Format:
+    for name in FORMATS:
+        if cloud == name or (not cloud and name in file.name.lower()):
+            return name  # type: ignore[no-any-return]
+    raise BadInput(f"--cloud {cloud or 'is missing'}: use one of {', '.join(FORMATS)}")
+
+
+def _window(invoice: Invoice, since: str | None, until: str | None) -> tuple[str | None, str | None]:
+    """A position without an end may cover the day that it begins."""
+    covered = invoice.window
+    if covered is None and (since is None or until is None):
+        raise BadInput("the invoice names no times: give --since and --until")
+    start, end = covered or (None, None)
+    if end is not None and not any(line.until for line in invoice.lines):
+        end += timedelta(days=1)
+    return since or _iso(start), until or _iso(end)
+
+
+def _iso(when: datetime | None) -> str | None:
+    return when.isoformat() if when is not None else None
+
+
+def _document(invoice: Invoice, made: Reconciliation) -> dict[str, Any]:
+    rows = [
+        {
+            "machine": row.machine, "verdict": row.verdict.value, "invoice_usd": str(row.invoice_usd),
+            "ledger_usd": str(row.ledger_usd), "difference_usd": str(row.usd), "job": row.job_id,
+            "attempt": row.attempt_id,
+        }
+        for row in made.rows
+    ]  # fmt: skip
+    return {
+        "cloud": invoice.cloud, "by_machine": invoice.by_machine, "agrees": made.agrees, "ignored": invoice.ignored,
+        "invoice_usd": str(made.invoice_usd), "ledger_usd": str(made.ledger_usd), "rows": rows,
+    }  # fmt: skip
+
+
+WORDS = {
+    Verdict.EQUAL: "equal",
+    Verdict.DIFFERENT: "differs",
+    Verdict.ONLY_INVOICE: "billed, not in the ledger",
+    Verdict.ONLY_LEDGER: "in the ledger, not billed",
+}
+
+
+def _tell(out: Output, invoice: Invoice, made: Reconciliation) -> None:
+    columns = (
+        Column(name="machine" if invoice.by_machine else "type", least=ID),
+        Column(name="job", rank=1),
+        Column(name="invoice", right=True),
+        Column(name="ledger", right=True),
+        Column(name="difference", right=True),
+        Column(name="", least=9),
+    )
+    rows = [
+        (
+            row.machine,
+            row.job_id or "–",
+            words.money(row.invoice_usd),
+            words.money(row.ledger_usd),
+            words.money(row.usd),
+            WORDS[row.verdict],
+        )
+        for row in made.rows
+        if row.verdict is not Verdict.EQUAL
+    ]
+    equal = sum(row.verdict is Verdict.EQUAL for row in made.rows)
+    if rows:
+        out.say(Sheet(columns, rows))
+    out.say(
+        f"{invoice.cloud}: {equal} of {len(made.rows)} agree; the invoice has {words.money(made.invoice_usd)}, the "
+        f"ledger {words.money(made.ledger_usd)}; {invoice.ignored} positions are no machine's"
+    )

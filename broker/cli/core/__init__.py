@@ -1,0 +1,1 @@
+"""Output, exit codes and the error handling of all commands."""

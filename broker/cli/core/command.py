@@ -1,0 +1,86 @@
+"""What every command shares: its options, its client, and how an error becomes a line and an exit code."""
+
+import asyncio
+import functools
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+from broker.cli.core.exit_codes import BadInput, CliError, Exit, NotFound, ServerProblem, Unauthorised, Unreachable
+from broker.cli.core.output import Output
+from broker.client.async_client import AsyncClient
+from broker.client.transport import errors
+
+Parameters = ParamSpec("Parameters")
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else on stderr.")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="An id, the start of one (4 characters or more), a name, or `last`."),
+]
+START = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
+
+
+Action = Callable[Parameters, Coroutine[Any, Any, None]]
+
+
+def command(action: Action[Parameters]) -> Callable[Parameters, None]:
+    """Runs an async command to its end; errors become one line on stderr and an exit code."""
+
+    @functools.wraps(action)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(action(*args, **kwargs))
+        except (CliError, errors.ClientError) as e:
+            error = e if isinstance(e, CliError) else of_client(e)
+            Output(as_json=bool(kwargs.get("as_json"))).error(error)
+            raise typer.Exit(int(error.code)) from None
+        except (KeyboardInterrupt, typer.Abort):
+            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+
+    return run
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Around a question: asyncio keeps Ctrl-C for the event loop, which does not run while a person thinks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def client(*, patience_s: float = 0.0) -> AsyncClient:
+    """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to, and
+    Misconfigured."""
+    return AsyncClient.found(patience_s=patience_s)
+
+
+def of_client(error: errors.ClientError) -> CliError:
+    """A client's error as a line and an exit code."""
+    if isinstance(error, errors.NotSaved | errors.Misconfigured):
+        return BadInput(str(error))
+    if isinstance(error, errors.BrokenOff | errors.Damaged):
+        return ServerProblem(str(error))
+    if not isinstance(error, errors.ApiError):
+        return Unreachable(f"{error}; {START}")
+    problem = error.problem
+    pairs = tuple((p.field, p.message) for p in problem.errors)
+    text = "\n".join(f"{field}: {message}" if field else message for field, message in pairs) or problem.detail
+    match problem.status:
+        case 401 | 403:
+            return Unauthorised(f"{text}; set GPUBROKER_TOKEN or run `gpubroker login URL`")
+        case 404 | 410:
+            return NotFound(text)
+        case 400 | 405 | 409 | 413 | 415 | 422 | 428:
+            return BadInput(text, problems=pairs)
+        case _:
+            return ServerProblem(f"{text} ({problem.status}); see the daemon's log")

@@ -1,0 +1,64 @@
+"""Numbers and things in words for people."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from broker.api.schemas.core import AttemptView, OfferView
+from broker.domain.formatting import duration as duration
+from broker.domain.money import show
+
+GIB = 1024**3
+
+
+def money(value: Decimal | None) -> str:
+    return "–" if value is None else show(value)
+
+
+def hours(p50: float | None, p90: float | None) -> str:
+    """The span from the median to the 90th percentile."""
+    if p50 is None:
+        return "–"
+    return duration(p50 * 3600) if p90 is None else f"{duration(p50 * 3600)} – {duration(p90 * 3600)}"
+
+
+def span(p50: Decimal | None, p90: Decimal | None) -> str:
+    if p50 is None:
+        return "–"
+    return money(p50) if p90 is None else f"{money(p50)} – {money(p90)}"
+
+
+def size(count: float) -> str:
+    """Binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def gpu(offer: OfferView, nodes: int = 1) -> str:
+    """`2× l40s 48 GiB`, of several machines `3 nodes of 2× l40s 48 GiB`."""
+    machines = f"{nodes} nodes of " if nodes > 1 else ""
+    count = f"{offer.gpus}× " if offer.gpus > 1 else ""
+    memory = f" {offer.gpu_memory_bytes / GIB:.0f} GiB" if offer.gpu_memory_bytes else ""
+    return f"{machines}{count}{offer.accelerator}{memory}"
+
+
+def market(offer: OfferView) -> str:
+    return "spot" if offer.spot else "on-demand"
+
+
+def cloud(offer: OfferView) -> str:
+    """The seller; a simulated one is labelled wherever it is shown."""
+    return f"{offer.cloud} (simulated)" if offer.simulated else offer.cloud
+
+
+def machine(attempt: AttemptView) -> str:
+    """What an attempt bought, at the price of all its machines."""
+    offer, nodes = attempt.offer, attempt.nodes
+    price = money(offer.usd_per_hour * nodes)
+    return f"{cloud(offer)} {offer.region} {gpu(offer, nodes)} {market(offer)} {price}/h"
+
+
+def ago(then: datetime | None) -> str:
+    return "–" if then is None else f"{duration((datetime.now(UTC) - then).total_seconds())} ago"

@@ -1,0 +1,1 @@
+"""Commands that submit, watch and change jobs."""

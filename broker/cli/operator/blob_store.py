@@ -1,0 +1,41 @@
+"""`gpubroker blobs adopt`: another blob store in the place of one that is lost."""
+
+from typing import Annotated
+
+import typer
+
+from broker.cli.core.command import Json, command
+from broker.cli.core.confirm import agree
+from broker.cli.core.exit_codes import BadInput
+from broker.cli.core.output import Output
+from broker.cli.operator.local_store import Config, Home, Named, opened
+
+
+@command
+async def adopt(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    installation: Named = None,
+    home: Home = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Let the configured blob store take the place of the one that this database's jobs lie in, which is lost with
+    their checkpoints. Stop every daemon first."""
+    from broker.blobs import ObstoreBlobs
+    from broker.daemon.installation import mark_of
+
+    out = Output(as_json=as_json)
+    async with opened(home, config, installation) as it:
+        url = it.settings.blobs_url
+        blobs = ObstoreBlobs.open(url, it.installation, options=it.settings.blob_options)
+        mark = await mark_of(blobs)
+        adopted = await it.store.blob_store(mark) != mark
+        if adopted:
+            if it.lives:
+                raise BadInput(f"a daemon runs on {it.settings.home}, with another blob store; stop it first")
+            asked = "Is the old blob store lost, and every daemon stopped?"
+            agree(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
+            await it.store.adopt_blob_store(mark)
+    out.document({"url": url, "adopted": adopted})
+    now = "from now on" if adopted else "already"
+    out.say(f"{url} is {now} the blob store of this database's jobs")

@@ -1,0 +1,104 @@
+"""What lies on a daemon's own computer, for commands that need no daemon: its id, and its database."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from broker.cli.core.exit_codes import BadInput, ServerProblem
+from broker.daemon.config import DaemonConfig
+from broker.daemon.home_dir import is_held
+from broker.domain.errors import GpubrokerError, InvalidInput
+from broker.domain.ids import INSTALLATION_LENGTH, Installation
+from broker.store.embedded.server import EmbeddedPostgres, StateFolderLocked
+
+if TYPE_CHECKING:
+    from broker.store.postgres.store import PostgresStore
+
+Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
+Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
+Named = Annotated[str | None, typer.Option("--installation", metavar="ID", help="Whose; default: the home's.")]
+
+
+class Opened(NamedTuple):
+    """`installation`: whose machines it buys. `lives`: it runs on this home."""
+
+    settings: DaemonConfig
+    installation: Installation
+    store: "PostgresStore"
+    lives: bool
+
+
+@asynccontextmanager
+async def opened(home: Path | None, config: Path | None, named: str | None) -> "AsyncIterator[Opened]":
+    """A daemon's configuration and database, until it is left. Raises BadInput, ServerProblem."""
+    try:
+        settings = DaemonConfig.load(config, home=home)
+        async with AsyncExitStack() as stack:
+            if not _has_database(settings):  # before whose it would be: a wrong home does not tell that either
+                raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
+            name = installation_of(settings, named)
+            store, lives = await store_of(settings, name, stack)
+            assert store is not None
+            if await store.known_installation() is None:
+                raise BadInput("the database belongs to no installation yet; start the daemon once")
+            yield Opened(settings, name, store, lives or is_held(settings.home))
+    except InvalidInput as e:
+        raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
+    except GpubrokerError as e:
+        raise ServerProblem(str(e)) from None
+
+
+def installation_of(settings: DaemonConfig, named: str | None) -> Installation:
+    """Raises BadInput when none is known: no other's machines are ever touched by a guess."""
+    file = settings.home / "installation"
+    known = named or (file.read_text().strip() if file.exists() else "")
+    if len(known) != INSTALLATION_LENGTH:
+        where = f"on the daemon's host it is in {file}"
+        raise BadInput(f"whose machines? give --installation, {INSTALLATION_LENGTH} characters; {where}")
+    return Installation(known)
+
+
+async def store_of(
+    settings: DaemonConfig, name: Installation, stack: AsyncExitStack
+) -> "tuple[PostgresStore | None, bool]":
+    """(the database, None where there is none; whether a daemon keeps it on this home), until the stack is left.
+
+    Raises BadInput where it is another installation's, GpubrokerError. One that is nobody's yet stays so.
+    """
+    from broker.store.migrate import require_current
+    from broker.store.postgres.store import PostgresStore
+
+    dsn, daemon = await _database(settings, stack)
+    if dsn is None:
+        return None, daemon
+    await require_current(dsn)
+    store = await PostgresStore.connect(dsn)
+    stack.push_async_callback(store.close)
+    if (theirs := await store.known_installation()) not in (None, name):
+        raise BadInput(f"the database belongs to installation {theirs}, not {name}; correct one of the two")
+    return store, daemon
+
+
+def _has_database(settings: DaemonConfig) -> bool:
+    return settings.database_url is not None or _own(settings).exists()
+
+
+def _own(settings: DaemonConfig) -> Path:
+    return settings.home / "postgres"
+
+
+async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> tuple[str | None, bool]:
+    """(the configured server, or the home's own; whether a daemon keeps that one)"""
+    if settings.database_url is not None:
+        return settings.database_url, False
+    if not _has_database(settings):
+        return None, False
+    folder = _own(settings)
+    try:
+        server = await stack.enter_async_context(await EmbeddedPostgres.start(folder))
+    except StateFolderLocked:
+        return EmbeddedPostgres.dsn_of(folder), True
+    return server.dsn, False

@@ -1,0 +1,1 @@
+"""Job specifications on the command line: files, overrides, templates."""

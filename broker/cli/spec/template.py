@@ -1,0 +1,89 @@
+"""The spec that `gpubroker init` writes: every setting with its description, taken from the models that check it."""
+
+import json
+import textwrap
+from typing import Any, Literal
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from broker.cli.spec import schema
+
+Kind = Literal["train", "script"]
+Path = tuple[str, ...]
+
+VALUES: dict[Path, Any] = {
+    ("name",): "my-job",
+    ("train", "model"): "HuggingFaceTB/SmolLM2-135M-Instruct",
+    ("train", "data", "path"): "data.csv",
+    ("train", "data", "prompt"): "Question: {question}\nAnswer:",
+    ("train", "data", "completion"): " {answer}",
+    ("train", "epochs"): 1,
+    ("train", "global_batch"): 8,
+    ("train", "method", "kind"): "lora",
+    ("train", "method", "r"): 16,
+    ("script", "code"): "./code",
+    ("script", "command"): ["python", "train.py"],
+}
+"""Written as settings; everything else is written as a comment with its default."""
+CAP = 10
+"""Dollars, for the one setting that has no default and may be left out: `submit` proposes a cap."""
+WIDTH = 110
+
+
+def spec(kind: Kind) -> str:
+    """A YAML text that parses and validates as it is."""
+    head = [
+        "# A gpubroker job. Check it with `gpubroker quote FILE`, run it with `gpubroker submit FILE`.",
+        "# Lines that start with `#` and a setting show its default.",
+    ]
+    other: Path = ("script",) if kind == "train" else ("train",)
+    return "\n".join([*head, *_group((), skip=other)]) + "\n"
+
+
+def _group(above: Path, skip: Path, *, off: bool = False) -> list[str]:
+    lines: list[str] = []
+    indent = "  " * len(above)
+    for name, field in _fields(above).items():
+        path = (*above, name)
+        if path == skip:
+            continue
+        if not above:
+            lines.append("")
+        lines += _comment(field, indent)
+        if schema.models(path):
+            inside = any(key[: len(path)] == path for key in VALUES)
+            mark = "" if inside and not off else "# "
+            lines.append(f"{indent}{mark}{name}:")
+            lines += _group(path, skip, off=off or not inside)
+        else:
+            lines.append(_setting(path, field, indent, off=off))
+    return lines
+
+
+def _fields(above: Path) -> dict[str, FieldInfo]:
+    """Of a choice between kinds, the first one's."""
+    found = schema.models(above)
+    return dict(found[0].model_fields) if found else {}
+
+
+def _comment(field: FieldInfo, indent: str) -> list[str]:
+    text = " ".join((field.description or "").split())
+    return [f"{indent}# {line}" for line in textwrap.wrap(text, WIDTH - len(indent))]
+
+
+def _setting(path: Path, field: FieldInfo, indent: str, *, off: bool) -> str:
+    name = path[-1]
+    if path in VALUES and not off:
+        return f"{indent}{name}: {_yaml(VALUES[path])}"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined:
+        default = (field.examples or [CAP])[0]
+    return f"{indent}# {name}: {_yaml(default)}"
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line: JSON is YAML."""
+    if isinstance(value, str) and value.replace("-", "").replace("/", "").replace(".", "").isalnum():
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)

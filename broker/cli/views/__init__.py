@@ -1,0 +1,1 @@
+"""Tables and summaries that the command line prints."""

@@ -1,0 +1,209 @@
+"""The data check and the quote, for people."""
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from broker.api.schemas.core import LineView, QuoteView
+from broker.api.schemas.policies import HoldView
+from broker.cli.core import formatting as words
+from broker.cli.core.output import Output
+from broker.cli.core.table import Column, Sheet
+from broker.domain.offer import Drop, Verdict
+from broker.domain.workload import ModelShape
+from broker.estimator.speed.throughput import DOWNLOAD_BYTES_PER_S, START_S
+from broker.policy.budgets import Hold
+from broker.preflight.dataset import BYTES_PER_TOKEN, DataReport
+from broker.quote.machine_cost import SETUP_SPREAD, UPLOAD_BYTES_PER_S
+from broker.quote.summary import LABELS
+
+SHOWN = 10
+UNCHECKED = " *"
+"""After a time whose speed was compared with no run of its like; the lines below the table tell more."""
+LONGEST_TEXT = 400
+
+
+def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
+    """The check, the kept offers ranked, the dropped ones grouped by reason; `every` cuts nothing."""
+    kept = [line for line in quote.lines if line.verdict is Verdict.KEPT]
+    shown = kept if every else kept[:SHOWN]
+    if shown:
+        reasons = {line.reason for line in shown}
+        out.say(offers(shown, why=len(reasons) > 1))
+        if len(reasons) == 1:
+            out.say(f"kept: {reasons.pop()}")
+    for text in speeds(shown):
+        out.say(text)
+    if quote.kept > len(shown):
+        out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
+    for line in dropped(quote):
+        out.say(line)
+    for region in quote.unsold_regions:
+        out.say(f"no offer is in region {region}")
+    if not quote.kept:
+        cheapest = f" (the cheapest that fits: {words.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
+        out.say(f"no offer is left{cheapest}; a submitted job would wait until one fits")
+    if quote.held is not None:
+        out.say(held(quote.held))
+    if any(line.offer.simulated for line in shown):
+        out.say("simulated offers cost nothing real: their machines are processes of the daemon's host")
+
+
+def held(by: HoldView) -> str:
+    """What a policy would do: never said of a job that would start."""
+    if by.hold is Hold.APPROVAL:
+        return f"approval: a job submitted now {by.reason}; somebody with the scope manage approves it"
+    return f"policy: a job submitted now {by.reason}"
+
+
+COLUMNS = (
+    Column(name="#", right=True),
+    Column(name="cloud", least=11),
+    Column(name="region", least=9, rank=3),
+    Column(name="GPU", least=12),
+    Column(name="market", rank=2),
+    Column(name="$/h", right=True, rank=1),
+    Column(name="time P50 – P90", right=True, least=9),
+    Column(name="$ to finish P50 – P90", right=True, least=12),
+    Column(name="why", least=16),
+)
+
+
+def offers(lines: list[LineView], *, why: bool) -> Sheet:
+    """Ranked by expected dollars to finish; `why`: with the reason of each."""
+    columns = COLUMNS if why else COLUMNS[:-1]
+    rows = (_row(number, line)[: len(columns)] for number, line in enumerate(lines, 1))
+    return Sheet(columns, rows, title="Quote: offers by expected $ to finish")
+
+
+def _row(number: int, line: LineView) -> tuple[str, ...]:
+    offer = line.offer
+    return (
+        str(number),
+        words.cloud(offer),
+        offer.region,
+        words.gpu(offer, line.nodes),
+        words.market(offer),
+        words.money(offer.usd_per_hour * line.nodes),
+        words.hours(line.hours_p50, line.hours_p90) + UNCHECKED * (line.tier == "unchecked"),
+        words.span(line.usd_p50, line.usd_p90),
+        line.reason,
+    )
+
+
+def speeds(lines: list[LineView]) -> list[str]:
+    """What the speed of each rests on, once for those of the same GPU."""
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.tier is not None:
+            found.setdefault(f"{line.tier} ({line.evidence})", []).append(str(number))
+    return [f"speed of {', '.join(numbers)}: {basis}" for basis, numbers in found.items()]
+
+
+EXPLAINED = 3
+
+
+ASSUMED = (
+    f"tokens are bytes / {BYTES_PER_TOKEN}; attention is that of rows of the mean length, and nothing is padded",
+    f"weights and data come at {DOWNLOAD_BYTES_PER_S / 1e6:.0f} MB/s and the last checkpoint leaves at "
+    f"{UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s, or slower where the cloud says so; {START_S:.0f} s of imports",
+    f"P90 is the work at the low end of its speed's interval, boot and load x {SETUP_SPREAD}, and preemptions",
+)
+"""Of what is estimated: docs/estimation.md has the rest."""
+
+
+def explain(out: Output, quote: QuoteView) -> None:
+    """The parts of the best offers' time and dollars, and every offer with the reason why it was kept or dropped."""
+    for line in [line for line in quote.lines if line.verdict is Verdict.KEPT][:EXPLAINED]:
+        for text in explained(line):
+            out.say(text)
+    for text in ASSUMED if quote.lines and quote.lines[0].hours else ():
+        out.say(f"assumed: {text}")
+    table = Table(title="Every offer", title_justify="left")
+    for name in ("offer", "verdict", "reason"):
+        table.add_column(name, overflow="fold")
+    for line in quote.lines:
+        table.add_row(line.offer.id, line.drop or "kept", line.reason)
+    out.say(table)
+    left = quote.kept + sum(quote.drops.values()) - len(quote.lines)
+    if left:
+        out.say(f"and {left} more; ask for fewer with resources.accelerators or resources.providers")
+
+
+def explained(line: LineView) -> list[str]:
+    """`cloud gpu: boot 2 min, …` and `… $0.41 machines, …` of a kept line; nothing where its time is not known."""
+    if line.hours is None or line.costs is None or line.plan is None:
+        return []
+    plan, hours, costs = line.plan, line.hours.model_dump(), line.costs.model_dump()
+    again = "recomputing" if plan.gradient_checkpointing else "activations kept"
+    each = f"{plan.micro_batch} rows at once, {plan.accumulation} times a step, {again}"
+    return [
+        f"{words.cloud(line.offer)} {words.gpu(line.offer, line.nodes)}: {plan.parallelism} on {plan.devices}, {each}",
+        "  time  " + ", ".join(f"{name} {words.hours(value, None)}" for name, value in hours.items() if value),
+        "  $     " + ", ".join(f"{name} {words.money(value)}" for name, value in costs.items() if value),
+    ]
+
+
+def dropped(quote: QuoteView) -> list[str]:
+    """`dropped 12 offers: need more memory, e.g. rtx4090: needs 31 GiB of 24`, most frequent first."""
+    examples: dict[Drop, LineView] = {}
+    for line in quote.lines:
+        if line.drop is not None:
+            examples.setdefault(line.drop, line)
+    lines = []
+    for drop, count in sorted(quote.drops.items(), key=lambda item: -item[1]):
+        example = examples.get(drop)
+        text = f"; e.g. {words.gpu(example.offer)} at {words.cloud(example.offer)}: {example.reason}" if example else ""
+        lines.append(f"dropped {count} {LABELS[drop]}{text}")
+    return lines
+
+
+def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableType | None:
+    """What the check found: rows, columns, token estimate, one rendered example, the model. None for a script."""
+    settled = [("settled", report["settled"])] if report.get("settled") else []
+    found = [*_data(report.get("data") or {}, columns), *settled, *_model(report.get("model") or {})]
+    if not found:
+        return None
+    table = Table(title="Data and model", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in found:
+        table.add_row(name, Text(value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"))
+    return table
+
+
+def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str]]:
+    if not data:
+        return []
+    found = DataReport.model_validate(data)
+    rows = f"{found.rows:,}: {found.train_rows:,} to train on, {found.heldout_rows:,} held out"
+    duplicates = f", {found.duplicates:,} duplicates" if found.duplicates else ""
+    return [
+        ("rows", rows + duplicates),
+        *([("columns", ", ".join(columns))] if columns else []),
+        *_example(found),
+        *([("labels", ", ".join(found.labels))] if found.labels else []),
+        *(("warning", warning) for warning in found.warnings),
+    ]
+
+
+def _example(found: DataReport) -> list[tuple[str, str]]:
+    """One row as it is trained on, and for text how long rows are."""
+    if not found.tokens_total:
+        return [("example", f"{found.example_prompt} → {found.example_completion}")]
+    cut = f"; {found.truncated_share:.1%} of the rows are cut" if found.truncated_share else ""
+    long = f"about {found.tokens_mean:,.0f} a row, P99 {found.tokens_p99:,.0f}, {found.tokens_total:,.0f} in all{cut}"
+    return [("tokens", long), ("prompt", found.example_prompt), ("completion", found.example_completion)]
+
+
+def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
+    if not model:
+        return []
+    shape = TypeAdapter(ModelShape).validate_python(model)
+    known = "" if shape.known else ", an architecture that the estimates were not validated on"
+    bundled = ", by the bundled catalogue" if shape.bundled else ""
+    size = f"{shape.parameters / 1e6:,.{0 if shape.parameters >= 1e7 else 2}f} M parameters"
+    return [("model", f"{shape.name}: {shape.family}, {size}{known}{bundled}")]

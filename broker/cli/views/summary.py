@@ -1,0 +1,74 @@
+"""The summary of a job, for people."""
+
+from rich.table import Table
+from rich.text import Text
+
+from broker.cli.core import formatting as words
+from broker.cli.core.output import Output
+from broker.cli.core.plots import in_terminal
+from broker.cli.views.summary_data import AttemptLine, Sample, Summary
+
+
+def show(out: Output, summary: Summary) -> None:
+    """Attempts, steps and dollars, the loss curve, held-out loss, samples, where the files lie."""
+    if summary.attempts:
+        out.say(_attempts(summary.attempts))
+    if len(summary.losses) > 1:
+        out.say(Text.from_ansi(in_terminal(summary.losses, colour=out.live)))
+    for sample in summary.samples:
+        out.say(_sample(sample))
+    for line in lines(summary):
+        out.say(line)
+
+
+def lines(summary: Summary) -> list[str]:
+    """The facts, one a line."""
+    found = [f"{summary.name} ({summary.job}) {summary.state}" + (f": {summary.reason}" if summary.reason else "")]
+    count = len(summary.attempts)
+    tried = f"{count} attempt{'' if count == 1 else 's'}, {summary.preemptions} preempted"
+    steps = f"; {summary.steps} steps, {summary.steps_redone} of them lost and redone" if summary.steps else ""
+    found.append(f"{tried}{steps}; {words.duration(summary.seconds)}")
+    found.append(_money(summary))
+    before, after = summary.heldout_loss_before, summary.heldout_loss_after
+    if before is not None and after is not None:
+        found.append(f"held-out loss {before:.3f} -> {after:.3f}")
+    if summary.adapter:
+        found.append(f"adapter: {summary.adapter}")
+        if summary.picture:
+            found.append(f"loss curve: {summary.picture}")
+    elif summary.steps:
+        found.append(f"files: `gpubroker artifacts {summary.job} --to DIR`")
+    return found
+
+
+def _money(summary: Summary) -> str:
+    text = f"{words.money(summary.usd)} spent of {words.money(summary.cap_usd)}"
+    if summary.usd_on_demand:
+        saved = 1 - summary.usd / summary.usd_on_demand
+        text += f"; the same time on demand: {words.money(summary.usd_on_demand)} ({saved:.0%} saved)"
+    return text
+
+
+def _attempts(attempts: tuple[AttemptLine, ...]) -> Table:
+    table = Table(title="Attempts", title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("machine")
+    table.add_column("steps", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("ended")
+    table.add_column("$", justify="right")
+    for a in attempts:
+        steps = "–" if a.start_step is None else f"{a.start_step} → {a.end_step}"
+        table.add_row(str(a.number), a.machine, steps, words.duration(a.seconds), a.why, words.money(a.usd))
+    table.add_section()
+    table.add_row("", "all", "", "", "", words.money(sum((a.usd for a in attempts), start=type(attempts[0].usd)(0))))
+    return table
+
+
+def _sample(sample: Sample) -> Table:
+    table = Table(title=Text(sample.prompt), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("base", Text(sample.base))
+    table.add_row("tuned", Text(sample.tuned))
+    return table

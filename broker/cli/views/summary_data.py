@@ -1,0 +1,130 @@
+"""What a job did and cost, put together from its attempts and its artifacts. Pure: documents in, `Summary` out."""
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from broker.api.schemas.core import AttemptView, JobDetail
+from broker.domain.job import Reason
+from broker.domain.money import ZERO, usd
+from broker.reporting.progress import steps, steps_redone
+
+PICTURE = "loss.png"
+INTERRUPTIONS = frozenset({Reason.PREEMPTED, Reason.LOST})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptLine:
+    """One attempt; steps are optimizer steps, None when it never trained."""
+
+    number: int
+    machine: str
+    start_step: int | None
+    end_step: int | None
+    why: str
+    usd: Decimal
+    usd_on_demand: Decimal | None
+    """The same time on the same machine on demand; None when that price is unknown."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    prompt: str
+    base: str
+    tuned: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    job: str
+    name: str
+    state: str
+    reason: str
+    attempts: tuple[AttemptLine, ...]
+    preemptions: int
+    steps: int
+    steps_redone: int
+    """Steps that were done, lost with a machine, and done again."""
+    usd: Decimal
+    usd_on_demand: Decimal | None
+    cap_usd: Decimal
+    seconds: float
+    heldout_loss_before: float | None
+    heldout_loss_after: float | None
+    losses: tuple[tuple[int, float], ...] = ()
+    samples: tuple[Sample, ...] = ()
+    adapter: str | None = None
+    """Where the adapter (or the model) lies on this machine, once it was downloaded."""
+    picture: str | None = None
+    """The loss curve as a PNG, where matplotlib is installed."""
+
+    def at(self, folder: Path) -> "Summary":
+        """With the place of the downloaded results: `adapter/` or `model/` below `folder`, else `folder`."""
+        found = next((f for f in (folder / "adapter", folder / "model") if f.is_dir()), folder)
+        picture = folder / PICTURE
+        return replace(self, adapter=str(found), picture=str(picture) if picture.exists() else None)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON values; money as decimal strings."""
+        document: dict[str, Any] = TypeAdapter(Summary).dump_python(self, mode="json")
+        return document
+
+
+def summarise(
+    job: JobDetail, machines: tuple[str, ...], losses: tuple[tuple[int, float], ...], samples: tuple[Sample, ...]
+) -> Summary:
+    """`machines`: what each attempt ran on, in words; `losses`: (step, loss) of the job's metrics."""
+    final = job.runs[-1].final if job.runs else None
+    lines = tuple(_line(run, text) for run, text in zip(job.runs, machines, strict=True))
+    ended = job.finished_at or max((r.ended_at for r in job.runs if r.ended_at), default=job.created_at)
+    on_demand = [line.usd_on_demand for line in lines if line.usd]
+    return Summary(
+        job=job.id,
+        name=job.name,
+        state=job.state.value,
+        reason=job.reason,
+        attempts=lines,
+        preemptions=sum(r.reason in INTERRUPTIONS for r in job.runs),
+        steps=max((line.end_step for line in lines if line.end_step is not None), default=0),
+        steps_redone=steps_redone(job.runs),
+        usd=job.spent_usd,
+        usd_on_demand=None if None in on_demand else sum((u for u in on_demand if u is not None), ZERO),
+        cap_usd=job.cap_usd,
+        seconds=(ended - job.created_at).total_seconds(),
+        heldout_loss_before=_first_before(job.runs),
+        heldout_loss_after=final.heldout_loss_after if final else None,
+        losses=losses,
+        samples=samples,
+    )
+
+
+def _line(run: AttemptView, machine: str) -> AttemptLine:
+    start, end = steps(run)
+    seconds = (run.ended_at - run.create_sent_at).total_seconds() if run.ended_at and run.create_sent_at else 0.0
+    return AttemptLine(
+        number=run.number,
+        machine=machine,
+        start_step=start,
+        end_step=end,
+        why=(run.reason.value if run.reason else run.state.value) + (f": {run.detail}" if run.detail else ""),
+        usd=run.charged_usd,
+        usd_on_demand=_on_demand(run),
+        seconds=seconds,
+    )
+
+
+def _on_demand(run: AttemptView) -> Decimal | None:
+    offer = run.offer
+    price = offer.on_demand_usd_per_hour if offer.spot else offer.usd_per_hour
+    if price is None or not offer.usd_per_hour:
+        return None if offer.usd_per_hour else ZERO
+    return usd(run.charged_usd * price / offer.usd_per_hour)
+
+
+def _first_before(runs: tuple[AttemptView, ...]) -> float | None:
+    finals = (r.final.heldout_loss_before for r in reversed(runs) if r.final is not None)
+    return next((loss for loss in finals if loss is not None), None)

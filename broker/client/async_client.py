@@ -1,0 +1,284 @@
+"""`AsyncClient`: the HTTP API as typed calls. The command line is built on it, and so may other programs be."""
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote as escape
+
+import aiohttp
+
+from broker.api.schemas import core as models
+from broker.api.schemas import tenancy as models_tenancy
+from broker.api.schemas.base import Wire
+from broker.api.schemas.job_data import StoredKindView
+from broker.api.schemas.plans import Decision
+from broker.client.resources.channels import ChannelCalls
+from broker.client.resources.policies import PolicyCalls
+from broker.client.resources.slack_users import SlackCalls
+from broker.client.resources.spending import SpendingCalls
+from broker.client.resources.tenancy import TenancyCalls
+from broker.client.transport import connection, sse
+from broker.client.transport.atomic_file import placed
+from broker.client.transport.connection import Connection
+from broker.client.transport.errors import ApiError, BrokenOff, Damaged, Unreachable
+from broker.client.transport.http import Transport, plain
+
+UPLOADING = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
+"""Seconds: a daemon reads and keeps all of a data set before it answers."""
+
+
+class LogPiece(Wire):
+    """Some text of one attempt, as its node wrote it."""
+
+    attempt: int
+    node: int
+    text: str
+
+
+class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
+    """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
+
+    `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
+    repeated is safe to repeat. `locate` is asked for the address again before every retry. `certificate`: file of the
+    one that is trusted, of a daemon on this machine. An address or a token that is none raises Misconfigured.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        patience_s: float = 0.0,
+        locate: Callable[[], Connection | None] = lambda: None,
+        certificate: str = "",
+    ) -> None:
+        at = Connection(
+            url=connection.address(url, "url"), token=connection.bearer(token, "token"), certificate=certificate
+        )
+        self._http = Transport(at, patience_s, locate)
+
+    @classmethod
+    def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
+        """Of the daemon at `url`, by default of the one that the command line would find.
+
+        Raises Unreachable when there is none, Misconfigured.
+        """
+        if url is not None:
+            return cls(url, token or "", patience_s=patience_s)
+        found = connection.find()
+        if found is None:
+            raise Unreachable("any known address", "none was ever started or logged in to")
+        return cls(
+            found.url,
+            token or found.token,
+            patience_s=patience_s,
+            locate=connection.find,
+            certificate=found.certificate,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    # --- jobs
+
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
+        return await self._call("POST", "/v1/quotes", models.QuoteView, json=spec, params=plain({"limit": limit}))
+
+    async def offers(
+        self, *, provider: str | None = None, accelerators: Sequence[str] = (), limit: int = 500
+    ) -> models.OfferList:
+        """What is for sale now, cheapest first."""
+        params = plain({"provider": provider, "accelerator": list(accelerators), "limit": limit})
+        return await self._call("GET", "/v1/offers", models.OfferList, params=params)
+
+    async def providers(self) -> models.ProviderList:
+        return await self._call("GET", "/v1/providers", models.ProviderList)
+
+    async def check_providers(self) -> models.ProviderList:
+        """As `providers`, with what is wrong with their credentials; asks the clouds."""
+        return await self._call("POST", "/v1/providers/check", models.ProviderList)
+
+    async def submit(self, spec: Mapping[str, Any], *, key: str) -> models.JobView:
+        """Durable when it returns; the same key with the same spec gives the same job."""
+        return await self._call("POST", "/v1/jobs", models.JobView, json=spec, headers={"Idempotency-Key": key})
+
+    async def job(self, job: str) -> models.JobDetail:
+        return await self._call("GET", _job(job), models.JobDetail)
+
+    async def jobs(
+        self,
+        *,
+        states: Sequence[str] = (),
+        labels: Sequence[str] = (),
+        team: str | None = None,
+        owner: str | None = None,
+        since: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> models.JobPage:
+        """Newest first. `labels` as `key:value`; `team` for admins; `since` in ISO 8601."""
+        whose = {"team": team, "owner": owner}
+        params = {"state": states, "label": labels, **whose, "since": since, "limit": limit, "cursor": cursor}
+        return await self._call("GET", "/v1/jobs", models.JobPage, params=plain(params))
+
+    async def cancel(self, job: str) -> models.JobView:
+        return await self._call("POST", f"{_job(job)}/cancel", models.JobView)
+
+    async def retry(self, job: str, *, resume: bool, key: str) -> models.JobView:
+        """A new job, linked to this one; with `resume` from its last checkpoint."""
+        path, params = f"{_job(job)}/retry", plain({"resume": int(resume)})
+        return await self._call("POST", path, models.JobView, params=params, headers={"Idempotency-Key": key})
+
+    async def raise_cap(self, job: str, cap_usd: Decimal) -> models.JobView:
+        return await self._call("PATCH", _job(job), models.JobView, json={"cap_usd": str(cap_usd)})
+
+    async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> models.JobDetail:
+        """What a job at rest keeps; none named: everything."""
+        params = [("kind", kind) for kind in kinds]
+        return await self._call("DELETE", f"{_job(job)}/data", models.JobDetail, params=params)
+
+    async def ledger(self, job: str) -> models.LedgerList:
+        return await self._call("GET", f"{_job(job)}/ledger", models.LedgerList)
+
+    async def decision(self, job: str, number: int) -> Decision:
+        return await self._call("GET", f"{_job(job)}/decisions/{number}", Decision)
+
+    # --- feeds
+
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[models.EventView]:
+        """Every event after `after`, once and in order, until the job rests; a lost connection is resumed."""
+        async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
+            yield models.EventView.model_validate_json(message.data)
+
+    async def events_now(self, job: str, *, after: int = 0) -> models.EventList:
+        """At most 500."""
+        params = plain({"after": after, "follow": 0})
+        return await self._call("GET", f"{_job(job)}/events", models.EventList, params=params)
+
+    async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogPiece]:
+        """Pieces of the log as they come, through all attempts or one, until the job rests."""
+        async for message in self._feed(f"{_job(job)}/logs", "", attempt=attempt):
+            yield LogPiece.model_validate_json(message.data)
+
+    async def log_now(self, job: str, *, attempt: int | None = None) -> str:
+        """The text of one attempt, by default of the latest, up to now."""
+        params = plain({"attempt": attempt, "follow": 0})
+        return (await self._http.read("GET", f"{_job(job)}/logs", params=params)).decode("utf-8", "replace")
+
+    async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.Message]:
+        """Resumes after the last message when the stream breaks off; patience counts from the last message on."""
+        async for attempt in self._http.tries():
+            with attempt:
+                headers = {"Last-Event-ID": last} if last else {}
+                async with self._http.once("GET", path, headers=headers, params=plain(parameters)) as response:
+                    async for message in sse.messages(response.content):
+                        if message.event == sse.END:
+                            return
+                        yield message
+                        last = message.id or last
+                        attempt.retry_state.start_time = time.monotonic()
+                    raise Unreachable(self.url, "the stream was cut")
+
+    def shell(
+        self, job: str, words: Sequence[str], *, tty: bool
+    ) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
+        """A program beside a job's agent (no words: a shell); the frames are those of `broker.api.http.terminal`."""
+        return self._http.socket(f"{_job(job)}/shell", params=plain({"word": list(words), "tty": int(tty)}))
+
+    # --- files
+
+    async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> models.UploadView:
+        """Keeps a data set or a .tar of code; the same bytes are kept once. A file is read as it is sent."""
+        headers = {"Content-Type": "application/octet-stream"}
+        sent: dict[str, Any] = {
+            "params": plain({"name": name, "format": fmt}),
+            "headers": headers,
+            "timeout": UPLOADING,
+        }
+        async for attempt in self._http.tries():
+            with attempt, nullcontext(data) if isinstance(data, bytes) else data.open("rb") as body:
+                async with self._http.once("POST", "/v1/uploads", data=body, **sent) as response:
+                    return models.UploadView.model_validate_json(await response.read())
+        raise AssertionError("tries() returns or raises")
+
+    async def artifacts(self, job: str) -> models.ArtifactList:
+        return await self._call("GET", f"{_job(job)}/artifacts", models.ArtifactList)
+
+    async def artifact(self, job: str, file: models.ArtifactView) -> bytes:
+        """The bytes of a small file, checked. Raises as `download`, but NotSaved."""
+        async for attempt in self._http.tries():
+            with attempt:
+                return b"".join([piece async for piece in self._pieces(job, file)])
+        raise AssertionError("tries() returns or raises")
+
+    async def download(self, job: str, file: models.ArtifactView, target: Path) -> None:
+        """Into `target`, which stays as it is unless the whole file came and is what the list says.
+
+        Raises Damaged, BrokenOff, NotSaved.
+        """
+        async for attempt in self._http.tries():
+            with attempt, placed(target) as kept:
+                async with aclosing(self._pieces(job, file)) as pieces:
+                    async for piece in pieces:
+                        kept.write(piece)
+
+    async def _pieces(self, job: str, file: models.ArtifactView) -> AsyncGenerator[bytes]:
+        """Of a file; the end comes only when all were right. Raises Damaged, BrokenOff."""
+        digest, got, began = hashlib.sha256(), 0, False
+        try:
+            async with self._http.once("GET", f"{_job(job)}/artifacts/{escape(file.path)}") as response:
+                began = True
+                async for piece in response.content.iter_any():
+                    digest.update(piece)
+                    got += len(piece)
+                    yield piece
+        except Unreachable:
+            if not began:
+                raise
+            where = f"{file.path} of job {job} broke off after {got} of {file.bytes} bytes, and none was kept"
+            raise BrokenOff(f"{where}; try again, and see the daemon's log if it ends there again") from None
+        if got != file.bytes or digest.hexdigest() != file.sha256:
+            raise Damaged(f"{file.path}: other bytes came than the job's manifest says; try again")
+
+    # --- secrets, health
+
+    async def secrets(self) -> models.SecretList:
+        return await self._call("GET", "/v1/secrets", models.SecretList)
+
+    async def put_secret(self, name: str, value: str) -> None:
+        await self._http.read("PUT", f"/v1/secrets/{escape(name, safe='')}", json={"value": value})
+
+    async def delete_secret(self, name: str) -> None:
+        await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
+
+    async def me(self) -> models_tenancy.Identity:
+        """Whom the token belongs to and what it may do."""
+        return await self._call("GET", "/v1/me", models_tenancy.Identity)
+
+    async def ready(self) -> models.Health:
+        """What works and what does not, by part; raises only when nothing answers."""
+        try:
+            return await self._call("GET", "/readyz", models.Health)
+        except ApiError as e:
+            if not e.problem.errors:
+                raise
+            return models.Health(status="unavailable", checks={p.field: p.message for p in e.problem.errors})
+
+
+def _job(job: str) -> str:
+    return f"/v1/jobs/{escape(job, safe='')}"

@@ -1,0 +1,1 @@
+"""Methods of the client, one module per resource."""

@@ -1,0 +1,37 @@
+"""Calls about channels."""
+
+from urllib.parse import quote as escape
+
+from broker.api.schemas import channels as wire
+from broker.client.resources.base import Calls
+
+
+class ChannelCalls(Calls):
+    async def channels(self) -> wire.ChannelList:
+        """Of the own team; for admins all."""
+        return await self._call("GET", "/v1/channels", wire.ChannelList)
+
+    async def create_channel(self, request: wire.ChannelRequest) -> wire.ChannelMade:
+        return await self._call("POST", "/v1/channels", wire.ChannelMade, json=request.model_dump(mode="json"))
+
+    async def channel(self, channel_id: str) -> wire.ChannelView:
+        return await self._call("GET", _path(channel_id), wire.ChannelView)
+
+    async def change_channel(self, channel_id: str, change: wire.ChannelChange) -> wire.ChannelView:
+        body = change.model_dump(mode="json", exclude_none=True)
+        return await self._call("PATCH", _path(channel_id), wire.ChannelView, json=body)
+
+    async def rotate_channel(self, channel_id: str) -> wire.ChannelMade:
+        """A new signing secret, shown in this answer only."""
+        return await self._call("POST", f"{_path(channel_id)}/rotate", wire.ChannelMade)
+
+    async def test_channel(self, channel_id: str) -> wire.ChannelTested:
+        """Sends a real message."""
+        return await self._call("POST", f"{_path(channel_id)}/test", wire.ChannelTested)
+
+    async def delete_channel(self, channel_id: str) -> None:
+        await self._http.read("DELETE", _path(channel_id))
+
+
+def _path(channel_id: str) -> str:
+    return f"/v1/channels/{escape(channel_id, safe='')}"

@@ -1,0 +1,50 @@
+"""Calls about policies, budgets and approvals."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote as escape
+
+from broker.api.schemas import core as models
+from broker.api.schemas import policies as wire
+from broker.client.resources.base import Calls
+from broker.client.transport.http import plain
+
+
+class PolicyCalls(Calls):
+    async def policies(self) -> wire.PolicyList:
+        return await self._call("GET", "/v1/policies", wire.PolicyList)
+
+    async def apply_policy(self, policy: Mapping[str, Any]) -> wire.PolicyView:
+        """Makes it, or a new version of it."""
+        return await self._call("PUT", _policy(str(policy.get("name"))), wire.PolicyView, json=policy)
+
+    async def delete_policy(self, name: str, *, team: str | None = None) -> None:
+        await self._http.read("DELETE", _policy(name), params=plain({"team": team}))
+
+    async def policy_history(self, name: str, *, team: str | None = None) -> wire.PolicyHistory:
+        """Newest first."""
+        params = plain({"team": team})
+        return await self._call("GET", f"{_policy(name)}/history", wire.PolicyHistory, params=params)
+
+    async def dry_run_policy(self, policy: Mapping[str, Any], *, days: int = 30) -> wire.DryRunView:
+        """What it would have done in the last `days`."""
+        params = plain({"days": days})
+        return await self._call("POST", "/v1/policy-dry-run", wire.DryRunView, json=policy, params=params)
+
+    async def budgets(self) -> wire.BudgetList:
+        """What is spent and held now, by policy."""
+        return await self._call("GET", "/v1/budgets", wire.BudgetList)
+
+    async def approve(self, job: str, *, up_to_usd: Decimal | None = None) -> models.JobView:
+        """Approves the job's cap, or a higher one in advance."""
+        body = {"up_to_usd": None if up_to_usd is None else str(up_to_usd)}
+        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/approve", models.JobView, json=body)
+
+    async def refuse(self, job: str) -> models.JobView:
+        """Cancels a job that awaits approval."""
+        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/refuse", models.JobView)
+
+
+def _policy(name: str) -> str:
+    return f"/v1/policies/{escape(name, safe='')}"

@@ -1,0 +1,26 @@
+"""Calls about what was spent."""
+
+from broker.api.schemas import spending as models
+from broker.client.resources.base import Calls
+from broker.client.transport.http import plain
+
+
+class SpendingCalls(Calls):
+    async def spend(
+        self,
+        *,
+        by: str,
+        since: str | None = None,
+        until: str | None = None,
+        zone: str | None = None,
+        team: str | None = None,
+        user: str | None = None,
+    ) -> models.SpendView:
+        """What was charged, grouped; times in ISO 8601, `zone` an IANA name."""
+        params = plain({"by": by, "since": since, "until": until, "zone": zone, "team": team, "user": user})
+        return await self._call("GET", "/v1/spend", models.SpendView, params=params)
+
+    async def charges(self, *, cloud: str, since: str | None, until: str | None) -> models.ChargeList:
+        """What was charged machine by machine, to be set against an invoice."""
+        params = plain({"cloud": cloud, "since": since, "until": until})
+        return await self._call("GET", "/v1/charges", models.ChargeList, params=params)

@@ -1,0 +1,47 @@
+"""Calls about teams, tokens and the audit."""
+
+from urllib.parse import quote as escape
+
+from broker.api.schemas import tenancy as wire
+from broker.client.resources.base import Calls
+from broker.client.transport.http import plain
+
+
+class TenancyCalls(Calls):
+    async def tokens(self) -> wire.TokenList:
+        """Of the own team; for admins of all."""
+        return await self._call("GET", "/v1/tokens", wire.TokenList)
+
+    async def create_token(self, request: wire.TokenRequest) -> wire.TokenCreated:
+        body = request.model_dump(mode="json")
+        return await self._call("POST", "/v1/tokens", wire.TokenCreated, json=body)
+
+    async def delete_token(self, token_id: str) -> None:
+        await self._http.read("DELETE", f"/v1/tokens/{escape(token_id, safe='')}")
+
+    async def teams(self) -> wire.TeamList:
+        """The own one; for admins all."""
+        return await self._call("GET", "/v1/teams", wire.TeamList)
+
+    async def create_team(self, request: wire.TeamRequest) -> wire.TeamView:
+        return await self._call("POST", "/v1/teams", wire.TeamView, json=request.model_dump(mode="json"))
+
+    async def delete_team(self, name: str) -> None:
+        await self._http.read("DELETE", f"/v1/teams/{escape(name, safe='')}")
+
+    async def audit(
+        self,
+        *,
+        team: str | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+        target: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> wire.AuditPage:
+        """Who wrote what, newest first; times in ISO 8601."""
+        asked = {"team": team, "actor": actor, "action": action, "target": target, "since": since, "until": until}
+        params = plain({**asked, "cursor": cursor, "limit": limit})
+        return await self._call("GET", "/v1/audit", wire.AuditPage, params=params)

@@ -1,0 +1,140 @@
+"""One request and its retries: what the client's calls and feeds are built on."""
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from pydantic import ValidationError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_exponential
+
+from broker.api.schemas.core import Problem
+from broker.client.transport.connection import Connection
+from broker.client.transport.errors import ApiError, BrokenOff, Unreachable
+from broker.client.transport.tls import trusting
+
+TRY_AGAIN = frozenset({429, 502, 503, 504})
+BROKEN = (aiohttp.ClientError, TimeoutError)
+
+
+class Transport:
+    """Sends requests to one daemon, for as long as `patience_s` where nothing answers or it cannot work now.
+
+    `locate` is asked for the address before every retry: a daemon that was started again may have another port.
+    """
+
+    def __init__(self, at: Connection, patience_s: float, locate: Callable[[], Connection | None]) -> None:
+        self._at = at
+        self._patience_s = patience_s
+        self._locate = locate
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def url(self) -> str:
+        return self._at.url.rstrip("/")
+
+    def _how(self) -> dict[str, Any]:
+        """What every request is sent with. Raises Unreachable."""
+        headers = {"Authorization": f"Bearer {self._at.token}"} if self._at.token else {}
+        if not self._at.certificate:
+            return {"headers": headers}
+        try:
+            return {"headers": headers, "ssl": trusting(self._at.certificate)}
+        except (OSError, ssl.SSLError) as e:
+            raise Unreachable(self.url, f"its certificate {self._at.certificate} cannot be read: {e}") from None
+
+    @asynccontextmanager
+    async def once(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One try. Raises ApiError, and Unreachable also when the answer breaks off."""
+        if self._session is None:
+            raise RuntimeError("use the client with `async with`")
+        how = self._how()
+        how["headers"] |= request.pop("headers", {})
+        try:
+            async with self._session.request(method, self.url + path, **how, **request) as response:
+                if response.status >= 400:
+                    raise ApiError(await _problem(response))
+                yield response
+        except BROKEN as e:
+            raise Unreachable(self.url, _why(e)) from None
+
+    @asynccontextmanager
+    async def socket(self, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket. Raises ApiError when the daemon refuses, Unreachable when it goes away."""
+        if self._session is None:
+            raise RuntimeError("use the client with `async with`")
+        how = self._how()
+        try:
+            async with self._session.ws_connect(self.url + path, heartbeat=20.0, **how, **request) as opened:
+                yield opened
+        except aiohttp.WSServerHandshakeError as e:
+            # The handshake's error drops the body, which says why; asked again without an upgrade it is an answer.
+            async with self.once("GET", path, **request):
+                raise Unreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
+        except BROKEN as e:
+            raise Unreachable(self.url, _why(e)) from None
+
+    async def read(self, method: str, path: str, **request: Any) -> bytes:
+        """The answer's body. Everything sent this way is safe to repeat. Raises ApiError, Unreachable."""
+        async for attempt in self.tries():
+            with attempt:
+                async with self.once(method, path, **request) as response:
+                    return await response.read()
+        raise AssertionError("tries() returns or raises")
+
+    def tries(self) -> AsyncRetrying:
+        """`async for attempt in tries(): with attempt: ...` repeats what failed for a passing reason."""
+        return AsyncRetrying(
+            retry=retry_if_exception(passing),
+            stop=stop_after_delay(self._patience_s),
+            wait=wait_exponential(multiplier=0.25, max=3),
+            before_sleep=self._follow,
+            reraise=True,
+        )
+
+    def _follow(self, _: RetryCallState) -> None:
+        found = self._locate()
+        if found is not None:
+            self._at = found
+
+
+def passing(error: BaseException) -> bool:
+    """True when the same request may succeed later: nothing answers, or the daemon cannot work just now."""
+    return isinstance(error, Unreachable | BrokenOff) or (isinstance(error, ApiError) and error.status in TRY_AGAIN)
+
+
+def _why(error: Exception) -> str:
+    if type(error) is aiohttp.ClientResponseError:  # not its kinds, which have words of their own
+        return "what answers there speaks no HTTP; is it the port of gRPC?"
+    return str(error) or type(error).__name__
+
+
+async def _problem(response: aiohttp.ClientResponse) -> Problem:
+    body = await response.content.read(1024**2)
+    try:
+        return Problem.model_validate_json(body)
+    except ValidationError:
+        phrase = response.reason or "error"
+        return Problem(title=phrase, status=response.status, detail=f"{response.status} {phrase}: is this a gpubroker?")
+
+
+def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Query parameters without those that are None; a sequence repeats its name."""
+    found: list[tuple[str, str]] = []
+    for name, value in parameters.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        found.extend((name, str(v)) for v in values if v is not None)
+    return found

@@ -1,0 +1,1 @@
+"""Context, row leases, batches and events shared by all controllers."""

@@ -1,0 +1,1 @@
+"""Charges attempts, holds caps and budgets, charges and deletes stored data."""

@@ -1,0 +1,147 @@
+"""What jobs keep in the blob store is charged for, and deleted when it is due; old uploads go as well."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from broker.controllers.base.batch import each
+from broker.controllers.base.context import Context
+from broker.controllers.base.events import event
+from broker.domain.errors import InUse
+from broker.domain.ids import JobId
+from broker.domain.job import Attempt, Job, StoredKind
+from broker.lifecycle.backup_restore import unknown
+from broker.lifecycle.retention import (
+    RESTING_S,
+    RESUMED_FROM,
+    Kept,
+    accrue,
+    due_now,
+    expired,
+    leftovers,
+    look_again_s,
+    sort_out,
+)
+from broker.lifecycle.superseded_checkpoints import superseded
+from broker.ports import StorageCharge
+from trainer.contract import object_keys as keys
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+UPLOADS_S = 3600.0
+"""Between two looks at the uploads; one without an owner at two of them was left behind."""
+LEASE_S = 600.0
+JOBS = 50
+AT_ONCE = 16
+"""Deletions at the same time."""
+UPLOADS = "uploads/"
+DAY_S = 86_400.0
+
+
+class Retention:
+    """Claims jobs whose objects are due to be looked at."""
+
+    name = "retention"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._uploads_at = float("-inf")
+        self._ownerless: set[str] = set()
+        self._spared: set[JobId] = set()
+        """Of these people were told."""
+        self.every_s = EVERY_S
+
+    async def step(self) -> bool:
+        context = self._context
+        jobs = await context.store.claim_stored(lease_s=LEASE_S, limit=JOBS)
+        if jobs:
+            data = {blob.key: blob.bytes for blob in await context.blobs.list(keys.JOB_DATA)}
+            await each(context, self.name, jobs, lambda job: self._look(job, data))
+        now = context.clock.monotonic()
+        if now - self._uploads_at >= UPLOADS_S:
+            self._uploads_at = now
+            await self._uploads()
+        return len(jobs) == JOBS
+
+    async def _look(self, job: Job, data: Mapping[str, int]) -> None:
+        context = self._context
+        now, defaults = context.clock.now(), context.costs.retention
+        attempts = await context.store.attempts(job.id)
+        kept = await self._kept(job, attempts, data)
+        doomed: tuple[str, ...] = ()
+        spares = self._spares(job, kept)
+        if not spares:
+            job = await self._expire(job, expired(job, defaults, now))
+            doomed = (*leftovers(job, attempts, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
+        if doomed and await context.store.heir(job.id) is not None:  # it named what it starts from when it was placed
+            doomed = tuple(key for key in doomed if key not in kept.by_kind["checkpoints"])
+        await self._delete(doomed)
+        sizes = {key: size for objects in kept.by_kind.values() for key, size in objects.items()}
+        left = kept.bytes - sum(sizes[key] for key in doomed)
+        again_s = look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
+        stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
+        charge = StorageCharge(
+            job_id=job.id,
+            read=job.stored,
+            to=stored,
+            usd=due_now(job.stored, stored),
+            due_in_s=RESTING_S if spares else again_s,  # what is due stays due
+        )
+        await context.store.charge_storage(charge)
+
+    def _spares(self, job: Job, kept: Kept) -> bool:
+        """An attempt that this database does not know may train on, and save: nothing of its job is deleted."""
+        theirs = unknown(job, kept.by_kind["checkpoints"])
+        if theirs and job.id not in self._spared:
+            self._spared.add(job.id)
+            log.warning(
+                "nothing of job %s is deleted: the database does not know attempt %s, so it is older than those "
+                "(a backup?); once its machine is gone delete %s%s/ in the blob store by hand",
+                job.id, theirs[0], keys.checkpoints(job.id), theirs[0],
+            )  # fmt: skip
+        return bool(theirs)
+
+    async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> Kept:
+        prefixes = [keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
+        listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
+        own = keys.job_data(job.id, "")
+        copies = [(key, size) for key, size in data.items() if key.startswith(own)]
+        return sort_out(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
+
+    async def _expire(self, job: Job, kinds: Sequence[StoredKind]) -> Job:
+        """Marks what is due; checkpoints wait while another job starts from them."""
+        if not kinds:
+            return job
+        free = [kind for kind in kinds if kind not in RESUMED_FROM]
+        for part in (kinds, free):
+            message = f"deleted, as its retention says: {', '.join(part)}"
+            told = event(job, "job.data_deleted", message, data={"kinds": [*part]})
+            try:
+                return (await self._context.store.delete_data(job.id, part, told) if part else None) or job
+            except InUse:
+                continue
+        return job
+
+    async def _delete(self, doomed: Sequence[str]) -> None:
+        """In order as far as manifests go: none of a checkpoint's files before its manifest."""
+        manifests = [*keys.manifests(doomed)]
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def delete(key: str) -> None:
+            async with gate:
+                await self._context.blobs.delete(key)
+
+        for part in (manifests, doomed[len(manifests) :]):
+            await asyncio.gather(*map(delete, part))
+
+    async def _uploads(self) -> None:
+        store, days = self._context.store, self._context.costs.uploads_days
+        if days is not None:
+            for sha256 in await store.forget_uploads(older_than_s=days * DAY_S, limit=1000):
+                await self._context.blobs.delete(keys.upload(sha256))
+        there = {blob.key.removeprefix(UPLOADS) for blob in await self._context.blobs.list(UPLOADS)}
+        ownerless = there - set(await store.known_uploads(there))
+        for sha256 in ownerless & self._ownerless:
+            await self._context.blobs.delete(keys.upload(sha256))
+        self._ownerless = ownerless

@@ -1,0 +1,1 @@
+"""Liveness, interruption notices, the spend guard and the dead-man's switch."""

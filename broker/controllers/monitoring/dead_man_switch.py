@@ -1,0 +1,27 @@
+"""The broker's lease: agents stop by themselves when it no longer changes."""
+
+from broker.controllers.base.context import Context
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Lease
+
+
+class Deadman:
+    """Touches the lease only right after a successful transaction: a broker without its database is as good as dead."""
+
+    name = "deadman"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._seq = 0
+        self.every_s = context.rhythm.deadman_s
+
+    async def step(self) -> bool:
+        await self._context.store.ping()
+        self._seq += 1
+        context, seat = self._context, self._context.seat
+        lease = Lease(
+            broker=context.owner, seq=self._seq, every_s=self.every_s, home=seat.home, clouds=dict(seat.clouds),
+            database=seat.database,
+        )  # fmt: skip
+        await self._context.blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
+        return False

@@ -1,0 +1,1 @@
+"""Delivers the outbox and posts digests."""

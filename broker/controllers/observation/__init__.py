@@ -1,0 +1,1 @@
+"""Facts about live attempts: heartbeats, machine listings, proofs of absence."""

@@ -1,0 +1,1 @@
+"""Places jobs on offers, and creates and boots their machines."""

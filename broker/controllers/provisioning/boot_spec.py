@@ -1,0 +1,186 @@
+"""What an attempt's machine is given: its spec, its grant, and where the blob store is."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker.controllers.base.context import Context
+from broker.controllers.provisioning.store_grants import Granting
+from broker.domain.errors import AlreadyExists, GpubrokerError
+from broker.domain.instance import SELF_STOP_S, BootSpec, CloudOptions, TrainerBundle, TrainerImage
+from broker.domain.job import Attempt, Job
+from broker.domain.money import ZERO
+from broker.domain.tenancy import Tenant
+from broker.domain.workload import MemoryNeed
+from broker.estimator.planning.corrections import NOTHING, Learned
+from broker.estimator.planning.fit import probed
+from broker.estimator.planning.process_layout import world
+from broker.estimator.preemption_rate import losses_per_hour
+from broker.lifecycle.recovery import as_planned
+from broker.ports import Leased, TenantStore
+from broker.runtime.secret_box import SecretBox, SecretsError
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, Cost, DataFile, Memory
+from trainer.contract.train import TrainConfig
+from trainer.dataset.readers import format_of
+
+UPLOAD = "upload:"
+
+
+class Unusable(GpubrokerError):
+    """The job names what no machine can be given: nobody is asked for one."""
+
+
+TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """Writes `spec.json` and `grant.json`, and makes the environment of the agent."""
+
+    context: Context
+    box: SecretBox
+    trainer: TrainerOf | None = None
+    """How a rented machine gets the trainer."""
+    learned: Learned = lambda: NOTHING
+    """What own runs have shown."""
+
+    async def prepare(self, one: Leased) -> BootSpec:
+        """Raises Unusable when a secret is gone, Rejected when the trainer cannot be handed out, BlobsUnavailable when
+        the store cannot be written."""
+        attempt, job = one.attempt, one.job
+        secrets = await self._secrets(job)
+        granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
+        access = granted.access
+        secret_env = {"GPUBROKER_ATTEMPT_KEY": self.box.attempt_key(attempt.id).decode()}
+        if access.options:
+            secret_env["GPUBROKER_STORE_OPTIONS"] = json.dumps(dict(access.options))
+        if granted.url:
+            secret_env["GPUBROKER_GRANT_URL"] = granted.url
+        env = {
+            "GPUBROKER_BLOBS": access.url,
+            "GPUBROKER_INSTALLATION": self.context.installation,
+            "GPUBROKER_ATTEMPT": attempt.id,
+        }
+        caps = self.context.provider_of(attempt).caps
+        trainer = None
+        if caps.agent_start_s is not None and self.trainer is not None:
+            trainer = await self.trainer()
+            env |= {
+                "GPUBROKER_SELF_STOP": caps.self_stop,
+                "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S + job.spec.keep_on_failure)),
+            }
+            env |= {"GPUBROKER_NOTICES": caps.notices}
+            if job.spec.train is not None and (extras := _extras(job.spec.train)):
+                env |= {"GPUBROKER_EXTRAS": extras}
+        await self._put_spec(attempt, job)  # last: what has one may have been asked of a cloud
+        return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)
+
+    async def _secrets(self, job: Job) -> dict[str, str]:
+        if not job.spec.secrets:
+            return {}
+        stored = await self._as_owner(job).secrets(job.owner, job.spec.secrets)
+        missing = [name for name in job.spec.secrets if name not in stored]
+        if missing:
+            raise Unusable(f"secret {missing[0]} is no longer set; run `gpubroker secret set {missing[0]}` and retry")
+        return {name: self._opened(name, sealed) for name, sealed in stored.items()}
+
+    def _opened(self, name: str, sealed: bytes) -> str:
+        try:
+            return self.box.open(sealed)
+        except SecretsError as e:
+            raise Unusable(f"secret {name}: {e}") from e
+
+    def _as_owner(self, job: Job) -> TenantStore:
+        return self.context.store.as_tenant(Tenant(team=job.team, owner=job.owner))
+
+    async def _sizes(self, job: Job) -> dict[str, int]:
+        """Bytes of the job's inputs by key."""
+        wanted = [job.spec.train.data.path] if job.spec.train else []
+        wanted += [job.spec.script.code] if job.spec.script else []
+        hashes = [_sha256(reference) for reference in wanted]
+        found = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
+        return {keys.job_data(job.id, one.sha256): one.bytes for one in found if one}
+
+    async def _put_spec(self, attempt: Attempt, job: Job) -> None:
+        sizes = await self._sizes(job)
+        spec = attempt_spec(attempt, job, self.context, sizes)
+        losses = losses_per_hour(attempt.line.offer, self.learned().spots, attempt.line.nodes)
+        spec = spec.model_copy(update={"losses_per_hour": losses})
+        try:
+            await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
+        except AlreadyExists:
+            return  # an earlier create of this attempt wrote it; it is a function of the same row
+
+
+def _extras(train: TrainConfig) -> str:
+    """Of the trainer's packages, those that a machine without an image installs for such a job alone."""
+    wanted = {"trackers": train.metrics.trackers, "fp8": train.fp8}
+    return " ".join(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def bought_for(job: Job) -> BootSpec:
+    """What a job's machines are asked to be, and nothing of what they are given."""
+    resources = job.spec.resources
+    return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))
+
+
+def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[str, int]) -> AttemptSpec:
+    """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
+    spec = job.spec
+    train = as_planned(spec.train, attempt.line.plan, job.remedy) if spec.train else None
+    data = code = None
+    if train is not None:
+        data = _file(job, train.data.path, format_of(train.data.path, train.data.format), sizes)
+    if spec.script is not None:
+        code = _file(job, spec.script.code, "tar", sizes)
+    offer = attempt.line.offer
+    gpus = 0 if offer.emulated_on == "cpu" or offer.accelerator == "cpu" else offer.gpus
+    return AttemptSpec(
+        installation=context.installation,
+        job=job.id,
+        attempt=attempt.id,
+        number=attempt.number,
+        train=train,
+        script=spec.script,
+        data=data,
+        code=code,
+        checkpoint=spec.checkpoint,
+        probe=probed(job.workload, attempt.line.plan),
+        resume_from=attempt.resume_from,
+        rows_bytes=attempt.line.rows_bytes if train is not None else 0,
+        env=spec.env,
+        secrets=spec.secrets,
+        world=world(attempt.line.plan, nodes=spec.resources.nodes, gpus=gpus),
+        limits=context.limits,
+        cost=_cost(attempt, job),
+        memory=_memory(attempt.line.memory),
+    )
+
+
+def _cost(attempt: Attempt, job: Job) -> Cost:
+    before = max(ZERO, job.spent_usd - attempt.charged_usd)
+    return Cost(before=before, per_hour=attempt.line.offer.usd_per_hour * attempt.line.nodes)
+
+
+def _memory(need: MemoryNeed | None) -> Memory | None:
+    """What the plan was made by, for people whose memory runs out all the same."""
+    if need is None:
+        return None
+    return Memory(
+        weights=need.weights,
+        gradients=need.gradients,
+        optimizer=need.optimizer,
+        activations=need.activations + need.logits,
+    )
+
+
+def _sha256(reference: str) -> str:
+    return reference.removeprefix(UPLOAD).split("/", 1)[0]
+
+
+def _file(job: Job, reference: str, fmt: Any, sizes: Mapping[str, int]) -> DataFile:
+    sha256 = _sha256(reference)
+    key = keys.job_data(job.id, sha256)
+    return DataFile(key=key, sha256=sha256, bytes=sizes.get(key, 0), format=fmt)

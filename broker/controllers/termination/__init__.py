@@ -1,0 +1,1 @@
+"""Destroys machines, proves their absence, and sweeps orphans."""

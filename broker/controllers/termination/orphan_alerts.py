@@ -1,0 +1,48 @@
+"""What people are told of orphans that stay on the bill: a log is read when it is too late."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Set
+
+from broker.controllers.base.context import Context
+from broker.controllers.base.events import is_told
+from broker.domain.job import Handle
+from broker.domain.notifications import Notice
+
+
+class OrphanNews:
+    """Any number of brokers may tell: a notice's id follows from the machine, and from how often it was refused."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._refused: Counter[str] = Counter()
+        self._spared: set[str] = set()
+
+    async def spared(self, key: str, handle: Handle, why: str) -> None:
+        """Once. Raises StoreError."""
+        if key not in self._spared:
+            await self._post(key, handle, "orphan.spared", f"{_named(handle)} stands and bills: {why}", "spared")
+            self._spared.add(key)
+
+    async def refused(self, key: str, handle: Handle, why: str) -> None:
+        """At the first so many times, and then each time that there are twice as many. Raises StoreError."""
+        self._refused[key] += 1
+        times = self._refused[key]
+        if is_told(times, self._context.rhythm.destroy_alert):
+            said = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
+            await self._post(key, handle, "orphan.destroy_failed", said, str(times))
+
+    def keep(self, cloud: str, found: Set[str]) -> None:
+        """Of this cloud, whose keys begin with it, forgets all others."""
+        for key in [key for key in self._refused if key.startswith(cloud) and key not in found]:
+            del self._refused[key]
+        self._spared = {key for key in self._spared if not key.startswith(cloud) or key in found}
+
+    async def _post(self, key: str, handle: Handle, kind: str, message: str, when: str) -> None:
+        mark = hashlib.sha256(key.encode()).hexdigest()[:20]
+        machine = {"provider": handle.provider, "machine": handle.id, "name": handle.name}
+        await self._context.store.post(Notice(id=f"orphan-{mark}-{when}", kind=kind, message=message, data=machine))
+
+
+def _named(handle: Handle) -> str:
+    return f"{handle.name} ({handle.id}) at {handle.provider}, for which no attempt answers,"

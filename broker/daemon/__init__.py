@@ -1,0 +1,1 @@
+"""Wires the daemon: configuration, home directory, listeners."""

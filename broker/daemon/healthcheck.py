@@ -1,0 +1,38 @@
+"""`python -m broker.daemon.healthcheck`: does this home's daemon answer its /readyz with 200?
+
+Containers run it as their health check, so it is quick to start.
+
+Exit status 0 when it does, else 1 with one line that says what is wrong.
+"""
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from broker.client.transport.tls import trusting
+
+TIMEOUT_S = 5.0
+
+
+def problem(home: Path) -> str | None:
+    """None: it is ready."""
+    try:
+        at = json.loads((home / "client.json").read_text())
+        request = urllib.request.Request(f"{at['url']}/readyz", headers={"Accept": "application/json"})
+        context = trusting(at["certificate"]) if at.get("certificate") else None
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context):
+            return None
+    except urllib.error.HTTPError as refused:
+        return refused.read(2000).decode("utf-8", "replace")
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        return f"{type(e).__name__}: {e}"
+
+
+if __name__ == "__main__":
+    found = problem(Path(os.environ["GPUBROKER_HOME"]))
+    if found is not None:
+        print(found)
+    sys.exit(found is not None)

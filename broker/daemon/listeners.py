@@ -1,0 +1,128 @@
+"""Where the daemon listens: HTTP, and gRPC beside it."""
+
+import resource
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from aiohttp import web
+
+from broker.api.grpc.server import Parts, Taken, serving
+from broker.api.http.connections import Runner
+from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.daemon.config import DaemonConfig
+from broker.daemon.tls import Certificate
+from broker.domain.errors import GpubrokerError
+
+DRAIN_S = 2.0
+"""How long a stopping daemon lets its answers finish."""
+FILES = 16_384
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class CannotListen(GpubrokerError):
+    """The address is taken or not ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """By which programs of this machine reach the daemon."""
+
+    url: str
+    grpc: str | None
+    """`host:port`; None: that door is off."""
+    certificate: str | None
+    """The file that both doors show; None: they speak plaintext."""
+
+
+@asynccontextmanager
+async def listening(config: DaemonConfig, application: web.Application) -> AsyncIterator[Addresses]:
+    """Raises CannotListen naming the address and the fix, InvalidInput for a certificate that cannot be used."""
+    certificate = Certificate(config.tls.certificate, config.tls.key) if config.tls else None
+    _allow_files()
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(_http(config, application, certificate))
+        scheme = "http" if certificate is None else "https"
+        url = f"{scheme}://{_address(config.host, port)}"
+        shown = str(config.tls.certificate.absolute()) if config.tls else None
+        beside = config.grpc_port
+        if beside is None:
+            yield Addresses(url=url, grpc=None, certificate=shown)
+            return
+        bound = await stack.enter_async_context(_grpc(config, beside, application, certificate))
+        yield Addresses(url=url, grpc=_address(config.grpc_host, bound), certificate=shown)
+
+
+def _allow_files() -> None:
+    """Most systems let a process open 1024 files and more on request; each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@asynccontextmanager
+async def _http(
+    config: DaemonConfig, application: web.Application, certificate: Certificate | None
+) -> AsyncIterator[int]:
+    runner = Runner(application, shutdown_timeout=DRAIN_S)
+    await runner.setup()
+    try:
+        context = None if certificate is None else certificate.context()
+        try:
+            await web.TCPSite(runner, config.host, config.port, ssl_context=context).start()
+        except OSError as e:
+            raise CannotListen(
+                f"cannot listen on {config.host}:{config.port}: {e.strerror}; choose another with --port"
+            ) from None
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _grpc(
+    config: DaemonConfig, port: int, application: web.Application, certificate: Certificate | None
+) -> AsyncIterator[int]:
+    parts = Parts(
+        service=application[SERVICE],
+        content=application[CONTENT],
+        auth=application[AUTH],
+        metrics=application[METRICS],
+        readiness=application[READINESS],
+        streams=application[STREAMS],
+    )
+    credentials = None if certificate is None else _credentials(certificate)
+    host, reflects = config.grpc_host, config.grpc.reflection
+    door = serving(parts, host, port, reflects=reflects, credentials=credentials, grace_s=DRAIN_S)
+    try:
+        async with door as bound:
+            yield bound
+    except Taken:
+        raise CannotListen(
+            f"cannot listen on {host}:{port} for gRPC; choose another with grpc.port, or null for none"
+        ) from None
+
+
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Asked at each handshake, so that a renewed certificate is used."""
+    known = certificate.pem()
+
+    def configuration() -> Any:
+        """None: as before."""
+        nonlocal known
+        now = certificate.pem()
+        if now == known:
+            return None
+        known = now
+        return grpc.ssl_server_certificate_configuration([now])
+
+    first = grpc.ssl_server_certificate_configuration([known])
+    return grpc.dynamic_ssl_server_credentials(first, configuration)
+
+
+def _address(host: str, port: int) -> str:
+    host = ANYWHERE.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

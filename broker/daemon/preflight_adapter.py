@@ -1,0 +1,83 @@
+"""The checks of `broker.preflight` as the API wants them: over stored summaries, and remembered.
+
+Many jobs are alike, and a submit must be cheap: what was found for one spec and data set holds for a minute, since a
+model's folder or its licence may change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from broker.api.service.interfaces import Checked
+from broker.domain.errors import InvalidInput
+from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape
+from broker.ports import Clock
+from broker.preflight import remote_code as code
+from broker.preflight.check import preflight
+from broker.preflight.dataset import DataSummary, summarise
+from broker.preflight.model_lookup import HubClient, Unshaped, is_folder, resolve_for
+from trainer.contract.train import DataFormat, TrainConfig
+
+REMEMBERED_S = 60.0
+REMEMBERED = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    checked: Checked
+    summary: Mapping[str, Any] | None
+    """The very object it was found for; held, so that no other one can take its identity."""
+    until: float
+
+
+def forbidden(remote_code: Sequence[str], spec: JobSpec) -> str:
+    """Why the installation does not let this job run, in one line; empty: it does."""
+    try:
+        code.check(spec.train, remote_code)
+    except InvalidInput as error:
+        return "; ".join(f"{problem.field}: {problem.message}" for problem in error.problems)
+    return ""
+
+
+class Checks:
+    """`api.needs.Preflight`. `hub` None: no network is asked. `remote_code`: as the daemon's configuration has it."""
+
+    def __init__(self, hub: HubClient | None, clock: Clock, remote_code: Sequence[str] = ()) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._remote_code = remote_code
+        self._found: dict[object, _Found] = {}
+
+    def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
+        return summarise(data, fmt).model_dump(mode="json")
+
+    def permit(self, spec: JobSpec) -> JobSpec:
+        return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})
+
+    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
+        key = (spec.train, spec.checkpoint, id(summary))
+        now = self._clock.monotonic()
+        held = self._found.get(key)
+        if held is not None and held.until > now:
+            return held.checked
+        checked = await self._check(spec, summary)
+        if len(self._found) >= REMEMBERED:
+            self._found.clear()
+        self._found[key] = _Found(checked=checked, summary=summary, until=now + REMEMBERED_S)
+        return checked
+
+    async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
+        known = None if summary is None else DataSummary.model_validate(summary)
+        found = await preflight(spec, summary=known, resolve=self._resolve)
+        shape = found.workload.shape
+        report = {
+            "data": None if found.report is None else found.report.model_dump(mode="json"),
+            "model": None if shape is None else asdict(shape),
+        }
+        local = spec.train is not None and is_folder(spec.train.model)
+        return Checked(workload=found.workload, report=report, local_model=local)
+
+    async def _resolve(self, train: TrainConfig) -> ModelShape | Unshaped:
+        return await resolve_for(train, hub=self._hub)

@@ -1,0 +1,55 @@
+"""Slack's two halves, what we tell and what we are sent, wired to the store and the API."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from broker.api.core.auth import Caller
+from broker.api.core.problems import NotFound
+from broker.api.service.content import Content
+from broker.api.service.jobs import Service
+from broker.api.service.slack import Slack
+from broker.domain.job import Job
+from broker.domain.tenancy import HOUSE
+from broker.notify.slack.app import SlackApp
+from broker.notify.slack.notifier import SlackNotifier
+from broker.notify.slack.socket_mode import SlackSockets
+from broker.ports import Clock
+from broker.reporting.loss_curve import Losses, losses
+from broker.runtime.secret_box import SecretBox
+
+METRICS = "metrics.jsonl"
+DAEMON = Caller(team=HOUSE.team, owner=HOUSE.owner, scopes=frozenset({"admin"}), token_id="")
+
+
+class Slacks:
+    """`serving` joins the halves; before that the notifier draws no curves."""
+
+    def __init__(self, box: SecretBox, clock: Clock, *, api_url: str) -> None:
+        self.notifier = SlackNotifier(box, clock, self._losses, api_url=api_url)
+        self._app = SlackApp(self.notifier, box, clock, api_url=api_url)
+        self._clock = clock
+        self._api_url = api_url
+        self._content: Content | None = None
+
+    @asynccontextmanager
+    async def serving(self, service: Service) -> AsyncIterator[tuple[Slack, SlackSockets]]:
+        """What takes clicks and commands, and the controller that keeps Socket Mode open for it."""
+        self._content = Content(service)
+        incoming = Slack(service, self._app)
+        sockets = SlackSockets(self._app, incoming.channels, incoming.take, self._clock, api_url=self._api_url)
+        try:
+            yield incoming, sockets
+        finally:
+            await sockets.close()
+            await incoming.close()
+            await self.notifier.close()
+
+    async def _losses(self, job: Job) -> Losses:
+        """Of the last committed checkpoint; none where there is none, as of a script."""
+        if self._content is None:
+            return ()
+        try:
+            _, pieces = await self._content.artifact(DAEMON, job.id, METRICS)
+        except NotFound:
+            return ()
+        return losses(b"".join([piece async for piece in pieces]))

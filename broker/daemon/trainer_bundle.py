@@ -1,0 +1,92 @@
+"""Where rented machines get the trainer: the operator's image, or else this installation's code by the blob store."""
+
+import asyncio
+import contextlib
+import io
+import tarfile
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from broker.daemon.config import TrainerConfig
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, InvalidInput, Problem, Rejected
+from broker.domain.instance import TrainerBundle, TrainerImage
+from broker.ports import Blobs
+
+RECIPE = ("constraints-trainer.txt", "pyproject.toml", "deploy/trainer_install.sh", "deploy/trainer_requirements.py")
+"""What belongs to the `trainer` package for an installation, as paths of the repository."""
+SIGNED_S = 3600.0
+"""How long a machine has for fetching the bundle: longer than any cloud's boot deadline."""
+PASSWORD = "GPUBROKER_REGISTRY_PASSWORD"
+
+
+def image_of(config: TrainerConfig, env: Mapping[str, str]) -> TrainerImage | None:
+    """The operator's image, if there is one. Raises InvalidInput when only one half of its login is there."""
+    if config.image is None:
+        return None
+    username, password = config.registry_username or "", env.get(PASSWORD, "")
+    if bool(username) != bool(password):
+        absent = f"set {PASSWORD}" if username else "set trainer.registry_username"
+        message = f"a private registry needs user name and password; {absent}, or leave both away"
+        raise InvalidInput(Problem(field="trainer.registry_username", message=message))
+    return TrainerImage(reference=config.image, username=username, password=password)
+
+
+class TrainerSource:
+    """Asked before each launch; without an image the bundle is uploaded before the first one."""
+
+    def __init__(self, blobs: Blobs, image: TrainerImage | None) -> None:
+        self._blobs, self._image = blobs, image
+        self._bundle: str | None = None
+        self._busy = asyncio.Lock()
+
+    async def __call__(self) -> TrainerImage | TrainerBundle:
+        """Raises Rejected where the blob store cannot hand the bundle out, BlobsUnavailable."""
+        if self._image is not None:
+            return self._image
+        async with self._busy:
+            self._bundle = self._bundle or await self._upload()
+        try:
+            url = await self._blobs.sign(_key(self._bundle), for_s=SIGNED_S)
+        except BlobsUnavailable:
+            raise
+        except BlobError as e:
+            raise Rejected(f"the trainer cannot be handed to the machine: {e}, or set trainer.image") from e
+        return TrainerBundle(url=url, sha256=self._bundle)
+
+    async def _upload(self) -> str:
+        data = await asyncio.to_thread(bundle)
+        name = sha256(data).hexdigest()
+        with contextlib.suppress(AlreadyExists):  # by another broker, or this one before a restart
+            await self._blobs.put(_key(name), data, if_absent=True)
+        return name
+
+
+def _key(name: str) -> str:
+    return f"trainer/{name}.tar"
+
+
+def bundle() -> bytes:
+    """The trainer and its recipe as a tar: the same bytes for the same code, whoever installed it where."""
+    root = files("broker") / "_trainer"
+    recipe: Traversable = root if root.is_dir() else Path(__file__).parents[2]
+    members = {path: (recipe / path).read_bytes() for path in RECIPE} | _package(files("trainer"), "trainer")
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(members):
+            info = tarfile.TarInfo(path)
+            info.size, info.mode = len(members[path]), 0o755 if path.endswith(".sh") else 0o644
+            tar.addfile(info, io.BytesIO(members[path]))
+    return target.getvalue()
+
+
+def _package(folder: Traversable, path: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found |= _package(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            found[f"{path}/{entry.name}"] = entry.read_bytes()
+    return found

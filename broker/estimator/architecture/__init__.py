@@ -1,0 +1,1 @@
+"""Model families, LoRA targets and model states. Pure."""

@@ -1,0 +1,196 @@
+"""Which modules a LoRA's targets choose, by peft's rules over the names that transformers' modules have.
+
+Names of a list choose a module whose whole name they are, or the end of it after a dot; a lone pattern has to match the
+whole name. Patterns go through an engine whose time is linear in the name, so none of them can take for ever.
+"""
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import ATTENTION_ROLES, CROSS, build_of
+
+ALL_LINEAR = "all-linear"
+HEAD, EMBEDDINGS, POOLER = "head", "embeddings", "pooler"
+"""Beside the roles of a layer's modules: what stands at the ends of the model."""
+LONGEST = 1000
+"""Characters of a pattern."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tree:
+    """Where the modules of a decoder or encoder are: its layers, and the parents of attention and MLP in each."""
+
+    layers: str = "model.layers"
+    attention: str = "self_attn"
+    mlp: str = "mlp"
+    embeddings: str = ""
+    """Empty: they get no adapter that is estimated."""
+    own: Mapping[str, str]
+    """Parents by role, where these differ."""
+
+
+def _tree(layers: str, attention: str, mlp: str, embeddings: str = "", **own: str) -> _Tree:
+    return _Tree(layers=layers, attention=attention, mlp=mlp, embeddings=embeddings, own=own)
+
+
+_LLAMA = _tree("model.layers", "self_attn", "mlp", "model.embed_tokens")
+_GPT = _tree("transformer.h", "attn", "mlp", "transformer.wte")
+_BERT = {"o": "attention.output", "fc": "intermediate", "proj": "output"}
+_TREES: Mapping[str, _Tree] = {
+    "falcon": _tree("transformer.h", "self_attention", "mlp", "transformer.word_embeddings"),
+    "gpt_neox": _tree("gpt_neox.layers", "attention", "mlp", "gpt_neox.embed_in"),
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "bert": _tree("bert.encoder.layer", "attention.self", "", **_BERT),
+    "roberta": _tree("roberta.encoder.layer", "attention.self", "", **_BERT),
+    "distilbert": _tree("distilbert.transformer.layer", "attention", "ffn"),
+    "vit": _tree("vit.layers", "attention", "mlp"),
+    "mixtral": _tree("model.layers", "self_attn", "block_sparse_moe.experts.0", "model.embed_tokens"),
+    "qwen3_moe": _tree("model.layers", "self_attn", "mlp.experts.0", "model.embed_tokens"),
+}
+"""An unknown family is taken for a llama here too. Of a mixture one expert stands for all."""
+_PAIRS: Mapping[str, tuple[tuple[str, str, str, str], tuple[str, str, str, str]]] = {
+    "t5": (
+        ("encoder.block", "layer.0.SelfAttention", "", "layer.1.DenseReluDense"),
+        ("decoder.block", "layer.0.SelfAttention", "layer.1.EncDecAttention", "layer.2.DenseReluDense"),
+    ),
+    "bart": (
+        ("model.encoder.layers", "self_attn", "", ""),
+        ("model.decoder.layers", "self_attn", "encoder_attn", ""),
+    ),
+}
+"""(layers, parents of attention, cross attention and MLP) of encoder and decoder."""
+_HEADS = ("lm_head", "embed_out")
+"""Of a decoder that writes; GPT-NeoX had the second until transformers 5."""
+_EMBEDDED = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+_UNESTIMATED: Mapping[str, tuple[str, ...]] = {
+    "t5": ("lm_head", "shared", "encoder.embed_tokens", "decoder.embed_tokens"),
+    "bart": (
+        "lm_head", "model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens",
+        "model.encoder.embed_positions", "model.decoder.embed_positions",
+    ),
+    "gpt2": ("transformer.wpe",),
+    "gpt_bigcode": ("transformer.wpe",),
+    "bert": tuple(f"bert.embeddings.{name}" for name in _EMBEDDED),
+    "roberta": tuple(f"roberta.embeddings.{name}" for name in _EMBEDDED),
+    "distilbert": tuple(f"distilbert.embeddings.{name}" for name in _EMBEDDED[:2]),
+}  # fmt: skip
+"""Modules that peft can adapt, and whose adapters nobody has worked out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """`roles`: what the chosen modules do; `missing`: targets that choose none; `partly`: roles that are chosen in some
+    layers only."""
+
+    roles: frozenset[str]
+    missing: tuple[str, ...] = ()
+    partly: frozenset[str] = frozenset()
+
+
+def _in_layers(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str, str, int]]:
+    """(role, name before the layer's number, name behind it, layers)."""
+    if shape.decoder_layers:
+        depths = shape.layers, shape.decoder_layers
+        for (layers, attention, cross, mlp), many in zip(_PAIRS[shape.family], depths, strict=True):
+            for role, name in roles.items():
+                other = role.startswith(CROSS)
+                if not other or cross:
+                    parent = cross if other else attention if role in ATTENTION_ROLES else mlp
+                    yield role, f"{layers}.", _behind(parent, name), many
+        return
+    tree = _TREES.get(shape.family, _LLAMA)
+    for role, name in roles.items():
+        parent = tree.own.get(role, tree.attention if role in ATTENTION_ROLES else tree.mlp)
+        yield role, f"{tree.layers}.", _behind(parent, name), shape.layers
+
+
+def _behind(parent: str, name: str) -> str:
+    return f".{parent}.{name}" if parent else f".{name}"
+
+
+def _modules(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(role, whole name) of every module that can get an adapter."""
+    for role, before, behind, layers in _in_layers(shape, roles):
+        for number in range(layers):
+            yield role, f"{before}{number}{behind}"
+    if shape.pooled_adapter:
+        yield POOLER, "bert.pooler.dense"
+    if shape.decoder_layers or build_of(shape).encoder:
+        return
+    yield EMBEDDINGS, _TREES.get(shape.family, _LLAMA).embeddings
+    if shape.head == "tokens":
+        for name in _HEADS if shape.family == "gpt_neox" else _HEADS[:1]:
+            yield HEAD, name
+
+
+def _refused(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(whole name, why not) of modules that a target must not choose."""
+    parents = {(before, behind.rpartition(".")[0], many) for _, before, behind, many in _in_layers(shape, roles)}
+    for before, parent, many in sorted(parents):
+        for number in range(many):
+            yield f"{before}{number}{parent}", "which is no linear module: peft refuses it"
+    for name in _UNESTIMATED.get(shape.family, ()):
+        yield name, "whose adapter is not estimated"
+
+
+def known_names(shape: ModelShape, roles: Mapping[str, str]) -> tuple[str, ...]:
+    """Ends of the names of all modules that can be chosen."""
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for _, name in _modules(shape, roles)))
+
+
+def nearest(target: str, names: tuple[str, ...]) -> str:
+    """`, the nearest is q_proj`, or nothing."""
+    near = difflib.get_close_matches(target.rpartition(".")[2], names, n=1)
+    return f", the nearest is {near[0]}" if near else ""
+
+
+def _named(target: str) -> Callable[[str], bool]:
+    end = f".{target}"
+    return lambda name: name == target or name.endswith(end)
+
+
+def _pattern(written: str) -> Callable[[str], bool]:
+    """Raises ValueError for one that the engine does not take."""
+    try:
+        if len(written) > LONGEST:
+            raise ValueError(f"is longer than {LONGEST} characters")
+        schema = core_schema.str_schema(pattern=f"^(?:{written})$", regex_engine="rust-regex")
+        return SchemaValidator(schema).isinstance_python
+    except SchemaError:
+        raise ValueError(
+            "is no regular expression that can be read; look-around and backreferences are not, give a list of names"
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple[str, str], ...]) -> Chosen:
+    """`targets`: names, or one pattern. `roles`: (role, name) of the linear modules that a layer has. Raises
+    ValueError for a pattern that cannot be read, and for targets that choose what gets no adapter."""
+    of = dict(roles)
+    if targets in (ALL_LINEAR, (ALL_LINEAR,)):
+        return Chosen(roles=frozenset(of) | ({POOLER} if shape.pooled_adapter else set()))
+    tests = {targets: _pattern(targets)} if isinstance(targets, str) else {t: _named(t) for t in targets}
+    for name, why in _refused(shape, of):
+        if any(test(name) for test in tests.values()):
+            raise ValueError(f"matches {name}, {why}")
+    every: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    used: set[str] = set()
+    for role, name in _modules(shape, of):
+        hit = [target for target, test in tests.items() if test(name)]
+        used.update(hit)
+        every[role] += 1
+        found[role] += bool(hit)
+    chosen = frozenset(role for role, count in found.items() if count)
+    return Chosen(
+        roles=chosen,
+        missing=tuple(target for target in tests if target not in used),
+        partly=frozenset(role for role in chosen - {HEAD} if found[role] < every[role]),
+    )

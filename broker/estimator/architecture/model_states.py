@@ -1,0 +1,112 @@
+"""Bytes that a step holds from its start to its end, and those that devices exchange: counts, without a tape."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import Numerics, build_of, copies, layer_matrices, linears, stacks
+
+STATES: Mapping[str, float] = {
+    "adamw_fused": 2.0,
+    "adamw_foreach": 2.0,
+    "adamw_8bit": 2.0,
+    "sgd": 0.0,
+    "adafactor": 0.0,
+}
+"""Optimizers, and how many moments each keeps of a trained weight."""
+
+
+CODES = 512 + 1024 + 512
+"""Of each matrix of 4 bits: the 16 values of NF4, the 256 of its scales, their mean, in the allocator's blocks
+(bitsandbytes 0.50, `QuantState`)."""
+
+
+def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
+    """Of LoRA's two matrices beside every adapted linear module."""
+    return rank * sum(
+        stack.layers * sum(size) * copies(stack, role)
+        for stack in stacks(shape)
+        for role, size in linears(stack).items()
+        if role in adapted
+    )
+
+
+def base_bytes(shape: ModelShape, n: Numerics) -> int:
+    """Of the base model's weights as they are held."""
+    build, parts = build_of(shape), stacks(shape)
+    matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
+    norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
+    rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
+    if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
+        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - build_of(s).kept)
+        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * many
+    return rest + matrices * (1 if n.bits == 8 else n.weight)
+
+
+def _kept(stack: ModelShape) -> int:
+    """Weights of a layer's matrices that are not quantised with the others."""
+    return sum(i * o for role, (i, o) in linears(stack).items() if role in build_of(stack).kept)
+
+
+def layer_bytes(shape: ModelShape, n: Numerics) -> int:
+    """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
+    matrices = layer_matrices(shape)
+    return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
+
+
+def trained_parameters(shape: ModelShape, n: Numerics) -> int:
+    """What gradients and states are kept for."""
+    if n.full:
+        return shape.parameters
+    pooler = 2 * shape.hidden * n.rank if "pooler" in n.adapted else 0
+    ends = len(n.adapted & {"embeddings", "head"}) * n.rank * (shape.vocabulary + shape.hidden)
+    return adapter_parameters(shape, n.rank, n.adapted) + shape.head_parameters + pooler + ends
+
+
+def embedded(shape: ModelShape) -> int:
+    """Weights of the model's tables: of words, of learned positions, and those that are added to them."""
+    if shape.head == "image":  # its patches go through a matrix
+        return 0
+    build = build_of(shape)
+    learned = (shape.max_positions or 0) if not build.rotary and not build.encoder else 0
+    return (shape.vocabulary + learned + sum(shape.looked_up)) * shape.hidden
+
+
+def optimizer_bytes(optimizer: str, width: int, trained: int, whole: int = 0) -> tuple[int, int]:
+    """(states, what its update takes besides) for so many trained weights, each of `width` bytes. `whole`: those among
+    them whose states an optimizer of 8 bits keeps in float32."""
+    match optimizer:
+        case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
+            return 2 * (trained - whole) + 2 * 4 * ((trained - whole) // 256) + 2 * 4 * whole, 0
+        case "adamw_foreach":  # the square roots of all second moments at once
+            return 2 * trained * width, trained * width
+        case "adafactor" | "sgd":
+            return 0, 0
+    return 2 * trained * width, 0
+
+
+def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = True) -> int:
+    """Bytes of what FSDP 1 has whole within a segment: the root's weights and those of one layer; in a layer's own pass
+    also those of the next (`ahead`)."""
+    if segment == "optimizer":
+        return 0
+    scales = 0
+    if n.bits == 4:
+        matrices = shape.layers * layer_matrices(shape)
+        scales = matrices // 64 + matrices // 64 // 256 * 4
+    layer = layer_bytes(shape, n)
+    root = base_bytes(shape, n) - scales - layer * shape.layers
+    layers = 2 if ahead and "layer" in segment and segment != "backward first layer" else 1
+    return root + layers * layer
+
+
+def divided(shape: ModelShape, ways: int) -> ModelShape:
+    """What one of so many tensor-parallel devices has of every layer: some heads and columns of the MLP. Raises
+    ValueError where they do not divide."""
+    for what, size in (("heads", shape.heads), ("heads of keys", shape.kv_heads), ("columns", shape.intermediate)):
+        if size % ways:
+            raise ValueError(f"{ways} devices do not divide {size} {what}")
+    part = replace(
+        shape, heads=shape.heads // ways, kv_heads=shape.kv_heads // ways, intermediate=shape.intermediate // ways
+    )
+    return replace(part, parameters=shape.parameters - shape.layers * (layer_matrices(shape) - layer_matrices(part)))

@@ -1,0 +1,339 @@
+"""What a fine-tune takes of one device, and what that figure rests on.
+
+`Ask` names things as people do; here they become numerics and a step for the tape.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, build_of, linears
+from broker.estimator.architecture.lora_targets import choose, known_names, nearest
+from broker.estimator.architecture.model_states import STATES, divided, embedded
+from broker.estimator.memory import device_overhead as shown
+from broker.estimator.memory.device_overhead import Estimate
+from broker.estimator.memory.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
+from broker.estimator.memory.simulator.library_versions import (
+    READ_WORDS,
+    UNREAD,
+    is_fourth,
+    is_quantised,
+    is_read,
+    keeps_presents,
+    loss_of,
+    release_of,
+    repeats_keys,
+    table_bytes,
+)
+from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.tape import CATEGORIES as CATEGORIES
+from broker.estimator.memory.simulator.types import Step
+
+Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
+"""`adapter`: any other kind over a frozen base, by how many parameters it trains."""
+Precision = Literal["bf16", "fp16", "bf16-autocast", "fp16-autocast", "fp32"]
+Sharding = Literal["none", "ddp", "fsdp", "hybrid", "tensor"]
+"""`hybrid`: FSDP within a machine, DDP between; `tensor`: every layer divided within a machine, DDP between."""
+Attention = Literal["sdpa", "flash", "eager"]
+Norms = Literal["float32", "half"]
+"""Of a quantised base under autocast: raised, as TRL and the trainer have them, or as they were loaded."""
+METHODS, PRECISIONS, SHARDINGS, ATTENTIONS, NORMS = (
+    get_args(t) for t in (Method, Precision, Sharding, Attention, Norms)
+)
+OPTIMIZERS = tuple(STATES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One fine-tune. `rows` and `length` are of one device's micro-batch."""
+
+    method: Method = "lora"
+    optimizer: str = "adamw_fused"
+    precision: Precision = "bf16-autocast"
+    length: int = 2048
+    target: int | None = None
+    """Tokens that an encoder-decoder writes in each row; None: as many as it reads."""
+    rows: int = 1
+    accumulated: bool = False
+    gpus: int = 1
+    nodes: int = 1
+    """Machines that the GPUs are in, equally many in each."""
+    sharding: Sharding = "none"
+    offload: bool = False
+    """FSDP keeps its shards in the host's memory."""
+    checkpointing: bool = False
+    rank: int = 16
+    targets: tuple[str, ...] | str = ("all-linear",)
+    """Names of modules, or one regular expression over whole names, as peft takes them."""
+    dropout: float = 0.05
+    trainable: int | None = None
+    """What an `adapter` trains; asked of no other method."""
+    attention: Attention = "sdpa"
+    norms: Norms = "float32"
+    transformers: str | None = None
+    """Version whose own loss is computed; None: the trainer's, outside the model."""
+
+
+class Unanswerable(ValueError):
+    """What was asked makes no sense; the message is one line that names it."""
+
+
+def adapted_modules(
+    shape: ModelShape, targets: tuple[str, ...] | str, version: str | None = None
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(what the adapted modules do, what is to be said of the choice). Raises Unanswerable when none matches.
+
+    As peft: a list of names need not all match.
+    """
+    names = build_of(shape).names
+    if shape.experts and not (version or "").startswith("4."):  # later ones hold all experts in one tensor, which is no
+        names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}  # linear module
+    said = targets if isinstance(targets, str) else ",".join(targets)
+    try:
+        chosen = choose(shape, targets, tuple(names.items()))
+    except ValueError as e:
+        raise Unanswerable(f"--lora-targets {said[:100]}: {e}") from None
+    known = known_names(shape, names)
+    if not chosen.roles:
+        near = nearest(chosen.missing[0], known) if chosen.missing else ""
+        there = f"{shape.family}{near}; it has {', '.join(known)}"
+        raise Unanswerable(f"--lora-targets {said[:200] or '(none)'} matches no module of {there}")
+    notes = [
+        f"LoRA target {name} matches no module of {shape.family}, and is left out{nearest(name, known)}"
+        for name in chosen.missing
+    ]
+    if chosen.partly:
+        words = ", ".join(sorted(names.get(role, role) for role in chosen.partly))
+        notes.append(f"the LoRA targets are in some layers only, and are estimated as if in all: {words}")
+    return chosen.roles, tuple(notes)
+
+
+def check_numbers(ask: Ask) -> None:
+    """Raises Unanswerable."""
+    sizes = (
+        ("--seq", ask.length, 10**9),
+        ("--target-seq", 1 if ask.target is None else ask.target, 10**9),
+        ("--micro-batch", ask.rows, 10**6),
+        ("--gpus", ask.gpus, 10**6),
+        ("--nodes", ask.nodes, 10**6),
+        ("--lora-r", ask.rank, 10**6),
+    )
+    for name, value, most in sizes:
+        if value < 1:
+            raise Unanswerable(f"{name} {value}: must be at least 1")
+        if value > most:
+            raise Unanswerable(f"{name} {value}: must be at most {most}")
+    if not 0 <= ask.dropout < 1:
+        raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
+
+
+def check(shape: ModelShape, ask: Ask) -> None:
+    """Raises Unanswerable."""
+    check_numbers(ask)
+    for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
+        if shape.max_positions is not None and length > shape.max_positions:
+            raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions; give no more")
+    _check_pair(shape, ask)
+    choices = (
+        ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
+        ("--precision", ask.precision, PRECISIONS), ("--sharding", ask.sharding, SHARDINGS),
+        ("--attention", ask.attention, ATTENTIONS), ("--norms", ask.norms, NORMS),
+    )  # fmt: skip
+    for name, chosen, known in choices:
+        if chosen not in known:
+            raise Unanswerable(f"{name} {chosen}: not one of {', '.join(known)}")
+    _check_devices(shape, ask)
+    if (ask.method == "adapter") != (ask.trainable is not None):
+        raise Unanswerable("--trainable-parameters N goes with --method adapter, and with no other")
+    if ask.trainable is not None and not 1 <= ask.trainable <= shape.parameters:
+        raise Unanswerable(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
+    if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
+        raise Unanswerable(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+
+
+def _check_pair(shape: ModelShape, ask: Ask) -> None:
+    """What only an encoder-decoder has, or what is not known for one. Raises Unanswerable."""
+    if not shape.decoder_layers:
+        if ask.target is not None:
+            raise Unanswerable(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
+        return
+    if ask.sharding not in ("none", "ddp"):
+        raise Unanswerable(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
+    if ask.transformers is not None:
+        raise Unanswerable(f"--stack transformers={ask.transformers}: not known for {shape.family}; leave it out")
+    if ask.attention == "flash" and shape.buckets:
+        raise Unanswerable(f"--attention flash: {shape.family} adds positions to its scores; use sdpa or eager")
+
+
+def _check_devices(shape: ModelShape, ask: Ask) -> None:
+    """Raises Unanswerable."""
+    if ask.gpus > 1 and ask.sharding == "none":
+        raise Unanswerable(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp, fsdp, hybrid or tensor")
+    if ask.gpus % ask.nodes:
+        some = f"for example --gpus {8 * ask.nodes}"
+        raise Unanswerable(
+            f"--nodes {ask.nodes}: --gpus {ask.gpus} cannot be divided between them; give the GPUs of all, {some}"
+        )
+    if ask.sharding == "hybrid" and (ask.nodes == 1 or ask.gpus == ask.nodes):
+        raise Unanswerable("--sharding hybrid: needs several --nodes of several GPUs each; use fsdp")
+    if ask.offload and ask.sharding not in ("fsdp", "hybrid"):
+        raise Unanswerable(f"--offload goes with --sharding fsdp or hybrid, not with {ask.sharding}")
+    if ask.sharding == "tensor" and (ask.method in ("qlora", "lora8") or "q" not in build_of(shape).names):
+        what = f"--method {ask.method}" if ask.method in ("qlora", "lora8") else shape.family
+        raise Unanswerable(f"--sharding tensor: not known for {what}")
+
+
+def recompute(ask: Ask) -> Literal["early", "whole"]:
+    """How checkpointed blocks are computed again: to the last tensor that is asked for, or to the end, as the reentrant
+    way does, which is the default of 4.x. Raises Unanswerable."""
+    return "whole" if is_fourth(_release(ask)) else "early"
+
+
+def _release(ask: Ask) -> tuple[int, int] | None:
+    """Of `--stack`. Raises Unanswerable."""
+    try:
+        return release_of(ask.transformers)
+    except ValueError as e:
+        raise Unanswerable(f"--stack transformers={e}") from None
+
+
+def _too_large(shape: ModelShape, ask: Ask, adapted: Collection[str]) -> Iterator[str]:
+    """A rank beyond which an adapter can do no more, in words."""
+    sides = {role: min(size) for role, size in linears(shape).items() if role in adapted}
+    if sides and ask.method != "adapter" and ask.rank > (most := max(sides.values())):
+        wide = build_of(shape).names[max(sides, key=sides.__getitem__)]
+        yield f"--lora-r {ask.rank}: the widest adapted matrix, {wide}, has a rank of {most} at most; more does nothing"
+
+
+def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
+    """(how weights are held and computed with, what is to be said of the LoRA's targets)."""
+    full, single, release = ask.method == "full", ask.precision == "fp32", _release(ask)
+    autocast = ask.precision.endswith("-autocast")
+    adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
+    sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1  # its own mixed precision gathers halves
+    trained = 4 if not full or autocast or single else 2
+    asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
+    bits = asked if is_quantised(shape.family, release) else 0
+    return Numerics(
+        weight=4 if single or (full and autocast and not sharded) else 2,
+        trained=trained,
+        adapters=2 if sharded and autocast else 4,
+        compute=4 if single else 2,
+        full=full,
+        autocast=autocast,
+        bits=bits,
+        norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
+        attention=ask.attention,
+        rank=1 if ask.method == "adapter" else ask.rank,
+        dropout=ask.dropout > 0,
+        experts_in_turn=is_fourth(release),
+        repeated_keys=repeats_keys(shape.family, release, ask.attention),
+        presents=keeps_presents(shape.family, release, checkpointing=ask.checkpointing),
+        adapted=adapted,
+    ), (*said, *_too_large(shape, ask, adapted))
+
+
+def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
+    """As `_evidence_read`, with more margin for a version of transformers that nobody read."""
+    tier, words, margin = _evidence_read(shape, ask)
+    if is_read(_release(ask)) or tier == "unchecked":
+        return tier, words, margin
+    return (
+        tier if tier == "formula" else "traced",
+        f"{words}; transformers {ask.transformers} was not read: {READ_WORDS}",
+        margin + UNREAD,
+    )
+
+
+def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
+    tier, words, margin = evidence_of(shape, several=ask.gpus > 1)
+    if tier == "unchecked":
+        return tier, words, margin
+    if (formula := _formula(shape, ask)) is not None:
+        return "formula", *formula
+    measured = _measured(shape.family, ask)
+    return ("measured", *measured) if measured is not None else (tier, words, margin)
+
+
+def _formula(shape: ModelShape, ask: Ask) -> tuple[str, float] | None:
+    """(words, margin) of what was neither traced nor measured."""
+    family, sharded = shape.family, ask.gpus > 1 and ask.sharding in ("fsdp", "hybrid")
+    if sharded and ask.method in ("qlora", "lora8") and ask.transformers is None:
+        return f"{family}: {ask.method} under FSDP 2 by formula, neither traced nor measured", 0.25
+    if ask.sharding in ("hybrid", "tensor") or ask.offload:
+        return f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
+    if ask.method == "adapter":
+        return f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
+    pair = shape.decoder_layers > 0  # whose written-out attention was traced, and whose quantised base was not
+    untraced = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
+    if untraced or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
+        return f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: not traced", FORMULA
+    return None
+
+
+def _measured(family: str, ask: Ask) -> tuple[str, float] | None:
+    """(words, margin) of what is as the measured rows are, which were all checkpointed."""
+    half, several, stack = ask.precision in ("bf16", "fp16") or ask.method == "qlora", ask.gpus > 1, ask.transformers
+    if not ask.checkpointing or not half or (several and (ask.sharding != "fsdp" or stack is None)):
+        return None
+    if family == "mixtral" and stack is not None:
+        return "mixtral: within 0.9 % of ten peaks measured on A100, with experts in turn", 0.06
+    if keeps_presents(family, _release(ask), checkpointing=True):
+        return f"{family}: within 1.6 % of sixteen peaks measured on A100", 0.06
+    if family not in MEASURED:
+        return None
+    if several:
+        return f"{family} under FSDP 1: within 0.2 % of twenty peaks measured on two A100", 0.04
+    return f"{family} on one GPU: within 0.1 % of eighteen peaks measured on an A100", 0.03
+
+
+def by_formula(found: Estimate, words: str) -> Estimate:
+    """The same of a task that no trace knows. `words`: on what it rests."""
+    if found.tier == "unchecked":
+        return found
+    margin = max(FORMULA, found.margin)
+    more = margin - found.margin
+    return replace(found, tier="formula", evidence=words, margin=margin, device_margin=found.device_margin + more)
+
+
+def estimate(shape: ModelShape, ask: Ask) -> Estimate:
+    """The peak of one device. Raises Unanswerable."""
+    if shape.pixels:  # an image has as many tokens as it has patches, and one more
+        ask = replace(ask, length=shape.max_positions or 1)
+    check(shape, ask)
+    release = _release(ask)
+    how, notes = numerics(shape, ask)
+    local = ask.gpus // ask.nodes
+    shards = {"fsdp": ask.gpus, "hybrid": local}.get(ask.sharding, 1)
+    replicas = {"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1)
+    part = shape
+    if ask.sharding == "tensor":
+        try:
+            part = divided(shape, local)
+        except ValueError as e:
+            raise Unanswerable(f"--sharding tensor: {e}") from None
+    step = Step(
+        numerics=how,
+        rows=ask.rows,
+        length=ask.length,
+        target=(ask.target or ask.length) if shape.decoder_layers else 0,
+        checkpointing=ask.checkpointing,
+        reentrant=is_fourth(release),  # its default, not the trainer's
+        accumulated=ask.accumulated,
+        optimizer=ask.optimizer,
+        whole_states=embedded(shape) if how.full and ask.transformers is not None else 0,  # as HF's Trainer asks of bnb
+        trained=ask.trainable,
+        loss=loss_of(shape.family, release),
+        tables=table_bytes(shape, release, how.weight),
+        shards=shards,
+        replicas=replicas,
+        masters=shards > 1 and how.full and how.trained > how.weight,
+        fsdp=2 if ask.transformers is None else 1,
+        offload=ask.offload and shards > 1,
+    )
+    played = play(part, step)
+    several = shards * replicas > 1
+    workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
+    found = shown.made(shape.parameters, played, _evidence(shape, ask), notes, several=several, workspace=workspace)
+    return replace(found, device_margin=found.device_margin + SHOWN_MORE.get(shape.family, 0.0))

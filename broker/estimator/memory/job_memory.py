@@ -1,0 +1,131 @@
+"""Memory that a job of gpubroker's own trainer needs on one device; the peak is played by `memory_step`."""
+
+from dataclasses import replace
+from typing import Literal
+
+from broker.domain.offer import GIB
+from broker.domain.workload import MemoryNeed, ModelShape, Workload
+from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, build_of
+from broker.estimator.architecture.lora_targets import choose
+from broker.estimator.memory.estimate import adapted_modules
+from broker.estimator.memory.evidence import FORMULA, TRACED_OPTIMIZERS, evidence_of
+from broker.estimator.memory.simulator.library_versions import is_quantised
+from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.types import Step
+
+GPU_CONTEXT = GIB * 3 // 4
+"""CUDA context and cuBLAS workspaces."""
+CPU_CONTEXT = GIB
+"""Python with torch, transformers and peft, resident."""
+
+
+def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
+    """What the modules do that get an adapter."""
+    names = build_of(shape).names
+    if workload.method == "full":
+        return frozenset()
+    every = adapted_modules(shape, ("all-linear",))[0]
+    if workload.lora_targets == "all-linear":
+        return every
+    if workload.lora_targets != "attention":
+        linear = tuple((role, name) for role, name in names.items() if role in every)
+        wanted = tuple(workload.lora_targets.split(","))
+        try:
+            return choose(shape, wanted, linear).roles
+        except ValueError:  # such as the head of a T5, whose adapter is not estimated
+            return choose(shape, tuple(name for name in wanted if name in names.values()), linear).roles
+    others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
+    return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
+
+
+def bits_of(workload: Workload) -> Literal[0, 4, 8]:
+    """Of a weight of the base's linear modules; 0: not quantised."""
+    return 4 if workload.method == "qlora" else 8 if workload.method == "lora8" else 0
+
+
+def divides(workload: Workload) -> bool:
+    """Whether a plan may divide it by FSDP: what the trainer can divide, and of that what the form of its memory was
+    compared with the tracer for."""
+    return (
+        workload.shape is not None
+        and workload.task == "causal_lm"
+        and divisible(workload.shape, workload.method, workload.optimizer, workload.precision)
+    )
+
+
+def divisible(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
+    """A decoder of tokens without a quantised base, an optimizer whose states are of its weights' shapes, and no fp16,
+    whose scaler was never run over shares."""
+    decoder = shape.head == "tokens" and not shape.decoder_layers and not precision.startswith("fp16")
+    return decoder and method in ("full", "lora") and optimizer not in ("adamw_8bit", "adafactor")
+
+
+def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[str, float]:
+    """(words, margin) of its memory."""
+    _, words, margin = evidence_of(shape, several=several)
+    untraced: list[str] = []
+    untraced += [workload.method] if bits_of(workload) else []
+    untraced += [workload.optimizer] if workload.optimizer not in TRACED_OPTIMIZERS else []
+    untraced += [workload.attention] if workload.attention == "eager" else []
+    if not untraced or margin > FORMULA:
+        return words, margin
+    return f"{shape.family} with {', '.join(untraced)}: by formula, not traced", FORMULA
+
+
+def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
+    """How the trainer holds weights and computes: a LoRA base in the compute precision, all that is trained in
+    float32, autocast around both. `bf16`: the device has it, which is what precision `auto` takes."""
+    half = workload.precision in ("bf16", "fp16") or (workload.precision == "auto" and bf16)
+    full = workload.method == "full"
+    return Numerics(
+        weight=2 if half and not full else 4,
+        trained=4,
+        compute=2 if half else 4,
+        full=full,
+        autocast=half,
+        bits=bits_of(workload) if is_quantised(shape.family, None) else 0,
+        norms_float32=half and bits_of(workload) > 0,
+        attention=workload.attention,
+        rank=workload.lora_r,
+        adapted=adapted(workload, shape),
+        mask=1 if gpu else 0,
+    )
+
+
+def gathered(numerics: Numerics) -> Numerics:
+    """The same by FSDP 2, which casts what it gathers."""
+    return replace(numerics, weight=numerics.compute, adapters=numerics.compute, norms_float32=False)
+
+
+def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> MemoryNeed | None:
+    """What one device must have; None for a script, about which nothing is known.
+
+    `bf16`: the device computes in it. `gpu`: False for a CPU, whose context is the process itself. `devices`: each of
+    several holds everything, and the buckets of the gradients' all-reduce besides; they share the global batch.
+    """
+    shape = workload.shape
+    if shape is None:
+        return None
+    step = Step(
+        numerics=numerics_of(workload, shape, bf16=bf16, gpu=gpu),
+        rows=workload.micro_batch,
+        length=workload.sequence,
+        target=workload.written if shape.decoder_layers else 0,
+        checkpointing=workload.gradient_checkpointing,
+        accumulated=workload.global_batch > workload.micro_batch * devices,
+        optimizer=workload.optimizer,
+        replicas=devices,
+    )
+    played = play(shape, step)
+    by = played.segments[played.worst]
+    source, margin = evidence(workload, shape, several=devices > 1)
+    return MemoryNeed(
+        weights=by["weights"],
+        gradients=by["gradients"] + by.get("communication", 0),
+        optimizer=by["optimizer"],
+        activations=by["activations"] + by["temporary"],
+        logits=by["logits"],
+        context=GPU_CONTEXT if gpu else CPU_CONTEXT,
+        margin=margin,
+        source=source,
+    )

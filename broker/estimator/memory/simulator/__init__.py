@@ -1,0 +1,1 @@
+"""Simulates the allocations of one training step. Pure."""

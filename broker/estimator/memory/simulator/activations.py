@@ -1,0 +1,147 @@
+"""What each of transformers' activations (`ACT2FN`) keeps for its derivative, by torch's derivatives.yaml.
+
+Those that are one kernel keep what they were given or what they made; the others are written in Python, and each of
+their steps keeps something.
+"""
+
+from collections.abc import Callable, Mapping
+
+from broker.estimator.memory.simulator.tape import Tape, Tensor
+
+KEEPS_INPUT = frozenset({
+    "gelu", "gelu_pytorch_tanh", "hardswish", "leaky_relu", "mish", "relu6", "silu", "swish",
+})  # fmt: skip
+KEEPS_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
+
+
+def activate(tape: Tape, x: Tensor, kind: str, *, autocast: bool) -> Tensor:
+    """`x` stays its caller's. `autocast`: powers, softplus and exponentials are computed in float32 then."""
+    if kind in KEEPS_INPUT:
+        return tape.op([x], x.count, x.width, saves=[x])
+    if kind in KEEPS_OUTPUT:
+        return tape.op([x], x.count, x.width, saves_out=True)
+    return WRITTEN[kind](tape, x, 4 if autocast else x.width)
+
+
+def _plain(tape: Tape, x: Tensor) -> Tensor:
+    """A constant added or multiplied: nothing is kept."""
+    return tape.op([x], x.count, x.width)
+
+
+def _shifted(tape: Tape, x: Tensor) -> Tensor:
+    """A constant added to what its holder lets go, whose gradient goes on as it is."""
+    return tape.after(x, tape.op([x], x.count, x.width, passes=True))
+
+
+def _scaled(tape: Tape, x: Tensor) -> Tensor:
+    """A constant times what its holder lets go."""
+    return tape.after(x, _plain(tape, x))
+
+
+def _bent(tape: Tape, x: Tensor) -> Tensor:
+    """The hyperbolic tangent, which keeps its result."""
+    return tape.after(x, tape.op([x], x.count, x.width, saves_out=True))
+
+
+def _as_wide(tape: Tape, x: Tensor, width: int) -> Tensor:
+    if x.width != width:
+        return tape.op([x], x.count, width)
+    x.hold()
+    return x
+
+
+def _error(tape: Tape, x: Tensor) -> Tensor:
+    """The error function, whose derivative is one expression of four operations: none is freed before its end."""
+    return tape.op([x], x.count, x.width, saves=[x], back=4 * x.size)
+
+
+def _times(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
+    """The product of two that their holder lets go."""
+    made = tape.product(x, y)
+    tape.drop(x, y)
+    return made
+
+
+def _gelu_new(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    half, raised = _plain(tape, x), _as_wide(tape, x, wide)
+    cube = tape.after(raised, tape.op([raised], x.count, wide, saves=[raised], back=2 * raised.size))
+    small = _scaled(tape, cube)
+    added = tape.after(small, tape.op([x, small], x.count, small.width, passes=True))
+    return _times(tape, half, _shifted(tape, _bent(tape, _scaled(tape, added))))
+
+
+def _gelu_fast(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    half, long, short = _plain(tape, x), _plain(tape, x), _plain(tape, x)
+    square = tape.after(short, tape.product(short, x))
+    inner = _times(tape, long, _shifted(tape, square))
+    return _times(tape, half, _shifted(tape, _bent(tape, inner)))
+
+
+def _gelu_python(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    half, part = _plain(tape, x), _plain(tape, x)
+    error = tape.after(part, _error(tape, part))
+    return _times(tape, half, _shifted(tape, error))
+
+
+def _gelu_clipped(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    bent = tape.op([x], x.count, x.width, saves=[x])
+    return tape.after(bent, tape.op([bent], x.count, x.width, saves=[bent]))
+
+
+def _gelu_quick(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    gate = _bent(tape, _plain(tape, x))
+    return tape.after(gate, tape.product(x, gate))
+
+
+def _laplace(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    part = _scaled(tape, tape.op([x], x.count, x.width, passes=True))
+    error = tape.after(part, _error(tape, part))
+    return _scaled(tape, _shifted(tape, error))
+
+
+def _linear(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    return _as_wide(tape, x, x.width)
+
+
+def _prelu(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    """Its kernel makes a gradient of the slope for each number."""
+    return tape.op([x], x.count, x.width, saves=[x], back=x.size)
+
+
+def _relu_squared(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    kept = tape.op([x], x.count, x.width, saves_out=True)
+    raised = tape.after(kept, _as_wide(tape, kept, wide))
+    return tape.after(raised, tape.op([raised], x.count, wide, saves=[raised], back=2 * raised.size))
+
+
+def _root_of_softplus(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    raised = _as_wide(tape, x, wide)
+    soft = tape.after(raised, tape.op([raised], x.count, wide, saves=[raised]))
+    return tape.after(soft, tape.op([soft], x.count, wide, saves_out=True, back=soft.size))
+
+
+def _xielu(tape: Tape, x: Tensor, wide: int) -> Tensor:
+    """Its two slopes are trained numbers, raised by their softplus; where they are frozen, a little less is kept."""
+    above = tape.op([x], x.count, wide)
+    square = tape.after(above, tape.product(above, x))
+    linear = _plain(tape, x)
+    right = tape.op([square, linear], x.count, square.width, passes=True)
+    tape.drop(square, linear)
+    least = tape.op([x], x.count, x.width, saves=[x])
+    raised = tape.after(least, _as_wide(tape, least, wide))
+    power = tape.after(raised, tape.op([raised], x.count, wide, saves_out=True))
+    less = tape.after(power, tape.op([power, x], x.count, wide, passes=True))
+    slope, linear = tape.after(less, tape.op([less], x.count, wide, saves=[less])), _plain(tape, x)
+    left = tape.op([slope, linear], x.count, wide, passes=True)
+    tape.drop(slope, linear)
+    where = tape.new(x.count, 1)
+    made = tape.op([right, left], x.count, wide, saves=[where])
+    tape.drop(right, left, where)
+    return made
+
+
+WRITTEN: Mapping[str, Callable[[Tape, Tensor, int], Tensor]] = {
+    "gelu_new": _gelu_new, "gelu_python_tanh": _gelu_new, "gelu_accurate": _gelu_new, "gelu_fast": _gelu_fast,
+    "gelu_python": _gelu_python, "gelu_10": _gelu_clipped, "quick_gelu": _gelu_quick, "laplace": _laplace,
+    "linear": _linear, "prelu": _prelu, "relu2": _relu_squared, "sqrtsoftplus": _root_of_softplus, "xielu": _xielu,
+}  # fmt: skip

@@ -1,0 +1,43 @@
+"""The step of a decoder with a head that makes classes, or one number, in place of the next token."""
+
+from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.memory.simulator.decoder_layer import Layer
+from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
+
+
+class HeadedPlayer(Player):
+    """The head reads every token; of a text's logits those of its last token are taken."""
+
+    def _embed(self) -> tuple[Tensor, Tensor]:
+        if self.step.accumulated:  # no other matrix shares its gradient
+            self.embedding.gradient = EARLIER
+        self.batch = self.tape.new(self.tokens * 2, 8)  # ids and their mask
+        return super()._embed()
+
+    def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
+        tape, s, n = self.tape, self.shape, self.step.numerics
+        self.head_layer = layer = Layer(tape, s, n, self.step.rows, self.step.length)
+        self.leaving, mark = x, len(tape.nodes)
+        normed = layer.norm(x)
+        tape.drop(x, first, self.mask)
+        if s.head == "words":
+            normed = tape.after(normed, layer.dropout(normed))
+        count = s.hidden * s.labels
+        width = n.weight if n.full else n.adapters
+        head = Weight(count, width, trained=True, grad_width=n.trained if n.full else width)
+        head.gradient = EARLIER if self.step.accumulated else None
+        logits = layer.matrix(normed, head, s.labels)
+        tape.drop(normed)
+        if s.head == "text":
+            logits = tape.after(logits, tape.op([logits], self.step.rows * s.labels, logits.width))
+        return logits, mark
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Consumes the logits."""
+        tape = self.tape
+        self._forget()
+        raised = self._raised(logits)
+        soft = tape.op([raised], raised.count, 4, saves_out=True)
+        loss = tape.op([soft], 1, 4)
+        tape.drop(soft, raised, logits, self.batch)
+        return loss

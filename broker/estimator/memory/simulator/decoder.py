@@ -1,0 +1,349 @@
+"""The peak of one optimizer step: embeddings, layers, head and loss, all back again, optimizer.
+
+Three layers are played on the tape; the middle one stands for all between the first and the last, since the peak of
+every segment is linear in their number. Where some of them need a mask and others none, one of each kind is played.
+"""
+
+from collections.abc import Iterator
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import build_of, layer_matrices
+from broker.estimator.architecture.model_states import base_bytes, exchanged, optimizer_bytes, trained_parameters
+from broker.estimator.memory.simulator.decoder_layer import Layer
+from broker.estimator.memory.simulator.embedding_adapters import adapt_embeddings, adapt_head
+from broker.estimator.memory.simulator.fsdp import world_of
+from broker.estimator.memory.simulator.layer_sampling import Depth
+from broker.estimator.memory.simulator.tape import CATEGORIES, EARLIER, Tape, Tensor, Weight
+from broker.estimator.memory.simulator.types import Bytes, Played, Step
+
+
+class Player:
+    """Of a decoder: the last hidden states become logits over the vocabulary."""
+
+    def __init__(self, shape: ModelShape, step: Step) -> None:
+        self.shape, self.asked, self.step, self.tape = shape, step, step.gathered, Tape()
+        self.layers: list[Layer] = []
+        self.inputs: list[Tensor] = []
+        self.marks: list[int] = []
+        step, n = self.step, self.step.numerics
+        self.depth = Depth.of(shape, step.length, sdpa=n.attention == "sdpa")
+        self.last = len(self.depth.played) - 1
+        self.tokens = step.rows * step.length
+        self.trained = step.trained or trained_parameters(shape, n)
+        self.world = world_of(shape, self.asked, self.trained, self.tape)
+        matrix = shape.vocabulary * shape.hidden
+        self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
+        self.head = self.embedding if shape.tied_embeddings else Weight(
+            matrix, n.weight, trained=n.full, grad_width=n.trained
+        )  # fmt: skip
+        if step.accumulated and not shape.tied_embeddings:  # else the head's waits for the other, and is added then
+            self.embedding.gradient = self.head.gradient = EARLIER
+        self.forth: dict[int, Bytes] = {}
+        self.back: dict[int, Bytes] = {}
+        """What each played layer between leaves behind, on its way forward and back."""
+        self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
+        self.ends: Layer | None = None
+        """Holds the embeddings' adapter, where they have one."""
+        self.word = ""
+        """Of several stacks the one that is played, with a blank behind."""
+
+    def play(self) -> Played:
+        tape = self.tape
+        tape.enter("forward embeddings", "activations")
+        self._hold()
+        self.world.gather_root()
+        x, first = self._embed()
+        self.mask = self._mask()
+        for number in range(self.last + 1):
+            x = self._forward(number, x)
+        tape.enter("forward head", "logits")
+        logits, mark = self._logits(x, first)
+        end = len(tape.nodes)
+        self.world.leave_root()
+        loss = self._loss(logits)
+        tape.enter("backward head", "logits")
+        loss.gradient = tape.new(1, 4)
+        tape.drop(loss)
+        tape.backward(end)
+        self.world.turn()
+        tape.backward(mark)
+        for number in range(self.last, -1, -1):
+            self._backward(number)
+        tape.enter("backward embeddings", "temporary")
+        if self.step.checkpointing:  # whose arguments hold it
+            tape.drop(self.mask)
+        self.world.reduce()
+        tape.backward()
+        self.world.reduce_root()
+        self._settle()
+        self._update()
+        return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
+
+    def _segments(self) -> Iterator[tuple[str, Bytes]]:
+        """Named by where in the whole model they are."""
+        ends = {0: "first layer", self.last: "last layer"}
+        for name, (_, by) in self.tape.peaks.items():
+            way, _, number = name.rpartition(" ")
+            if not number.isdigit():
+                yield name, by
+            elif int(number) in ends:
+                yield f"{way} {ends[int(number)]}", by
+            else:
+                yield from self._between(way, int(number), by)
+
+    def _between(self, way: str, played: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
+        """Of the layers that a played one stands for, those before which the most and the fewest others have run."""
+        forward = way.startswith("forward")
+        left = self.forth if forward else self.back
+        for place, ahead in self.depth.extremes(played, forward=forward):
+            by = {c: worst[c] + sum(left[other][c] * n for other, n in ahead.items()) for c in CATEGORIES}
+            yield f"{way} {place} layer", by
+
+    def _hold(self) -> None:
+        step, n = self.asked, self.asked.numerics
+        adapters = 0 if n.full else self.trained * n.trained
+        states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained, step.whole_states)
+        base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
+        if build_of(self.shape).mask_buffer:
+            self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
+        self.tape.shift("weights", step.share(base + adapters) + step.tables)
+        self.tape.shift("optimizer", step.share(states))
+        if n.bits == 4:  # the scales of a quantised base are not sharded
+            scales = self.shape.layers * layer_matrices(self.shape) // 64
+            self.tape.shift("weights", scales - step.share(scales))
+        if step.accumulated:
+            self.tape.shift("gradients", step.share(self.trained * n.trained))
+        self.settled = self.tape.live["gradients"]
+
+    def _embed(self) -> tuple[Tensor, Tensor]:
+        """The first layer's input, and the embeddings, which transformers' models name until they return."""
+        step, n, tape, build = self.step, self.step.numerics, self.tape, build_of(self.shape)
+        grad = n.full or step.checkpointing
+        count = self.tokens * self.shape.hidden
+        trained = [(self.embedding, n.trained)] if n.full else []
+        x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight)
+        if "embeddings" in n.adapted:
+            self.ends = Layer(tape, self.shape, n, step.rows, step.length)
+            x, grad = adapt_embeddings(self.ends, x, accumulated=step.accumulated), False
+        if build.scaled_embeddings and not build.scaled:  # within the module
+            x = self.tape.after(x, tape.op([x], count, x.width))
+        if grad and not n.full:  # made to want a gradient, so the graph holds it to its end
+            x.grad = True
+            x.hold()
+        if build.scaled:
+            x = self.tape.after(x, tape.op([x], count, x.width))
+        first = self._same(x)
+        if not build.rotary:  # positions are learned
+            rows = (self.shape.max_positions or step.length) * self.shape.hidden
+            positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
+            positions.gradient = EARLIER if step.accumulated else None
+            learned = [(positions, n.trained)] if n.full else []
+            x = self.tape.after(x, tape.op([x], count, x.width, passes=True, weights=learned))
+        if self.shape.dropout and not build.rotary:
+            mask = tape.new(count, n.mask or x.width)
+            x = self.tape.after(x, tape.op([x], count, x.width, saves=[mask]))
+            tape.drop(mask)
+        return x, first
+
+    def _mask(self) -> Tensor:
+        """That of all layers, a byte for each pair; held by the model until it returns."""
+        pairs = self.step.length**2 * (self.step.rows if any(self.depth.played) else 0)
+        made = self.tape.new(pairs, 1)
+        if self.step.checkpointing:
+            made.hold()
+        return made
+
+    def _layer(self, number: int) -> Layer:
+        masked = self.depth.played[number]
+        layer = Layer(self.tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
+        if self.step.accumulated:
+            for w in layer.weights.values():
+                w.gradient = EARLIER
+        return layer
+
+    def _forward(self, number: int, x: Tensor) -> Tensor:
+        tape = self.tape
+        tape.enter(f"forward {self.word}{number}", "activations")
+        self.world.gather()
+        before = dict(tape.live)
+        layer = self._layer(number)
+        self.layers.append(layer)
+        self.marks.append(len(tape.nodes))
+        self.inputs.append(x)
+        if self.step.checkpointing:
+            x.hold()
+            tape.recording = False
+        y = layer(x)
+        tape.recording = True
+        self.world.let_go()
+        tape.drop(x)
+        if 0 < number < self.last:
+            self.forth[number] = self._since(before)
+            tape.leap(self.forth[number], self.depth.others(number))
+        return y
+
+    def _since(self, before: Bytes) -> Bytes:
+        """Of what is exchanged as much is there before every layer."""
+        return {c: 0 if c == "communication" else self.tape.live[c] - before[c] for c in CATEGORIES}
+
+    def _forget(self) -> None:
+        """The model has returned: autocast's casts go, unless the graph holds them, and so do layers' presents."""
+        ends = [self.head_layer] if self.ends is None else [self.head_layer, self.ends]
+        for number, layer in enumerate((*self.layers, *ends)):
+            before = dict(self.tape.live)
+            layer.forget()
+            layer.part()
+            if 0 < number < self.last:
+                self.tape.leap(self._since(before), self.depth.others(number))
+
+    def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
+        tape, n = self.tape, self.step.numerics
+        self.head_layer = layer = Layer(tape, self.shape, n, self.step.rows, self.step.length)
+        self.leaving, mark = x, len(tape.nodes)
+        normed = layer.norm(x)
+        tape.drop(x, first, self.mask)
+        logits = layer.matrix(normed, self.head, self.shape.vocabulary)
+        if "head" in n.adapted:
+            logits = adapt_head(layer, normed, logits, accumulated=self.step.accumulated)
+        self.normed = normed
+        if self.step.loss == "trainer":
+            tape.drop(normed)
+        if build_of(self.shape).scaled:
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
+        if self.shape.softcap:
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
+        return logits, mark
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Consumes the logits. What the loss function names lives until it returns."""
+        step, tape, how, count = self.step, self.tape, self.step.loss, logits.count
+        if how == "trainer":  # the model has returned; its logits are raised, and those that carry loss are chosen
+            self._forget()
+            if step.numerics.autocast:
+                logits = self.tape.after(logits, tape.op([logits], count, 4))
+            told = count // step.length * (step.length - 1)  # nothing comes before a row's first token
+            chosen = tape.op([logits], told, logits.width)
+            flat = self._raised(chosen)
+            tape.drop(chosen)
+        else:
+            raised = self._same(logits) if how == "own" else self._raised(logits)
+            if how == "float":
+                logits = self.tape.after(logits, self._same(raised))
+            flat = self._same(raised) if how == "padded" else tape.op([raised], count, raised.width)
+            named = [raised]
+            if how == "own":  # in a line of the model, which names them; elsewhere in a function that has returned
+                named.append(self._same(flat))
+        if self.step.numerics.autocast:  # log-softmax is computed in float32 then
+            flat = self.tape.after(flat, self._raised(flat))
+        soft = tape.op([flat], flat.count, flat.width, saves_out=True)
+        loss = tape.op([soft], 1, 4)
+        tape.drop(soft, flat, logits)
+        if how != "trainer":  # the loss is computed inside the model, which names its last hidden states
+            tape.drop(*named, self.normed)
+        self._forget()
+        return loss
+
+    def _raised(self, t: Tensor) -> Tensor:
+        return self._same(t) if t.width == 4 else self.tape.op([t], t.count, 4)
+
+    def _same(self, t: Tensor) -> Tensor:
+        t.hold()
+        return t
+
+    def _backward(self, number: int) -> None:
+        tape = self.tape
+        tape.enter(f"backward {self.word}{number}", "temporary")
+        self.world.gather_back(ahead=number > 0)
+        before = dict(tape.live)
+        if self.step.checkpointing:
+            self._again(number)
+        else:
+            tape.backward(self.marks[number])
+        self.leaving = self.inputs[number]
+        self._settle()
+        if number > 0:
+            self.world.reduce()
+        if 0 < number < self.last:
+            self.back[number] = self._since(before)
+            tape.leap(self.back[number], self.depth.others(number))
+            self.settled = tape.live["gradients"]
+
+    def _again(self, number: int) -> None:
+        """A checkpointed layer: computed again, then back."""
+        tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
+        out, mark = self.leaving, len(tape.nodes)
+        ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number], x)
+        tape.shift("temporary", ahead)
+        tape.category = "activations"
+        inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
+        tape.operations, tape.stop, tape.unpacks = 0, stop, not step.reentrant
+        y = layer(inner)
+        tape.stop, tape.unpacks = None, False
+        layer.forget()
+        tape.category = "temporary"
+        tape.shift("temporary", -ahead)
+        y.gradient, out.gradient = out.gradient, None
+        # the reentrant way's own backward names what was computed again and its gradient until it returns
+        named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
+        for t in named:
+            t.hold()
+        tape.drop(y)
+        tape.backward(mark)
+        tape.drop(*named)
+        layer.part()
+        x.gradient, inner.gradient = inner.gradient, None
+        if not step.hooked:
+            tape.drop(x)
+        elif step.reentrant and x.gradient is not None:
+            x.gradient.hold()
+
+    def _probe(self, masked: bool, x: Tensor) -> tuple[int, int]:
+        """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
+        saved and computes the layer again, the operation before which that stops). Of inputs of that width: what is in
+        float32 already is not cast to it, which is an operation less."""
+        if (kind := (masked, x.width)) not in self.probed:
+            tape = Tape()
+            tape.enter("ahead", "temporary")
+            y = self._alone(tape, masked)(tape.new(x.count, x.width, grad=True))
+            y.gradient = tape.new(y.count, y.width)
+            tape.drop(y)
+            before = tape.total
+            tape.backward_until_saved()
+            self.probed[kind] = max(0, tape.total - before), tape.last_saving
+        return self.probed[kind]
+
+    def _alone(self, tape: Tape, masked: bool) -> Layer:
+        """A layer between the first and the last, on a tape of its own."""
+        return Layer(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
+
+    def _settle(self) -> None:
+        """FSDP 1: a layer's whole gradients are summed over the devices, and only the own shard stays."""
+        if self.asked.divided:
+            return
+        made = self.tape.live["gradients"] - self.settled
+        self.tape.leap({"gradients": self.step.share(made) - made}, 1)
+        self.settled = self.tape.live["gradients"]
+
+    def _update(self) -> None:
+        step, tape = self.asked, self.tape
+        _, scratch = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
+        tape.enter("optimizer", "temporary")
+        gradients = step.share(self.trained * step.numerics.trained)
+        if step.optimizer == "adafactor":
+            largest = max(self.embedding.count if step.numerics.full else 0, *(
+                w.count for w in self.layers[0].weights.values() if w.trained
+            ))  # fmt: skip
+            scratch = 12 * largest
+        tape.shift("gradients", gradients - tape.live["gradients"])
+        tape.shift("temporary", step.share(scratch))
+
+    def _spread(self, name: str, by: Bytes) -> Bytes:
+        """With what the devices exchange: DDP's buckets are as large as the gradients."""
+        step, n = self.asked, self.asked.numerics
+        if step.shards == 1:
+            return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by
+        if step.divided:
+            return by
+        return {**by, "communication": exchanged(self.shape, n, name, ahead=not step.hooked)}

@@ -1,0 +1,117 @@
+"""The step of an encoder with a head: BERT and its relatives over texts, ViT over images."""
+
+from broker.estimator.architecture.families import build_of
+from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.memory.simulator.decoder_layer import Layer
+from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
+
+
+class EncoderPlayer(Player):
+    """Embeddings are summed and normalised (of images: patches are multiplied by a matrix); the head reads the first
+    token, or every one."""
+
+    def _weight(self, count: int, *, whole: bool = False) -> Weight:
+        """`whole`: of a head, which a LoRA trains too."""
+        n = self.step.numerics
+        width = n.weight if n.full or not whole else n.adapters
+        made = Weight(count, width, trained=n.full or whole, grad_width=n.trained if n.full else n.adapters)
+        if self.step.accumulated:
+            made.gradient = EARLIER
+        return made
+
+    def _embed(self) -> tuple[Tensor, Tensor]:
+        s = self.shape
+        self.head_layer = Layer(self.tape, s, self.step.numerics, self.step.rows, self.step.length)
+        if self.step.accumulated:
+            self.embedding.gradient = EARLIER
+        x = self._patches() if s.pixels else self._words()
+        return x, self._same(x)
+
+    def _looked_up(self, w: Weight, count: int) -> Tensor:
+        n = self.step.numerics
+        return self.tape.op((), count, n.weight, weights=[(w, n.weight)] if n.full else [])
+
+    def _words(self) -> Tensor:
+        """Words' embeddings, those of types and positions, a norm, and dropout."""
+        tape, s, count = self.tape, self.shape, self.tokens * self.shape.hidden
+        self.batch = tape.new(self.tokens * 3, 8)  # the row, its mask, and its labels or positions
+        x = self._looked_up(self.embedding, count)
+        if not self.step.numerics.full and self.step.checkpointing:  # the embedding wants a gradient, not the norm
+            x.grad = True
+            x.hold()
+        named = [self._same(x)]
+        for number, rows in enumerate(s.looked_up):
+            wide = count if number else self.step.length * s.hidden
+            more = self._looked_up(self._weight(rows * s.hidden), wide)
+            x = self.tape.after(x, tape.op([x, more], count, x.width, passes=True))
+            named.append(more)
+        x = self._dropped(self.tape.after(x, self.head_layer.norm(x)))
+        tape.drop(*named)
+        return x
+
+    def _patches(self) -> Tensor:
+        """Pixels times a matrix, the first token before them, and positions."""
+        tape, s, n = self.tape, self.shape, self.step.numerics
+        pixels = self.batch = tape.new(self.step.rows * s.pixels, 4)
+        matrix = self._weight(s.vocabulary * s.hidden)  # as many numbers as a patch has
+        patches = self.tokens - self.step.rows
+        self.named = self.head_layer.cast(pixels, n.weight)  # by the model, until it returns
+        into = self.head_layer.cast(self.named, n.compute)
+        copy = [tape.new(matrix.count, n.compute)] if n.autocast and n.weight != n.compute else []
+        trained = [(matrix, n.compute)] if n.full else []
+        x = tape.op([into], patches * s.hidden, n.compute, saves=[into, *copy] if n.full else [], weights=trained)
+        tape.drop(into, *copy)
+        if self.step.checkpointing and not n.full:
+            x.grad = True
+            x.hold()
+        x = self.tape.after(x, tape.op([x], self.tokens * s.hidden, max(x.width, n.weight)))
+        position = self._weight(self.step.length * s.hidden)
+        x = self.tape.after(
+            x, tape.op([x], x.count, x.width, passes=True, weights=[(position, n.weight)] if n.full else [])
+        )
+        if s.dropout:
+            x = self._dropped(x)
+        return x
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return self.tape.after(x, self.head_layer.dropout(x)) if self.shape.dropout else x
+
+    def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
+        """A class of every token, or of the first one behind a dense layer."""
+        tape, n, s = self.tape, self.step.numerics, self.shape
+        layer, rows, h = self.head_layer, self.step.rows, s.hidden
+        self.leaving, mark = x, len(tape.nodes)
+        if not build_of(s).behind:
+            x = self.tape.after(x, layer.norm(x))
+        if s.pixels:
+            tape.drop(self.named)
+        if s.head == "words":
+            x = self._dropped(x)
+        else:
+            layer.tokens = rows
+            x = self.tape.after(x, tape.op([x], rows * h, x.width))
+        if s.head == "text":
+            whole = not s.pooled_adapter
+            dense = layer.matrix(x, self._weight(h * h, whole=whole), h)
+            if "pooler" in n.adapted:
+                for role, (inputs, outputs) in {"A": (h, n.rank), "B": (n.rank, h)}.items():
+                    layer.weights[f"pool{role}"] = Weight(
+                        inputs * outputs, n.adapters, trained=True, grad_width=n.adapters
+                    )
+                dense = layer.adapt(x, dense, "pool", h)
+            x = self.tape.after(x, tape.op([dense], dense.count, dense.width, saves_out=True))
+            tape.drop(dense)
+            x = self._dropped(x)
+        logits = layer.matrix(x, self._weight(h * s.labels, whole=True), s.labels)
+        tape.drop(x, first, self.mask)
+        self.normed = logits
+        return logits, mark
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Of few classes: the logits in float32 and their log-softmax. Consumes the logits."""
+        self._forget()
+        raised = self._raised(logits)
+        soft = self.tape.op([raised], raised.count, 4, saves_out=True)
+        loss = self.tape.op([soft], 1, 4)
+        self.tape.drop(soft, raised, logits, self.batch)
+        return loss

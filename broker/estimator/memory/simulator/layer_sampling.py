@@ -1,0 +1,47 @@
+"""Which layers of a model are played, and how many others each of them stands for."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import build_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """The first layer, one of every kind of those between, the last. A layer's kind is whether it needs a mask."""
+
+    kinds: tuple[bool, ...]
+    """Of all layers of the model."""
+    played: tuple[bool, ...]
+
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def of(shape: ModelShape, length: int, *, sdpa: bool) -> "Depth":
+        """`sdpa`: torch's attention, which takes a mask; other kernels know a window by themselves."""
+        masked = sdpa and (build_of(shape).masked or bool(shape.window and length >= shape.window))
+        kinds = tuple(masked and looks for looks in shape.windowed or (True,) * shape.layers)
+        between = tuple(dict.fromkeys(kinds[1:-1]))
+        return Depth(kinds=kinds, played=(*kinds[:1], *between, *kinds[1:][-1:]))
+
+    def _between(self) -> Sequence[bool]:
+        return self.kinds[1:-1]
+
+    def others(self, played: int) -> int:
+        """Layers between that are as the one of that number, without itself."""
+        return self._between().count(self.played[played]) - 1
+
+    def extremes(self, played: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
+        """(place, how many more layers of each played one have run before than on the tape) of those that the played
+        one stands for: the first and the last that is run."""
+        between, kind = self._between(), self.played[played]
+        at = [i for i, one in enumerate(between) if one == kind]
+        numbers = range(1, len(self.played) - 1)
+        on_tape = Counter({self.played[n]: between.count(self.played[n]) for n in numbers if (n < played) == forward})
+        on_tape[kind] = 0
+        for i in dict.fromkeys((at[0], at[-1])):
+            run = Counter(between[:i] if forward else between[i + 1 :])
+            place = {0: "second", len(between) - 1: "last but one"}.get(i, "middle")
+            yield place, {n: run[self.played[n]] - on_tape[self.played[n]] for n in numbers}

@@ -1,0 +1,68 @@
+"""What a mixture of experts keeps: every token goes through some of them, whose outputs are weighted and summed.
+
+All experts are taken to get as many tokens.
+"""
+
+from typing import Protocol
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import Numerics
+from broker.estimator.memory.simulator.tape import Tape, Tensor
+
+MOST_TURNS = 8
+"""Of more experts several are played as one."""
+
+
+class Experts(Protocol):
+    """The layer that a mixture is a part of."""
+
+    tape: Tape
+    shape: ModelShape
+    numerics: Numerics
+    tokens: int
+
+    def mlp(self, x: Tensor) -> Tensor: ...
+
+
+def mixture(layer: Experts, x: Tensor) -> Tensor:
+    """In place of an MLP; `x` stays its caller's."""
+    s, tape, tokens = layer.shape, layer.tape, layer.tokens
+    scores = tape.op([x], tokens * s.experts, 4, saves=[x] if layer.numerics.full else [], saves_out=True)
+    total = (_in_turn if layer.numerics.experts_in_turn else _at_once)(layer, x, scores)
+    layer.tokens = tokens
+    tape.drop(scores)
+    return total
+
+
+def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
+    """As transformers 5: all of them are one matrix product."""
+    s, tape, tokens = layer.shape, layer.tape, layer.tokens
+    layer.tokens = tokens * s.active_experts
+    total = tape.new(x.count, x.width)
+    sent = tape.op([x], layer.tokens * (x.count // tokens), x.width)
+    made = layer.mlp(sent)
+    weighted = tape.op([made, scores], made.count, made.width, saves=[made])
+    tape.drop(sent, made)
+    total = tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
+    tape.drop(weighted)
+    return total
+
+
+def _in_turn(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
+    """As transformers 4 (MixtralSparseMoeBlock): what a turn names lives until the next one names its own."""
+    s, tape, tokens = layer.shape, layer.tape, layer.tokens
+    turns = min(s.experts, MOST_TURNS)
+    total = tape.new(x.count, x.width)
+    chosen = tape.new(tokens * s.active_experts * s.experts, 8)  # one_hot's whole numbers
+    layer.tokens = -(-tokens * s.active_experts // turns)
+    named: list[Tensor] = []
+    for _ in range(turns):
+        sent = tape.op([x], layer.tokens * (x.count // tokens), x.width)
+        tape.drop(*named[:1])
+        made = layer.mlp(sent)
+        weighted = tape.op([made, scores], made.count, made.width, saves=[made], back=made.size)
+        tape.drop(made, *named[1:])
+        total = tape.added(total, weighted)
+        named = [sent, weighted]
+    tape.drop(chosen, *named)
+    return total

@@ -1,0 +1,189 @@
+"""The step of an encoder-decoder: source through the encoder, target through the decoder, all back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import stacks
+from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.memory.simulator.decoder_layer import Layer
+from broker.estimator.memory.simulator.layer_sampling import Depth
+from broker.estimator.memory.simulator.seq2seq_layer import PairLayer, Shared
+from broker.estimator.memory.simulator.tape import EARLIER, Tape, Tensor, Weight
+from broker.estimator.memory.simulator.types import Bytes, Played, Step
+
+
+@dataclass(kw_only=True)
+class _Stack:
+    """One of the two, as far as it was played."""
+
+    shape: ModelShape
+    depth: Depth
+    word: str
+    length: int
+    shared: Shared
+    layers: list[Layer] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    named: list[Tensor] = field(default_factory=list)
+    """What Python names until the stack returns."""
+
+    forth: dict[int, Bytes] = field(default_factory=dict)
+    back: dict[int, Bytes] = field(default_factory=dict)
+
+
+class PairPlayer(Player):
+    """Three layers of each stack are played; both read one table of words, and the head too where it is tied."""
+
+    def __init__(self, shape: ModelShape, step: Step) -> None:
+        super().__init__(shape, step)
+        encoder, decoder = stacks(shape)
+        self.encoder, self.decoder = (
+            _Stack(shape=s, depth=Depth.of(s, 0, sdpa=False), word=word, length=length, shared=Shared(biases={}))
+            for s, word, length in ((encoder, "encoder ", step.length), (decoder, "decoder ", step.target))
+        )
+        self.stack = self.encoder
+        self.embedding.gradient = None  # two stacks read it, whose gradients wait for each other
+
+    def play(self) -> Played:
+        """Every segment's worst moment."""
+        tape = self.tape
+        tape.enter("forward embeddings", "activations")
+        self._hold()
+        self.batch = tape.new(self.step.rows * 2 * (self.step.length + self.step.target), 8)
+        x = self._through(self.encoder)
+        tape.enter("forward between", "activations")
+        first, between = x, len(tape.nodes)
+        self.decoder.shared.source = self._finished(x)
+        x = self._through(self.decoder)
+        tape.enter("forward head", "logits")
+        head, self.leaving = len(tape.nodes), x
+        loss = self._loss(self._scores(self._finished(x)))
+        tape.enter("backward head", "logits")
+        loss.gradient = tape.new(1, 4)
+        tape.drop(loss)
+        tape.backward(head)
+        self._back_through(self.decoder)
+        tape.enter("backward between", "temporary")
+        tape.backward(between)
+        self.leaving = first
+        self._back_through(self.encoder)
+        tape.enter("backward embeddings", "temporary")
+        tape.backward()
+        self._settle()
+        self._update()
+        return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
+
+    def _segments(self) -> Iterator[tuple[str, Bytes]]:
+        every = dict(self.tape.peaks)
+        for stack in (self.encoder, self.decoder):
+            self._enter(stack)
+            self.tape.peaks = {name: peak for name, peak in every.items() if stack.word in name}
+            yield from super()._segments()
+        yield from ((name, by) for name, (_, by) in every.items() if not name[-1].isdigit())
+
+    def _hold(self) -> None:
+        super()._hold()
+        if not self.shape.buckets:  # BART's bias of the logits, which is no parameter
+            self.tape.shift("weights", self.shape.vocabulary * self.step.numerics.weight)
+
+    def _enter(self, stack: _Stack) -> None:
+        self.stack, self.word, self.depth, self.last = stack, stack.word, stack.depth, len(stack.depth.played) - 1
+        self.layers, self.inputs, self.marks = stack.layers, stack.inputs, stack.marks
+        self.forth, self.back, self.probed = stack.forth, stack.back, {}
+
+    def _through(self, stack: _Stack) -> Tensor:
+        """Words and layers of one stack."""
+        self._enter(stack)
+        x = self._words(stack)
+        for number in range(self.last + 1):
+            if self.step.checkpointing:
+                for t in self._given(stack, number):
+                    t.hold()
+            x = self._forward(number, x)
+        return x
+
+    def _given(self, stack: _Stack, number: int) -> list[Tensor]:
+        """What a checkpointed layer keeps besides its input: the first one makes the biases itself."""
+        return [t for t in stack.shared.tensors if number or t is stack.shared.source]
+
+    def _back_through(self, stack: _Stack) -> None:
+        self._enter(stack)
+        for number in range(self.last, -1, -1):
+            self._backward(number)
+            if self.step.checkpointing:
+                self.tape.drop(*self._given(stack, number))
+
+    def _fresh(self, tape: Tape, shared: Shared, *, first: bool) -> PairLayer:
+        s, step = self.stack, self.step
+        return PairLayer(
+            tape, s.shape, step.numerics, step.rows, s.length, shared, first=first, learnt=step.checkpointing
+        )
+
+    def _layer(self, number: int) -> Layer:
+        layer = self._fresh(self.tape, self.stack.shared, first=not number)
+        if self.step.accumulated:
+            for w in layer.weights.values():
+                w.gradient = EARLIER
+        return layer
+
+    def _alone(self, tape: Tape, masked: bool) -> Layer:
+        def copied(t: Tensor) -> Tensor:
+            return tape.new(t.count, t.width, grad=t.grad)
+
+        own = self.stack.shared
+        biases = {kind: copied(t) for kind, t in own.biases.items()}
+        return self._fresh(tape, Shared(source=own.source and copied(own.source), biases=biases), first=False)
+
+    def _words(self, stack: _Stack) -> Tensor:
+        """Embeddings; BART's with positions and a norm."""
+        tape, n, h = self.tape, self.step.numerics, self.shape.hidden
+        count = self.step.rows * stack.length * h
+        self.head_layer = layer = self._fresh(tape, stack.shared, first=False)
+        x = self._looked_up(self.embedding, count)
+        if not self.shape.buckets:
+            x = tape.after(x, tape.op([x], count, x.width))
+        if self.step.checkpointing and not n.full:  # made to want a gradient, so the graph holds it to its end
+            x.grad = True
+            x.hold()
+        stack.named.append(self._same(x))
+        if not self.shape.buckets:
+            rows = Weight(self.shape.looked_up[0] * h, n.weight, trained=n.full, grad_width=n.trained)
+            places = self._looked_up(rows, count if stack is self.encoder else stack.length * h)
+            x = tape.after(x, tape.op([x, places], count, x.width, passes=True))
+            stack.named.append(places)
+            x = tape.after(x, layer.norm(x))
+        return tape.after(x, layer.dropout(x)) if self.shape.dropout else x
+
+    def _looked_up(self, w: Weight, count: int) -> Tensor:
+        n = self.step.numerics
+        return self.tape.op((), count, n.weight, weights=[(w, n.weight)] if n.full else [])
+
+    def _finished(self, x: Tensor) -> Tensor:
+        """The stack's output; consumes that of its last layer. T5 norms it and drops it out."""
+        layer = self.head_layer
+        if self.shape.buckets:
+            x = self.tape.after(x, layer.norm(x))
+            x = self.tape.after(x, layer.dropout(x)) if self.shape.dropout else x
+        self.tape.drop(*self.stack.named, *self.stack.shared.biases.values())
+        return x
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """Logits over the vocabulary; consumes its input and what the encoder made."""
+        tape, layer, source = self.tape, self.head_layer, self.decoder.shared.source
+        assert source is not None
+        into = tape.op([x], x.count, x.width) if self.shape.tied_embeddings and self.shape.buckets else self._same(x)
+        layer.tokens = self.step.rows * self.step.target
+        logits = layer.matrix(into, self.head, self.shape.vocabulary)
+        if not self.shape.buckets:
+            width = max(logits.width, self.step.numerics.weight)
+            logits = tape.after(logits, tape.op([logits], logits.count, width, passes=True))
+        tape.drop(x, into, source)
+        self.normed = logits
+        return logits
+
+    def _forget(self) -> None:
+        """Autocast is over in both stacks."""
+        for stack in (self.encoder, self.decoder):
+            self.layers, self.depth, self.last = stack.layers, stack.depth, len(stack.depth.played) - 1
+            super()._forget()

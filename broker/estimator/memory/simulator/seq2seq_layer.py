@@ -1,0 +1,238 @@
+"""What a layer of an encoder-decoder does, written down for the tape: T5's and BART's modules of transformers 5.17.
+
+A decoder's layer attends twice: to what is written already, and to what the encoder made of the source.
+"""
+
+from dataclasses import dataclass
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import CROSS, Numerics
+from broker.estimator.memory.simulator.decoder_layer import Layer
+from broker.estimator.memory.simulator.tape import Tape, Tensor, Weight
+
+ALIGNED = 8
+"""torch's memory-efficient attention copies a mask whose rows are no multiple of so many elements, or that are no rows
+(its `preprocess_mask`)."""
+
+
+@dataclass(kw_only=True)
+class Shared:
+    """What the layers of one stack look at together."""
+
+    source: Tensor | None = None
+    """What the encoder made; None: this is the encoder."""
+    biases: dict[str, Tensor]
+    """T5's, one for each kind of attention: the first layer makes them."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*([self.source] if self.source else []), *self.biases.values()]
+
+
+class PairLayer(Layer):
+    """One layer of either stack. `first` makes the biases."""
+
+    def __init__(
+        self, tape: Tape, stack: ModelShape, numerics: Numerics, rows: int, length: int, shared: Shared, *,
+        first: bool, learnt: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(tape, stack, numerics, rows, length)
+        self.shared, self.first = shared, first
+        self.named: list[Tensor] = []
+        """What Python still names."""
+        self.learnt = learnt
+        """Checkpointing makes T5 want a gradient of the biases that are only zeros."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layer's output; `x` stays its caller's."""
+        own = dict(self.shared.biases)
+        between = self._attended(x, "")
+        if self.shared.source is not None:
+            between = self.tape.after(between, self._attended(between, CROSS))
+        result = self.tape.after(between, self._fed(between))
+        self.tape.drop(*self.named)
+        self.named.clear()
+        if self.first and own:  # computed again; the others' gradients went to these
+            self.tape.drop(*self.shared.biases.values())
+            self.shared.biases = own
+        return result
+
+    def linear(self, x: Tensor, role: str) -> Tensor:
+        """One of the layer's linear modules, with its adapter; some are not quantised."""
+        inputs, outputs = self.sizes[role]
+        self.tokens = x.count // inputs
+        if role not in self.build.kept:
+            return super().linear(x, role)
+        made = self.matrix(x, self.weights[role], outputs)
+        return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
+
+    def norm(self, x: Tensor, parts: int = 1) -> Tensor:
+        """T5's: scaled by the root of the mean square; what is scaled is not raised by itself."""
+        self.tokens = x.count // self.shape.hidden
+        if self.build.norm == "layer":
+            return super().norm(x, parts)
+        n, tape = self.numerics, self.tape
+        weight = 4 if n.norms_float32 else n.weight
+        w = Weight(self.shape.hidden, weight, trained=n.full, grad_width=n.trained)
+        wide = self.cast(x, 4)
+        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
+        tape.drop(wide)
+        root = tape.op([squares], self.tokens, 4, saves_out=True)
+        tape.drop(squares)
+        normal = tape.op([x, root], x.count, 4, saves=[x, root], back=x.count * 4)
+        tape.drop(root)
+        narrow = tape.after(normal, self.cast(normal, weight))
+        trained = [(w, n.trained)] if n.full else []
+        back = x.count * narrow.width if n.full else 0
+        out = tape.op([narrow], x.count, weight, saves=[narrow] if n.full else [], weights=trained, back=back)
+        tape.drop(narrow)
+        return out
+
+    def _attended(self, x: Tensor, kind: str) -> Tensor:
+        """Attention of that kind with its residual connection."""
+        tape, behind = self.tape, self.build.behind
+        if behind:
+            x.hold()
+        normed = x if behind else self.norm(x)
+        source = self.shared.source if kind else normed
+        assert source is not None
+        heads = [self.linear(normed, f"{kind}q"), *(self.linear(source, f"{kind}{role}") for role in "kv")]
+        attended = self._attention(heads, kind)
+        out = self.linear(attended, f"{kind}o")
+        tape.drop(attended, *heads)
+        return self._joined(x, normed, out)
+
+    def _joined(self, x: Tensor, normed: Tensor, out: Tensor) -> Tensor:
+        """The residual connection; consumes the last two."""
+        tape = self.tape
+        more = self.dropout(out) if self.shape.dropout else self.cast(out, out.width)
+        if self.build.behind:
+            tape.drop(out, normed)
+        added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
+        tape.drop(more)
+        if self.build.behind:
+            return tape.after(added, self.norm(added))
+        tape.drop(out, normed)
+        return added
+
+    def _fed(self, x: Tensor) -> Tensor:
+        """The MLP with its residual connection."""
+        tape, behind = self.tape, self.build.behind
+        if behind:
+            x.hold()
+        normed = x if behind else self.norm(x)
+        named: list[Tensor] = []
+        if "gate" in self.sizes:
+            gate = self.linear(normed, "gate")
+            bent = tape.after(gate, self.activate(gate))
+            up = self.linear(normed, "up")
+            inner = tape.op([bent, up], up.count, bent.width, saves=[bent, up])
+            named = [bent, up]
+        else:
+            wide = self.linear(normed, "fc")
+            inner = tape.after(wide, self.activate(wide))
+        if self.shape.inner_dropout:
+            inner = tape.after(inner, self.dropout(inner))
+        if self.build.kept:  # T5 takes it to the matrix's own type
+            inner = tape.after(inner, self.cast(inner, self.numerics.weight))
+        out = tape.after(inner, self.linear(inner, "down" if "gate" in self.sizes else "proj"))
+        tape.drop(*named)
+        return self._joined(x, normed, out)
+
+    def _bias(self, kind: str, q: Tensor, keys: int) -> Tensor | None:
+        """T5's for this kind of attention: a number for each head and pair of tokens, for all rows and layers."""
+        if not self.shape.buckets:
+            return None
+        if not self.first:
+            return self.shared.biases[kind]
+        tape, n, pairs = self.tape, self.numerics, self.length * keys
+        trained = n.full and not kind
+        if kind:
+            made = tape.new(self.shape.heads * pairs, q.width, grad=self.learnt)
+        else:
+            tape.shift("temporary", 49 * pairs)  # distances, their logarithms and buckets, most of them 8 bytes each
+            tape.shift("temporary", -49 * pairs)
+            buckets = tape.new(pairs, 8)
+            table = Weight(self.shape.buckets * self.shape.heads, n.weight, trained=trained, grad_width=n.trained)
+            weights = [(table, n.trained)] if trained else []
+            saves = [buckets] if trained else []
+            made = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
+            tape.drop(buckets)
+        if kind and self.learnt and kind not in self.shared.biases:
+            made.hold()  # the graph holds what a gradient is wanted of to its end
+        if kind in self.shared.biases:
+            made.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
+        self.shared.biases[kind] = made
+        return made
+
+    def _attention(self, heads: list[Tensor], kind: str) -> Tensor:
+        """Scaled dot products; the heads stay their caller's, as names in the module."""
+        n, tape = self.numerics, self.tape
+        keys = heads[1].count // self.rows // (self.shape.heads * self.shape.head_dim)
+        bias = self._bias(kind, heads[0], keys)
+        causal = self.shared.source is not None and not kind
+        if n.attention == "eager":
+            return self._written(heads, keys, bias, causal=causal)
+        q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
+        masks = [] if bias is None else [self._mask(bias, keys, causal=causal, plain=bool(kind))]
+        sums = tape.new(self.rows * self.length * self.shape.heads, 4)
+        out = tape.op(
+            [q, k, v, *masks], q.count, q.width, saves=[q, k, v, sums, *masks],
+            back=self._backward_bytes(q, keys, masks), saves_out=True,
+        )  # fmt: skip
+        tape.drop(q, k, v, sums, *masks, *self.named)
+        self.named.clear()
+        return out
+
+    def _backward_bytes(self, q: Tensor, keys: int, masks: list[Tensor]) -> int:
+        """What the kernel takes besides: sums of the queries' gradients in float32, padded to its tiles, and after
+        these the bias's gradient of every row."""
+        s = self.shape
+        padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
+        sums = self.rows * s.heads * padded[0] * padded[1] * 4
+        if not any(m.grad for m in masks):
+            return sums
+        whole = self.rows * s.heads * self.length * keys * q.width if self.rows > 1 else 0
+        return max(whole, sums - masks[0].size)
+
+    def _mask(self, bias: Tensor, keys: int, *, causal: bool, plain: bool) -> Tensor:
+        """The bias as the kernel takes it. A learned one has the heads last in memory."""
+        n, tape = self.numerics, self.tape
+        mask = self.cast(bias, bias.width)
+        if causal:
+            seen = tape.new(self.length * keys, 1)
+            mask = tape.after(mask, tape.op([mask], bias.count, bias.width, saves=[seen]))
+            tape.drop(seen)
+            mask.hold()
+            self.named.append(mask)
+        if n.autocast:
+            mask = tape.after(mask, self.cast(mask, n.compute))
+        if keys % ALIGNED or not plain:
+            wide = keys + ALIGNED - keys % ALIGNED
+            mask = tape.after(mask, tape.op([mask], bias.count // keys * wide, mask.width))
+        return mask
+
+    def _written(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
+        """transformers' own attention: product, scale, bias, mask, softmax."""
+        n, tape = self.numerics, self.tape
+        scores = self.rows * self.shape.heads * self.length * keys
+        q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
+        made = tape.op([q, k], scores, q.width, saves=[q, k])
+        made = tape.after(made, tape.op([made], scores, made.width))
+        if bias is not None:
+            made = tape.after(made, tape.op([made, bias], scores, max(made.width, bias.width), passes=True))
+        if causal:
+            mask = tape.new(self.rows * self.length * keys, made.width)
+            made = tape.after(made, tape.op([made], scores, made.width, passes=True))
+            tape.drop(mask)
+        if n.autocast:
+            made = tape.after(made, self.cast(made, 4))
+        made = tape.after(made, tape.op([made], scores, made.width, saves_out=True))
+        if self.shape.attention_dropout:
+            made = tape.after(made, self.dropout(made))
+        weights = self.cast(made, n.compute if n.autocast else made.width)
+        out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
+        tape.drop(weights, q, k, v, *self.named)
+        self.named = [made]  # until the next attention of the layer, or its end
+        return tape.after(out, tape.op([out], out.count, out.width))  # heads side by side again

@@ -1,0 +1,1 @@
+"""Searches the plan of a job, and corrects estimates by own runs. Pure."""

@@ -1,0 +1,214 @@
+"""What more GPUs would bring: for each count the best plan, its throughput, utilisation, hours and dollars.
+
+By the rules of the plans that are bought (`plans`). Machines have eight GPUs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from broker.domain.workload import DIVIDED, ModelShape, Parallelism, Plan
+from broker.estimator.architecture.model_states import trained_parameters
+from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory.device_overhead import CONTEXT
+from broker.estimator.memory.job_memory import divisible
+from broker.estimator.planning.plan_search import ABOUT, MOST_ROWS, dividers, ways
+from broker.estimator.speed.hardware import Hardware
+from broker.estimator.speed.roofline import Run, model_flop
+from broker.estimator.speed.throughput import Speed, speed, step_seconds
+
+A_MACHINE = 8
+"""GPUs."""
+MOST_GPUS = 16_384
+Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
+SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What is to be trained. `tokens_per_row`: mean; the longest row is the ask's length. `written_per_row`: what an
+    encoder-decoder writes for it."""
+
+    global_batch: int
+    tokens_per_row: float
+    steps: int
+    written_per_row: float = 0.0
+    usd_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One count of GPUs; `plan` is None where nothing fits."""
+
+    gpus: int
+    nodes: int
+    """Machines that the plan's GPUs are in."""
+    need_bytes: int
+    """Of one GPU, with its margin and the context; of the plan that needs least where none fits."""
+    plan: Plan | None = None
+    speed: Speed | None = None
+    """Of the plan."""
+    mfu: float = 0.0
+    """Arithmetic of the model, recomputation left out, over the datasheet's bf16 rate of all GPUs."""
+    hours: float = 0.0
+    """Of training alone, undisturbed."""
+    usd: float | None = None
+
+
+def unmeasured(ask: sizes.Ask) -> str | None:
+    """Why nothing can be said about the time; None: something can."""
+    if ask.gpus > MOST_GPUS:
+        return f"no basis: no run was of more than 512 GPUs, and beyond {MOST_GPUS} nothing is said"
+    if ask.offload or ask.sharding == "tensor":
+        what = "offload" if ask.offload else "tensor sharding"
+        return f"no basis: {what} is in no term of the model of time"
+    if ask.method == "adapter":
+        return "no basis: no run of such an adapter was measured, and its kernels are not counted"
+    return None
+
+
+def run_of(
+    shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float, nodes: int = 1, *, written: float = 0.0
+) -> Run:
+    """One step under the plan. `written`: tokens that an encoder-decoder writes for a row."""
+    asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
+    numerics = sizes.numerics(shape, asked)[0]
+    return Run(
+        shape=shape,
+        numerics=numerics,
+        tokens=plan.micro_batch * tokens_per_row,
+        length=tokens_per_row,
+        written=plan.micro_batch * written,
+        written_length=written,
+        trained=trained_parameters(shape, numerics),
+        micro_batches=plan.accumulation,
+        recompute=sizes.recompute(ask) if plan.gradient_checkpointing else "none",
+        optimizer=ask.optimizer,
+        devices=plan.devices,
+        nodes=min(nodes, plan.devices),
+        sharding=SHARDED[plan.parallelism],
+        reduced=numerics.compute,
+    )
+
+
+def utilisation(run: Run, hardware: Hardware, tokens_per_s: float) -> float:
+    """Model FLOP utilisation of all devices at that rate."""
+    return model_flop(run) * tokens_per_s / (hardware.bf16_flops * run.devices)
+
+
+def scaling(
+    shape: ModelShape, ask: sizes.Ask, hardware: Hardware, counts: Sequence[int], load: Load
+) -> tuple[Point, ...]:
+    """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
+    sizes.check(shape, replace(ask, gpus=1, sharding="none"))
+    if (why := unmeasured(ask)) is not None:
+        raise sizes.Unanswerable(f"--what-if: {why}")
+    scale = _Scale(shape, ask, hardware, load)
+    return tuple(scale.point(count) for count in counts)
+
+
+class _Scale:
+    def __init__(self, shape: ModelShape, ask: sizes.Ask, hardware: Hardware, load: Load) -> None:
+        self._shape, self._ask, self._hardware, self._load = shape, ask, hardware, load
+        self._need = cache(self._needed)
+
+    def point(self, gpus: int) -> Point:
+        devices = max(d for d in range(1, min(gpus, self._load.global_batch) + 1) if self._load.global_batch % d == 0)
+        nodes = -(-devices // A_MACHINE)  # idle GPUs leave whole machines idle
+        divided = divisible(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
+        candidates: list[tuple[Plan, bool]] = []
+        for together in ways(devices, nodes, divided=divided):
+            candidates += [self._most_rows(way, devices, nodes, again) for way in together for again in (False, True)]
+            if any(fits for _, fits in candidates):
+                break
+        else:
+            return Point(gpus=gpus, nodes=nodes, need_bytes=min(self._of(plan, nodes) for plan, _ in candidates))
+        fitting = [plan for plan, fits in candidates if fits]
+        times = {plan: self._step_s(plan, nodes) for plan in fitting}
+        quickest = min(times.values())
+        near = [plan for plan in fitting if times[plan] <= ABOUT * quickest]
+        return self._made(gpus, nodes, min(near, key=lambda plan: (self._of(plan, nodes), times[plan])))
+
+    def _most_rows(self, way: Parallelism, devices: int, nodes: int, again: bool) -> tuple[Plan, bool]:
+        """The plan with most rows at once that fits, else that with one."""
+        each, plan = self._load.global_batch // devices, None
+        for rows in dividers(each, MOST_ROWS):
+            more = Plan(
+                parallelism=way, devices=devices, micro_batch=rows, accumulation=each // rows,
+                gradient_checkpointing=again,
+            )  # fmt: skip
+            if self._of(more, nodes) > self._hardware.memory_bytes:
+                return plan or more, plan is not None
+            plan = more
+        assert plan is not None
+        return plan, True
+
+    def _of(self, plan: Plan, nodes: int) -> int:
+        """Bytes that one GPU needs."""
+        # Of DDP two say what any number does, and a division over all GPUs what its machines do: asked once.
+        devices = {"single": 1, "ddp": 2}.get(plan.parallelism, plan.devices)
+        machines = nodes if plan.parallelism == "hybrid" else 1
+        return self._need(
+            plan.micro_batch, plan.accumulation > 1, plan.gradient_checkpointing, SHARDED[plan.parallelism], devices,
+            machines,
+        )  # fmt: skip
+
+    def _needed(self, rows: int, accumulated: bool, again: bool, way: Sharding, devices: int, machines: int) -> int:
+        asked = replace(
+            self._ask, rows=rows, accumulated=accumulated, checkpointing=again, gpus=devices, nodes=machines,
+            sharding="none" if devices == 1 else way,
+        )  # fmt: skip
+        found = sizes.estimate(self._shape, asked)
+        return int(found.peak_allocated * (1 + found.margin)) + CONTEXT
+
+    def _step_s(self, plan: Plan, nodes: int) -> float:
+        return step_seconds(self._run(plan, nodes), self._hardware)
+
+    def _run(self, plan: Plan, nodes: int) -> Run:
+        load = self._load
+        return run_of(self._shape, self._ask, plan, load.tokens_per_row, nodes, written=load.written_per_row)
+
+    def _made(self, gpus: int, nodes: int, plan: Plan) -> Point:
+        load = self._load
+        run = self._run(plan, nodes)
+        at = speed(run, self._hardware)
+        hours, price = load.steps * at.step_s / 3600, load.usd_per_gpu_hour
+        return Point(
+            gpus=gpus,
+            nodes=nodes,
+            need_bytes=self._of(plan, nodes),
+            plan=plan,
+            speed=at,
+            mfu=utilisation(run, self._hardware, at.tokens_per_s),
+            hours=hours,
+            usd=None if price is None else hours * price * gpus,
+        )
+
+
+def counts_of(said: str) -> tuple[int, ...]:
+    """`gpus=1,2,4,…,512` as numbers: `…` or `...` goes on by the last factor. Raises ValueError with one line."""
+    name, _, listed = said.partition("=")
+    if name.strip() != "gpus" or not listed:
+        raise ValueError(f"--what-if {said}: write gpus=1,2,4,8 or gpus=1,2,...,512")
+    found: list[int] = []
+    going = False
+    for word in listed.replace("...", "…").split(","):
+        if word.strip() == "…":
+            going = True
+            continue
+        if not word.strip().isdecimal() or not 1 <= (number := int(word)) <= MOST_GPUS:
+            what = word.strip() or "nothing"
+            raise ValueError(f"--what-if {said}: {what} is no number of GPUs from 1 to {MOST_GPUS}")
+        while going and found and found[-1] * _factor(found) < number:
+            found.append(found[-1] * _factor(found))
+        going = False
+        found.append(number)
+    if going or found != sorted(set(found)):
+        raise ValueError(f"--what-if {said}: give ascending numbers, each once, and end with one")
+    return tuple(found)
+
+
+def _factor(found: Sequence[int]) -> int:
+    return max(2, math.floor(found[-1] / found[-2])) if len(found) > 1 else 2

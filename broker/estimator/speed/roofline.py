@@ -1,0 +1,280 @@
+"""Seconds of one optimizer step on one device, as named terms.
+
+Arithmetic over the rate that matrix products or attention reach, bytes over bandwidth, messages over links. The counts
+follow from the model and the libraries' code; the few shares of the published rates are fitted (`calibration`).
+"""
+
+from dataclasses import dataclass, replace
+from math import log2
+from typing import Literal
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import CROSS, PAIRS, Numerics, build_of, layer_matrices, linears, stacks
+from broker.estimator.speed.calibration import FITTED, Calibration
+from broker.estimator.speed.hardware import Hardware
+from broker.estimator.speed.memory_traffic import (
+    LAST,
+    LOGIT_BYTES,
+    adapter_bytes,
+    layer_bytes,
+    optimizer_bytes,
+    through,
+    weight_bytes,
+)
+
+Recompute = Literal["none", "early", "whole"]
+"""What checkpointing computes again of a layer: `early` stops before the last linear module, as torch's non-reentrant
+form does; `whole` is the reentrant form."""
+ROW_BYTES = 24
+"""Per token from the host: ids, mask and labels of 8 bytes."""
+HOST_LINK = 10e9
+"""Bytes/s from host to device, pageable memory [assumed]."""
+LAYER_LAUNCH_S = 0.9e-3
+"""A Python host needs so long to launch one pass of an eager layer, within a factor of two: the virtual machine of an
+H100 took 1.7 ms (`benchmarks.gpu_exact`), and peft's runs on an L40S leave room for 0.95."""
+ADAPTER_LAUNCHES = 0.22
+"""What each adapter adds to a layer's launches: that H100's 1.7 ms came to 4.36 with seven."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One step as the terms see it. `tokens`: of one micro-batch on one device; `length`: of one row."""
+
+    shape: ModelShape
+    numerics: Numerics
+    tokens: float
+    length: float
+    trained: int
+    """Weights that the optimizer holds states for."""
+    written: float = 0.0
+    """What an encoder-decoder writes: as `tokens`, which it reads."""
+    written_length: float = 0.0
+    micro_batches: float = 1
+    """A step, one after another."""
+    recompute: Recompute = "none"
+    reference: bool = False
+    """A pass of the model under its adapters goes before, without gradients (dpo)."""
+    optimizer: str = "adamw_fused"
+    fused: bool = False
+    """Norms, rotations and activations in one kernel each."""
+    devices: int = 1
+    nodes: int = 1
+    """Machines that `devices` are on."""
+    sharding: Literal["none", "ddp", "fsdp", "hybrid"] = "none"
+    gathers: int = 2
+    """How often FSDP gathers the weights for a micro-batch; 1 where they stay after the forward pass."""
+    reduced: int = 2
+    """Bytes of each gradient that FSDP sends."""
+    network: float = 0.0
+    """Bytes/s into one machine; 0: the hardware's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ideal:
+    """Seconds of one step if every published rate were reached. `within`, `between`: messages inside a machine and
+    between machines; `launched`: the time in which a Python host can launch it all; `doublings`: of the devices."""
+
+    hardware: str
+    gpu: bool
+    matmul: float
+    attention: float
+    modules: float
+    """Traffic of a layer's eager modules, between its matrix products; 0 where kernels are fused."""
+    elementwise: float
+    """All other traffic."""
+    optimizer: float
+    launched: float
+    within: float
+    between: float
+    data: float
+    doublings: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Seconds of one step. `within` and `between` run at once, and beside the computing."""
+
+    matmul: float
+    attention: float
+    elementwise: float
+    optimizer: float
+    host: float
+    """By which launching takes longer than computing."""
+    within: float
+    between: float
+    exposed: float
+    """What of the messages nothing hides."""
+    data: float
+    fixed: float
+    """Waiting for each other, once a step."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        compute = self.matmul + self.attention + self.elementwise + self.host
+        return compute + self.optimizer + self.exposed + self.data + self.fixed
+
+
+def _parts(run: Run) -> list[Run]:
+    """One for each stack of layers; of an encoder-decoder the first has no head."""
+    if not run.shape.decoder_layers:
+        return [run]
+    encoder, decoder = stacks(run.shape)
+    writing = replace(run, shape=decoder, tokens=run.written, length=run.written_length, written=run.tokens)
+    return [replace(run, shape=replace(encoder, head="text")), replace(writing, written_length=run.length)]
+
+
+def _share(run: Run, role: str) -> float:
+    """How many tokens go through such a matrix for each that goes through the layer: a decoder's cross attention makes
+    keys and values of what was read."""
+    cross = role in (f"{CROSS}k", f"{CROSS}v")
+    return run.written / run.tokens if cross and run.tokens else through(run.shape, role)
+
+
+def _passes(run: Run) -> int:
+    """Of a layer, a step back counted as two."""
+    return 3 + (run.recompute != "none") + run.reference
+
+
+def _head(shape: ModelShape) -> tuple[int, int]:
+    """(weights of the head, logits), of a token; a class of a whole text is next to nothing for each of its tokens."""
+    match shape.head:
+        case "tokens":
+            return shape.hidden * shape.vocabulary, shape.vocabulary
+        case "words":
+            return shape.hidden * shape.labels, shape.labels
+        case "image":  # the matrix that makes patches of pixels, at the other end
+            return shape.hidden * shape.vocabulary, 0
+    return 0, 0
+
+
+def _products(run: Run) -> tuple[float, float]:
+    """(FLOP, elements read and written) per token of all layers' matrix products, with LoRA's own in neither."""
+    trains = 3 if run.numerics.full else 2  # forward, back to the input, and back to the weights where they are trained
+    flop = elements = 0.0
+    for role, (inputs, outputs) in linears(run.shape).items():
+        again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
+        products = (trains + again + run.reference) * _share(run, role)
+        flop += 2 * inputs * outputs * products
+        elements += (inputs + outputs) * products
+    return flop * run.shape.layers, elements * run.shape.layers
+
+
+def _adapter_flop(run: Run) -> float:
+    """Per token; trained, so three products each, and the recomputed one."""
+    each = linears(run.shape).items()
+    widths = (sum(size) * through(run.shape, role) for role, size in each if role in run.numerics.adapted)
+    return 2 * run.numerics.rank * sum(widths) * (_passes(run) - run.reference) * run.shape.layers
+
+
+def _head_flop(run: Run) -> int:
+    return 2 * _head(run.shape)[0] * ((3 if run.numerics.full else 2) + run.reference)
+
+
+def _matmul(run: Run, hardware: Hardware) -> float:
+    """Seconds of a token's products."""
+    half = run.numerics.compute == 2
+    rate = hardware.matmul_flops if half else hardware.fp32_flops
+    adapters = rate if run.numerics.autocast else hardware.fp32_flops
+    return (_products(run)[0] + _head_flop(run)) / rate + _adapter_flop(run) / adapters
+
+
+def _scores(run: Run) -> float:
+    """FLOP of a token's attention, one pass. Causal: half of 4 q S."""
+    shape = run.shape
+    pair, decoder = shape.family in PAIRS, shape.decoder_layers > 0
+    seen = run.length * (1.0 if build_of(shape).encoder or (pair and not decoder) else 0.5)
+    seen += run.written_length if decoder else 0.0  # all that was read
+    return 4 * seen * shape.layers * shape.heads * shape.head_dim
+
+
+def _attention(run: Run, hardware: Hardware) -> float:
+    # The backward pass of a fused attention costs 2.5 times its forward pass.
+    flop = _scores(run) * (_passes(run) + 0.5)
+    return flop / (hardware.attention_flops if run.numerics.compute == 2 else hardware.fp32_flops)
+
+
+def _modules(run: Run) -> float:
+    """Bytes of one micro-batch between the layers' matrix products."""
+    bare = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
+    adapters = adapter_bytes(run.shape, run.numerics) * (_passes(run) - run.reference)
+    return run.tokens * run.shape.layers * (bare * _passes(run) + adapters)
+
+
+def _rest(run: Run) -> float:
+    """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
+    products, passes = _products(run)[1] * run.numerics.compute, _passes(run)
+    logits = _head(run.shape)[1] * LOGIT_BYTES * run.numerics.compute / 2 * (1 + run.reference / 3)
+    weights = run.shape.layers * layer_matrices(run.shape)
+    read = weight_bytes(run.numerics, passes if run.numerics.full else passes - 1)
+    return run.tokens * (products + logits) + weights * read
+
+
+def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
+    """(seconds within a machine, between machines) of one step."""
+    each = -(-run.devices // run.nodes)
+    held = run.numerics.bits / 8 if run.numerics.bits else run.numerics.compute
+    gathered = run.micro_batches * (run.shape.parameters * held * run.gathers + run.trained * run.reduced)
+    reduced = 2.0 * run.trained * run.numerics.trained
+    inside = reduced if run.sharding == "ddp" else gathered
+    outside = gathered if run.sharding == "fsdp" else reduced
+    network = run.network or hardware.network
+    return inside * (each - 1) / each / hardware.link, outside * (run.nodes - 1) / run.nodes / network
+
+
+def model_flop(run: Run) -> float:
+    """Of a token that is read or written, recomputation left out: what utilisation (MFU) counts."""
+    parts = _parts(replace(run, recompute="none"))
+    every = sum(part.tokens for part in parts)
+    return sum(
+        (_products(part)[0] + _adapter_flop(part) + _head_flop(part) + 3 * _scores(part)) * part.tokens / every
+        for part in parts
+    )
+
+
+def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
+    """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
+    parts, layers = _parts(run), run.shape.layers + run.shape.decoder_layers
+    launches = run.micro_batches * layers * _passes(run) * (1 + ADAPTER_LAUNCHES * len(run.numerics.adapted))
+    shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
+    states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
+    within, between = _messages(run, hardware)
+    micro_s = run.micro_batches / hardware.bandwidth / cores  # seconds for a byte of each micro-batch
+    between_products = sum(map(_modules, parts)) * micro_s
+    return Ideal(
+        hardware=hardware.name,
+        gpu=hardware.gpu,
+        matmul=sum(_matmul(p, hardware) * p.tokens for p in parts) * run.micro_batches / cores,
+        attention=sum(_attention(p, hardware) * p.tokens for p in parts) * run.micro_batches / cores,
+        modules=0.0 if run.fused else between_products,
+        elementwise=sum(map(_rest, parts)) * micro_s + (between_products if run.fused else 0.0),
+        optimizer=states / hardware.bandwidth / cores,
+        launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
+        within=within,
+        between=between,
+        data=(run.tokens + run.written) * run.micro_batches * ROW_BYTES / HOST_LINK if hardware.gpu else 0.0,
+        doublings=log2(run.devices),
+    )
+
+
+def terms(at_best: Ideal, by: Calibration = FITTED) -> Terms:
+    """What a step takes where only shares of the published rates are reached."""
+    matmul, attention = by.shares(at_best.hardware) if at_best.gpu else (1.0, 1.0)
+    bandwidth, modules = (by.bandwidth, by.modules) if at_best.gpu else (1.0, 1.0)
+    work, scores = at_best.matmul / matmul, at_best.attention / attention
+    moved = at_best.elementwise / bandwidth + at_best.modules / modules
+    host = max(0.0, at_best.launched - work - scores - moved)
+    within, between = at_best.within / by.within, at_best.between / by.between
+    messages, hidden = max(within, between), by.hideable * (work + scores + moved + host)
+    return Terms(
+        matmul=work,
+        attention=scores,
+        elementwise=moved,
+        optimizer=at_best.optimizer / bandwidth,
+        host=host,
+        within=within,
+        between=between,
+        exposed=max(by.exposed * messages, messages - hidden),
+        data=at_best.data,
+        fixed=by.sync_s * at_best.doublings,
+    )

@@ -1,0 +1,275 @@
+"""Time of a workload on one machine: the roofline's terms for the trainer's own step, and how far they may be off."""
+
+from dataclasses import dataclass, replace
+from math import exp, expm1
+
+from broker.domain.workload import DIVIDED, ModelShape, Parallelism, SpeedTier, Workload
+from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.model_states import trained_parameters
+from broker.estimator.memory.job_memory import gathered, numerics_of
+from broker.estimator.speed.calibration import (
+    COMPARED,
+    FITTED,
+    SPREAD_COUNTED,
+    SPREAD_CPU,
+    SPREAD_MEASURED,
+    SPREAD_MIXTURE,
+    SPREAD_UNMEASURED,
+    Belief,
+)
+from broker.estimator.speed.hardware import Hardware
+from broker.estimator.speed.roofline import LAYER_LAUNCH_S, Ideal, Run, ideal, terms
+
+SNAPSHOT_BYTES_PER_S = 2e9
+"""Device to host memory [assumed]: the part of a save that the loop waits for."""
+DOWNLOAD_BYTES_PER_S, READ_BYTES_PER_S = 200e6, 1e9
+"""Weights from the Hub, and from a disk of this machine [assumed]."""
+WEIGHT_BYTES = 2
+"""Of a parameter on the Hub."""
+STATE_BYTES = {"adamw_8bit": 6, "adafactor": 5, "sgd": 4}
+"""Of a trained parameter in a checkpoint, with the optimizer's moments; all else is an AdamW. Adafactor's sums of rows
+and columns are less than a byte."""
+ADAMW_BYTES = 12
+UNHIDDEN = 0.25
+"""Of the shorter of the two, launching and computing, that takes time beside the longer one: chosen by five kinds of
+steps on one H100 (`benchmarks.gpu_exact`)."""
+START_S = 15.0
+"""Imports, model construction and the first compilation of kernels [assumed]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Seconds; P50 unless named. `spread`: P90 / P50 of the work."""
+
+    step_s: float
+    work_s: float
+    """Steps and evaluations."""
+    stall_s: float
+    """For which training stands still at a checkpoint."""
+    training_s: float
+    evaluation_s: float
+    load_s: float
+    """From the agent's first beat to the first step."""
+    spread: float
+    checkpoint_bytes: int
+    """Trained weights and two moments in float32."""
+    fetched_bytes: int
+    """The model's weights and the data set."""
+    evidence: str = ""
+    """What the speed rests on."""
+    tier: SpeedTier = "unchecked"
+    runs: int = 0
+    """Own runs on such hardware that it rests on."""
+
+
+Basis = tuple[float, SpeedTier, str, str]
+"""(factor, tier, what it rests on, whose the factor is): tokens/s lie between the estimate over the factor and times
+it; see `calibration`."""
+_ASSUMED = "interval [assumed]"
+_WORST = "interval as wide as the worst of 237 runs, by fits without their architecture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Of one step, of all devices together. `spread`: tokens/s lie between these over it and times it."""
+
+    step_s: float
+    tokens_per_s: float
+    spread: float
+    tier: SpeedTier
+    evidence: str
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of `tokens_per_s`."""
+        return self.tokens_per_s / self.spread, self.tokens_per_s * self.spread
+
+
+def _uncompared(run: Run, hardware: Hardware) -> Basis | None:
+    """Where operations are counted, and no run of the like was ever measured; None: one was."""
+    if not hardware.gpu:
+        return SPREAD_CPU, "unchecked", "one core's rate, by one measurement on two cores", _ASSUMED
+    if run.numerics.bits == 8:
+        what = "no run on an 8-bit base was measured, and its kernels are not counted"
+        return SPREAD_COUNTED, "unchecked", what, _ASSUMED
+    shape = run.shape
+    if not shape.known:
+        what = f"architecture {shape.family!r} is unknown and was taken for a llama"
+        return SPREAD_COUNTED, "unchecked", what, _ASSUMED
+    if shape.labels or shape.decoder_layers:
+        head = "an encoder" if build_of(shape).encoder else "a decoder with such a head"
+        what = "an encoder-decoder" if shape.decoder_layers else head
+        return SPREAD_COUNTED, "unchecked", f"operations of {what} counted, none was measured", _ASSUMED
+    if shape.family in COMPARED:
+        return None
+    what = f"operations counted, no run of {shape.family} was measured"
+    if shape.experts:
+        return SPREAD_COUNTED, "unchecked", what, _ASSUMED
+    return SPREAD_UNMEASURED, "unchecked", what, _WORST
+
+
+def _spread_of(run: Run, hardware: Hardware) -> Basis:
+    if (uncompared := _uncompared(run, hardware)) is not None:
+        return uncompared
+    gpu, fitted = hardware.name, hardware.name in FITTED.matmul
+    several = run.sharding in ("ddp", "hybrid") or (run.nodes > 1 and not run.numerics.full)
+    if run.shape.experts:
+        if fitted and not several:
+            what = "experts counted by those that are active"
+            return SPREAD_MIXTURE, "measured", what, "interval as wide as the worst of 10 runs of Mixtral"
+        return SPREAD_COUNTED, "transferred", f"no run of a mixture of experts on the {gpu}", _ASSUMED
+    if not fitted:
+        return SPREAD_UNMEASURED, "transferred", f"nothing fitted on the {gpu}: shares of other GPUs' runs", _WORST
+    if several or run.reference:
+        what = run.sharding.upper() if several else "a reference"
+        what += f" over {run.nodes} machines" if several and run.nodes > 1 else ""
+        return SPREAD_UNMEASURED, "transferred", f"fitted on runs on the {gpu}, none with {what}", _WORST
+    return SPREAD_MEASURED, "measured", f"fitted on runs on the {gpu}", "90 % interval, which held 79 % of later runs"
+
+
+def speed(run: Run, hardware: Hardware, *, cores: int = 1) -> Speed:
+    """Whoever says how fast a step is asks here. `cores`: of a CPU.
+
+    How long a host takes to launch a layer is known of one H100's: where a step on one that takes twice as long would
+    leave the interval, this is what it is widened to.
+    """
+    at_best = ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))
+    found, late = terms(at_best), _late(at_best)
+    step_s, (spread, tier, what, whose) = found.total, _spread_of(run, hardware)
+    if found.host > 0 or late > spread * step_s:
+        spread, tier, whose = max(spread, late / step_s), "unchecked", "interval as if it took twice that"
+        what += (
+            f"; the host takes about as long to launch as the GPU to compute, by {1e3 * LAYER_LAUNCH_S:g} ms a layer "
+            "and pass"
+        )
+    tokens = (run.tokens + run.written) * run.micro_batches * run.devices
+    return Speed(step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {whose}")
+
+
+def _late(at_best: Ideal) -> float:
+    """Seconds of the step on a host that takes twice as long to launch it."""
+    slow = replace(at_best, launched=2 * at_best.launched)
+    found = terms(slow)
+    computing = found.matmul + found.attention + found.elementwise
+    return found.total + UNHIDDEN * min(slow.launched, computing)
+
+
+def run_of(
+    workload: Workload,
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    devices: int = 1,
+    nodes: int = 1,
+    parallelism: Parallelism = "ddp",
+) -> Run:
+    """One step of the trainer on one of `devices`, which are on `nodes` machines together."""
+    numerics = numerics_of(workload, shape, bf16=hardware.bf16, gpu=hardware.gpu)
+    if devices > 1 and parallelism in DIVIDED:
+        numerics = gathered(numerics)
+    return Run(
+        shape=shape,
+        numerics=numerics,
+        tokens=workload.micro_batch * workload.sequences * workload.tokens_per_row,
+        length=workload.tokens_per_row,
+        written=workload.micro_batch * workload.written_per_row,
+        written_length=workload.written_per_row,
+        trained=trained_parameters(shape, numerics),
+        micro_batches=workload.global_batch / devices / workload.micro_batch,
+        recompute="early" if workload.gradient_checkpointing else "none",
+        optimizer=workload.optimizer,
+        reference=workload.reference,
+        devices=devices,
+        nodes=min(nodes, devices),
+        sharding="none" if devices == 1 or parallelism == "single" else parallelism,
+        reduced=numerics.compute,
+    )
+
+
+def step_seconds(run: Run, hardware: Hardware, *, cores: int = 1) -> float:
+    """Of one optimizer step. `cores`: of a CPU."""
+    return terms(ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))).total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What of the time depends on the hardware alone, so that it is worked out once for many jobs alike."""
+
+    step_s: float
+    evaluated_s: float
+    """For a token that is only looked at, with all devices."""
+    spread: float
+    tier: SpeedTier
+    evidence: str
+    trained: int
+    parameters: int
+    runs: int = 0
+    """Own ones that it was corrected by."""
+
+
+def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
+    """Of the workload that `run` is a step of. `cores`: of a CPU."""
+    cores = 1 if hardware.gpu else max(1, cores)
+    # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three; with a reference two.
+    alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
+    once = terms(ideal(alone, hardware, cores=cores))
+    more, trains = int(run.reference), 3 if run.numerics.full else 2
+    products, scores = once.matmul / (trains + more), once.attention / (3.5 + more)
+    forward = (products + scores + (once.elementwise + once.host) / (3 + more)) * (1 + more)
+    at = speed(run, hardware, cores=cores)
+    return Timing(
+        step_s=at.step_s,
+        evaluated_s=forward / run.tokens / run.devices,
+        spread=at.spread,
+        tier=at.tier,
+        evidence=at.evidence,
+        trained=run.trained,
+        parameters=run.shape.parameters,
+    )
+
+
+def observed_runs(runs: int) -> str:
+    """So many, in words."""
+    return f"{runs} observed run{'' if runs == 1 else 's'}"
+
+
+def corrected(at: Timing, known: Belief) -> Timing:
+    """By what own runs on such hardware have shown; both the time and its interval."""
+    if not known.runs:
+        return at
+    slower, spread = exp(-known.shift), at.spread**known.scale
+    moved = f"{100 * expm1(known.shift):+.0f} % tokens/s by {observed_runs(known.runs)} on such hardware"
+    return replace(
+        at,
+        step_s=at.step_s * slower,
+        evaluated_s=at.evaluated_s * slower,
+        spread=spread,
+        tier="measured" if known.alike else at.tier,
+        evidence=f"{at.evidence}; {moved}, so within / and x {spread:.2f}",
+        runs=known.runs,
+    )
+
+
+def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
+    """Time of the whole workload. `local`: the weights lie on this machine."""
+    states = at.trained * STATE_BYTES.get(workload.optimizer, ADAMW_BYTES)
+    fetched = WEIGHT_BYTES * at.parameters + workload.data_bytes
+    training, evaluation = (
+        workload.steps * at.step_s,
+        workload.eval_rows * workload.sequences * workload.tokens_per_row * at.evaluated_s,
+    )
+    rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
+    return Pace(
+        step_s=at.step_s,
+        work_s=training + evaluation,
+        stall_s=states / SNAPSHOT_BYTES_PER_S,
+        training_s=training,
+        evaluation_s=evaluation,
+        load_s=START_S + fetched / rate,
+        spread=at.spread,
+        checkpoint_bytes=states,
+        fetched_bytes=fetched,
+        evidence=at.evidence,
+        tier=at.tier,
+        runs=at.runs,
+    )

@@ -1,0 +1,109 @@
+"""From what a person asks for to what the estimators need: steps, tokens per row, rows evaluated."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape, Workload
+from trainer.contract.train import LowRank, OptimizerName, TrainConfig
+from trainer.dataset.prompts import held_out
+
+BYTES_A_TOKEN = 4
+OPTIMIZERS: Mapping[OptimizerName, str] = {"adamw": "adamw_fused"}
+"""The estimators' names of the trainer's optimizers, where they differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A data set as the estimators see it, templates rendered."""
+
+    count: int
+    tokens_mean: float
+    tokens_longest: int
+    """Both of a sequence that the model reads, before `max_length` cuts it."""
+    sequences: int = 1
+    """Of a row: a preference has two."""
+    written_mean: float = 0.0
+    written_longest: int = 0
+    """Of what an encoder-decoder writes, likewise; 0 elsewhere."""
+
+
+def steps_of(spec: JobSpec, rows: int) -> int:
+    """Optimizer steps of a `train` spec over a data set of `rows`; a started last batch counts."""
+    train = spec.train
+    assert train is not None
+    if train.max_steps is not None:
+        return train.max_steps
+    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.rows_a_step))
+
+
+def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
+    """The whole job. A script has neither shape nor rows; nothing is known about it but its checkpoint interval.
+
+    A task without a shape is one that is not estimated, as is DoRA, whose memory nobody has worked out.
+    """
+    train = spec.train
+    if train is None or rows is None:
+        return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.most_s)
+    lora = train.adapters
+    blank = "DoRA" if lora and lora.dora else "" if shape else f"task {train.task} of such a model"
+    steps = steps_of(spec, rows.count)
+    longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
+    mean = min(rows.tokens_mean, longest)
+    if shape is not None and shape.pixels:  # an image has as many tokens as it has patches, and one more
+        longest = shape.max_positions or 1
+        mean = float(longest)
+    between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
+    return Workload(
+        shape=None if blank else shape,
+        unestimated=blank,
+        task=train.task,
+        sequences=rows.sequences,
+        reference=train.task == "dpo",
+        **_settings(train),
+        sequence=longest,
+        tokens_per_row=mean,
+        written=min(rows.written_longest, train.max_length),
+        written_per_row=min(rows.written_mean, train.max_length),
+        steps=steps,
+        eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
+        checkpoint_every_s=spec.checkpoint.most_s,
+        data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
+    )
+
+
+def _settings(train: TrainConfig) -> dict[str, Any]:
+    """Of `Workload`: what the spec says, whatever the data."""
+    lora = train.adapters
+    return {
+        "method": "lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
+        "lora_r": lora.r if lora else 0,
+        "lora_targets": targets_of(lora) if lora else "all-linear",
+        "optimizer": optimizer_of(train),
+        "attention": "sdpa" if train.attention == "auto" else train.attention,
+        "precision": train.precision,
+        "gradient_checkpointing": train.recomputes,
+        "free_checkpointing": train.gradient_checkpointing == "auto",
+        "micro_batch": train.rows_at_once,
+        "free_micro_batch": train.micro_batch == "auto",
+        "global_batch": train.rows_a_step,
+        "keeps_best": train.selection.best,
+        "merges": train.output.merge,
+    }
+
+
+def optimizer_of(train: TrainConfig) -> str:
+    """As the estimators name it."""
+    return OPTIMIZERS.get(train.optim.name, train.optim.name)
+
+
+def targets_of(lora: LowRank) -> str:
+    """A word, or names with commas between."""
+    return lora.targets if isinstance(lora.targets, str) else ",".join(lora.targets)
+
+
+def remaining(work: Workload, done: int) -> Workload:
+    """What is left after `done` optimizer steps; the evaluations are kept, most of them come at the end."""
+    return replace(work, steps=max(0, work.steps - done))

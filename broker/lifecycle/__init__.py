@@ -1,0 +1,1 @@
+"""State machine, liveness, recovery and retention of attempts. Pure."""

@@ -1,0 +1,230 @@
+"""Is it alive, dead, or unknown? Beats, the cloud's inventory and notices, three-valued."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.billing.prices import dearer
+from broker.domain.instance import InstanceState, Liveness, Observed
+from broker.domain.job import Attempt, AttemptState
+from broker.domain.money import show
+from broker.domain.offer import GIB, Offer
+from broker.lifecycle.idle import SETUP
+from broker.lifecycle.state_machine import AttemptEvent
+from trainer.contract.documents import Beat, Final
+
+TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
+"""A machine that we did not stop and that has stopped was taken away; unlike a gone one it bills until destroyed."""
+MEMORY_SHARE = 0.9
+"""Of the offer's memory: a driver keeps some of it for itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Limits in seconds; `silence_s` counts only what this observer watched itself."""
+
+    beat_s: float = 5.0
+    """Between two beats, as the agents are asked for."""
+    lost_s: float = 20.0
+    """Without a beat for so long, the word of the cloud that nothing is there is believed."""
+    stopped_s: float = 10.0
+    """The least of `still_s`."""
+    silence_s: float = 300.0
+    hang_s: float = 1800.0
+    """Without a new step, once training has begun."""
+    stuck_s: float = 7200.0
+    """Without a word of progress before its first step, and while it evaluates, samples or saves, which the agent's
+    deliveries may take an hour of."""
+    notice_s: float = 150.0
+    """A notice further away than this is not acted on yet."""
+
+    @property
+    def late_s(self) -> float:
+        """Without a beat for so long, one is missing: its cloud is looked at more often."""
+        return 1.5 * self.beat_s
+
+    @property
+    def still_s(self) -> float:
+        """Without a beat for so long, one has failed to come, and a machine that its cloud lists as stopped is; a
+        host's listing may blink."""
+        return max(self.stopped_s, 2 * self.beat_s)
+
+    @property
+    def missed_s(self) -> float:
+        """Without a beat for so long, three are, and a machine that listings leave out is believed to be gone."""
+        return 3 * self.beat_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """All that one look showed. `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, but for those
+    in which it could see none; None: there is no beat. Of several machines both are the first one's."""
+
+    beat: Beat | None = None
+    beat_age_s: float | None = None
+    progress_age_s: float | None = None
+    final: Final | None = None
+    seen: tuple[Observed, ...] = ()
+    absent: bool = False
+    """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
+    left_out: bool = False
+    """Of machines that stood for longer than a listing lags, nothing is shown by several listings in a row."""
+    lost: frozenset[str] = frozenset()
+    """Of several machines those of which it is confirmed likewise."""
+    mates_age_s: float | None = None
+    """Of the machine beside the first that is silent for longest, and is not finished; infinite: it never beat."""
+    finished: int = 0
+    """How many beside the first have said their last word. Each may end itself while the first one delivers."""
+    store_ok_s: float | None = math.inf
+    """For how long our own probe of the blob store works; None: it does not, and silence means nothing."""
+
+    @property
+    def store_ok(self) -> bool:
+        return self.store_ok_s is not None
+
+    @property
+    def silent_s(self) -> float:
+        """Of all machines the one that has been silent for longest."""
+        return max(math.inf if self.beat_age_s is None else self.beat_age_s, self.mates_age_s or 0.0)
+
+
+def bought(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
+    """Of what is shown under its name the recorded machines, once all are: one beside them, which is on its way out,
+    tells nothing of the attempt."""
+    recorded = {handle.id for handle in attempt.handles}
+    return tuple(o for o in seen if o.handle.id in recorded) if len(recorded) >= attempt.line.nodes else seen
+
+
+def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
+    """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
+    states = [o.state for o in seen.seen]
+    age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
+    if not (len(_taken(seen)) <= seen.finished and age_s < patience.lost_s):
+        if seen.lost or InstanceState.GONE in states:
+            return Liveness.DEAD
+        if InstanceState.STOPPED in states and seen.store_ok and seen.silent_s >= patience.still_s:
+            return Liveness.DEAD
+    if seen.left_out and seen.store_ok and not states and patience.missed_s <= age_s < math.inf:
+        return Liveness.DEAD
+    if age_s < patience.lost_s:
+        return Liveness.ALIVE
+    if seen.absent and not states:
+        return Liveness.DEAD
+    running = len(states) >= expected_nodes and all(s is InstanceState.RUNNING for s in states)
+    return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
+
+
+def _taken(seen: Observation) -> set[str]:
+    """Machines that do not run any more, by the cloud's word."""
+    return {o.handle.id for o in seen.seen if o.state in TAKEN_AWAY} | seen.lost
+
+
+def haste(seen: Observation, patience: Patience) -> float:
+    """The share of its cloud's calls that looking for this attempt's machines is worth; 0: no more than usual.
+
+    A missing beat may be a death. Where nothing is shown either, a few listings tell; else it is a suspicion, which
+    wears off.
+    """
+    age_s = seen.beat_age_s
+    if age_s is None or not seen.store_ok:
+        return 0.0
+    if seen.mates_age_s is not None and seen.mates_age_s < math.inf:
+        age_s = max(age_s, seen.mates_age_s)
+    if age_s < patience.late_s:
+        return 0.0
+    if not seen.seen:
+        return 1.0
+    return 0.5 if age_s < 12 * patience.beat_s else 0.0
+
+
+def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
+    """What was bought against what stands there; None while nothing contradicts the offer."""
+    for machine in seen:
+        if machine.accelerator is not None and machine.accelerator != offer.accelerator:
+            return f"asked for {offer.accelerator}, got {machine.accelerator}"
+        if machine.gpus is not None and machine.gpus != offer.gpus:
+            return f"asked for {offer.gpus} GPUs, got {machine.gpus}"
+        if machine.gpu_memory_bytes is not None and machine.gpu_memory_bytes < MEMORY_SHARE * offer.gpu_memory_bytes:
+            return f"asked for {offer.gpu_memory_bytes / GIB:.0f} GiB a GPU, got {machine.gpu_memory_bytes / GIB:.0f}"
+        if machine.spot is not None and machine.spot != offer.spot:
+            return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other"
+        price = machine.usd_per_hour
+        if price is not None and not machine.price_moves and dearer(price, offer):
+            return f"asked for {show(offer.usd_per_hour)}/h, billed {show(price)}/h"
+    return None
+
+
+def fault(seen: tuple[Observed, ...]) -> str | None:
+    """Why one of these machines will never run its agent, in one line; None while nothing says so."""
+    return next((machine.fault for machine in seen if machine.fault), None)
+
+
+def judge(
+    attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
+) -> AttemptEvent | None:
+    """The event that an observation of a booting, training or draining attempt amounts to; None: nothing new."""
+    if seen.final is not None:
+        return AttemptEvent.FINAL
+    if liveness(attempt.line.nodes, seen, patience) is Liveness.DEAD:
+        return AttemptEvent.GONE
+    if attempt.state is AttemptState.BOOTING:
+        return _judge_booting(attempt, seen, now, patience, boot_deadline_s)
+    if _notice(seen, patience):
+        return AttemptEvent.NOTICE
+    if attempt.state is AttemptState.TRAINING and _hung(attempt.line.nodes, seen, patience, boot_deadline_s):
+        return AttemptEvent.HUNG
+    return None
+
+
+def _judge_booting(
+    attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
+) -> AttemptEvent | None:
+    if mismatch(attempt.line.offer, seen.seen):
+        return AttemptEvent.MISMATCH
+    if seen.beat is not None and seen.mates_age_s != math.inf:  # the deadline is for all of them
+        return AttemptEvent.FIRST_BEAT
+    if fault(seen.seen):
+        return AttemptEvent.SETUP_FAILED
+    if any(o.notice_s is not None for o in seen.seen):
+        return AttemptEvent.NOTICE
+    late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
+    # An agent that could not write its first beat is given the time to.
+    heard = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
+    return AttemptEvent.DEADLINE if late and heard else None
+
+
+def _notice(seen: Observation, patience: Patience) -> bool:
+    notices = [o.notice_s for o in seen.seen if o.notice_s is not None]
+    if seen.beat is not None and seen.beat.notice_s is not None:
+        notices.append(seen.beat.notice_s)
+    return any(n <= patience.notice_s for n in notices)
+
+
+def _hung(nodes: int, seen: Observation, patience: Patience, boot_deadline_s: float) -> bool:
+    """Silent or stuck although the cloud shows all; never while our own store probe fails, nor before a beat would show
+    after it did. A machine that it leaves out may be gone, and one that starts again is given the time to."""
+    readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
+    stands = [o for o in seen.seen if o.state not in TAKEN_AWAY]
+    if len(stands) < max(1, nodes - seen.finished) or not readable:
+        return False
+    running = all(o.state is InstanceState.RUNNING for o in stands)
+    silence_s = patience.silence_s if running else max(patience.silence_s, boot_deadline_s)
+    ages = [age for age in (seen.beat_age_s, seen.mates_age_s) if age is not None and age < math.inf]
+    silent = any(age >= silence_s for age in ages)
+    return silent or (running and _stuck(seen, patience))
+
+
+def progress_of(beat: Beat) -> tuple[object, ...]:
+    """What changes while it gets on. A step tells of training; of what else it does its words, and what it has sent."""
+    if beat.phase == "training":
+        return beat.phase, beat.step
+    saved = beat.checkpoint.step if beat.checkpoint else 0
+    return beat.phase, beat.step, beat.message, saved, beat.sent_bytes >> 20
+
+
+def _stuck(seen: Observation, patience: Patience) -> bool:
+    """A set-up that stands still is for `idle.py`, which knows what it has received."""
+    if seen.beat is None or seen.beat.phase in SETUP or seen.progress_age_s is None:
+        return False
+    trains = seen.beat.phase == "training" and seen.beat.step > 0
+    return seen.progress_age_s >= (patience.hang_s if trains else patience.stuck_s)

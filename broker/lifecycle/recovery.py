@@ -1,0 +1,170 @@
+"""What the next attempt of a job has left to do, and how its plan changes after memory ran out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from broker.domain.job import Attempt, Job, Remedy
+from broker.domain.offer import GIB, QuoteLine
+from broker.domain.workload import MemoryNeed, Plan, Workload
+from broker.estimator.memory.job_memory import divides
+from broker.estimator.memory.shortfall import shortfall
+from broker.estimator.planning.plan_search import Planner, shards_of
+from broker.estimator.speed.hardware import TABLE
+from broker.estimator.workload import remaining
+from trainer.contract.object_keys import manifests, step_of
+from trainer.contract.train import TrainConfig
+
+MAX_CHANGES = 2
+"""Of one job's plan, for memory that ran out."""
+LESS = 0.8
+"""A changed plan is estimated to need a fifth less at least: by how much memory fell short is not known [assumed]."""
+
+
+def remedy(job: Job, line: QuoteLine, *, host: bool) -> Remedy:
+    """How the plan changes after `job` has run out of memory on `line`: a smaller micro-batch, then gradient
+    checkpointing, then a larger machine. `host`: it was the memory of a machine with GPUs that ran out, which only a
+    machine with more helps."""
+    offer, before = line.offer, job.remedy or Remedy(tried=())
+    changed = replace(before, tried=(*before.tried, _words(job, line, host=host)))
+    if host:
+        return replace(changed, ram_above=max(before.ram_above, offer.ram_bytes))
+    ran = _as_run(job, line)
+    if (need := _need(ran, line)) is not None:
+        short = shortfall(offer.gpu_memory_bytes, need)
+        changed = replace(changed, memory_scale=max(before.memory_scale, short))
+    plan = _next_plan(ran, line)
+    if plan is None:
+        shards = shards_of(line.plan, line.nodes) if line.plan else 1
+        return replace(
+            changed,
+            memory_above=max(before.memory_above, offer.gpu_memory_bytes),
+            memory_shards=max(before.memory_shards, shards),
+            memory_rows=min(filter(None, (before.memory_rows, ran.micro_batch))),
+        )
+    return replace(changed, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
+
+
+def _as_run(job: Job, line: QuoteLine) -> Workload:
+    """With the plan that the machines of `line` had."""
+    work, plan = planned(job), line.plan
+    if plan is None:
+        return work
+    return replace(work, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
+
+
+def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
+    """As estimated, without what this job or others have seen; None: nobody can tell."""
+    device = TABLE.get(line.offer.accelerator)
+    if device is None or ran.shape is None:
+        return None
+    plan = line.plan or Plan(micro_batch=ran.micro_batch)
+    plan = replace(plan, micro_batch=ran.micro_batch, gradient_checkpointing=ran.gradient_checkpointing)
+    return Planner(ran).need(plan, device, line.nodes)
+
+
+def _smaller(ran: Workload, devices: int) -> Iterator[Workload]:
+    """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them,
+    and so are the `devices`, which share the model where it is divided."""
+    sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % (size * devices) == 0]
+    for size in sizes:
+        yield replace(ran, micro_batch=size)
+    if not ran.gradient_checkpointing:
+        for size in (ran.micro_batch, *sizes):
+            yield replace(ran, micro_batch=size, gradient_checkpointing=True)
+
+
+def _next_plan(ran: Workload, line: QuoteLine) -> Workload | None:
+    """The first plan that needs clearly less, or any smaller one where nobody can tell; None: only a larger machine."""
+    if ran.method == "script":
+        return None
+    before = _need(ran, line)
+    for plan in _smaller(ran, line.plan.devices if line.plan else 1):
+        after = _need(plan, line)
+        if before is None or after is None or after.required <= LESS * before.required:
+            return plan
+    return None
+
+
+def _words(job: Job, line: QuoteLine, *, host: bool) -> str:
+    offer, ran = line.offer, _as_run(job, line)
+    size = offer.ram_bytes if host else offer.gpu_memory_bytes
+    where = f"{offer.accelerator} ({size / GIB:.1f} GiB{' of the machine' if host else ''})"
+    if ran.method == "script":
+        return where
+    return f"micro-batch {ran.micro_batch}{' with checkpointing' if ran.gradient_checkpointing else ''} on {where}"
+
+
+def told(job: Job, line: QuoteLine, after: Remedy) -> str:
+    """What the next attempt does otherwise, in one line."""
+    before, ran, words = job.remedy or Remedy(tried=()), _as_run(job, line), []
+    if after.micro_batch not in (0, ran.micro_batch):
+        words.append(f"micro-batch {after.micro_batch} instead of {ran.micro_batch}")
+    if after.gradient_checkpointing and not ran.gradient_checkpointing:
+        words.append("gradient checkpointing on")
+    if after.memory_above > before.memory_above:
+        more = f", or the model divided between more than {after.memory_shards}" if divides(ran) else ""
+        words.append(f"only machines with more than {after.memory_above / GIB:.1f} GiB a device{more}")
+    if after.ram_above > before.ram_above:
+        words.append(f"only machines with more than {after.ram_above / GIB:.1f} GiB of memory")
+    same = "" if ran.method == "script" else f"; global batch {ran.global_batch} as before"
+    return f"memory ran out: next with {', '.join(words)}{same}"
+
+
+def given_up(job: Job, line: QuoteLine, *, host: bool) -> str:
+    """Why a job fails whose memory ran out once more than the plan may change."""
+    tried = [*(job.remedy.tried if job.remedy else ()), _words(job, line, host=host)]
+    times = "once" if len(tried) == 1 else f"{len(tried)} times"
+    script = job.workload.method == "script"
+    fix = "a larger machine" if script else "a shorter max_length, method lora, or larger GPUs"
+    return f"memory ran out {times}: {'; '.join(tried)}; ask for {fix}"
+
+
+def planned(job: Job) -> Workload:
+    """The whole job, its plans limited to what memory has allowed so far."""
+    work, changed = job.workload, job.remedy
+    if changed is None:
+        return work
+    most = changed.micro_batch
+    return replace(
+        work,
+        most_rows=most,
+        micro_batch=min(work.micro_batch, most) if most else work.micro_batch,
+        gradient_checkpointing=changed.gradient_checkpointing or work.gradient_checkpointing,
+        free_checkpointing=work.free_checkpointing and not changed.gradient_checkpointing,
+        memory_scale=changed.memory_scale,
+        memory_above=changed.memory_above,
+        memory_shards=changed.memory_shards,
+        memory_rows=changed.memory_rows,
+        ram_above=changed.ram_above,
+    )
+
+
+def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) -> TrainConfig:
+    """What an attempt's machines are told: its plan's numbers. Where nothing was planned the trainer's own, within what
+    memory has allowed so far."""
+    if plan is not None:
+        rows, again = plan.micro_batch, plan.gradient_checkpointing
+    else:
+        most = changed.micro_batch if changed else 0
+        rows = min(train.rows_at_once, most or train.rows_at_once)
+        again = train.recomputes or (changed is not None and changed.gradient_checkpointing)
+    return train.model_copy(update={"micro_batch": rows, "gradient_checkpointing": again})
+
+
+def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
+    """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step."""
+    return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
+
+
+def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Of those of a job from which another starts on several machines, which each look for themselves, the ones that
+    stay meanwhile: a live attempt removes its own as it goes on, so they count only where there are no others."""
+    live = {one.id for one in attempts if one.live}
+    ended = tuple(key for key in manifests if key.split("/")[2] not in live)
+    return ended or tuple(manifests)
+
+
+def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:
+    """What is left to price: the steps after the furthest checkpoint, with the plan as memory allows it."""
+    work = planned(job)
+    return remaining(work, step_of(resume_from[0])) if resume_from else work

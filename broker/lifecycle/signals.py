@@ -1,0 +1,60 @@
+"""What a signal of an attempt means: the event that it amounts to, and what the attempt then ended for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from broker.billing.caps import cap_is_near
+from broker.billing.drain import Tempo, capped_drain_s
+from broker.billing.time_limits import time_is_up
+from broker.domain.instance import Caps
+from broker.domain.job import Attempt, Job, Reason, Signal
+from broker.lifecycle.state_machine import AttemptEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    event: AttemptEvent
+    reason: Reason
+
+
+SIGNALS: Mapping[Signal, Meaning] = {
+    Signal.CAP: Meaning(event=AttemptEvent.CAP, reason=Reason.CAPPED),
+    Signal.OUT_OF_TIME: Meaning(event=AttemptEvent.OUT_OF_TIME, reason=Reason.OUT_OF_TIME),
+    Signal.IDLE: Meaning(event=AttemptEvent.IDLE, reason=Reason.IDLE),
+    Signal.IDLE_NOW: Meaning(event=AttemptEvent.IDLE_NOW, reason=Reason.IDLE),
+    Signal.HUNG: Meaning(event=AttemptEvent.HUNG, reason=Reason.HUNG),
+    Signal.BUDGET: Meaning(event=AttemptEvent.BUDGET, reason=Reason.BUDGET),
+}
+
+
+def signalled(attempt: Attempt, job: Job) -> AttemptEvent | None:
+    """Why a live attempt is to end, people first; None: it may go on."""
+    if job.stop_requested:
+        return AttemptEvent.STOP
+    return SIGNALS[attempt.signal].event if attempt.signal is not None else None
+
+
+def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> Signal | None:
+    """Why a live attempt must end now, for its money or its time; None: it may go on, or was told already."""
+    if attempt.signal is not None:
+        return None
+    if cap_is_near(attempt, job, caps, now, tempo):
+        return Signal.CAP
+    return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tempo) else None
+
+
+def grace_over(
+    attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo, *, look_s: float, heard_s: float
+) -> bool:
+    """True when a drain is not waited for any longer: it has had its time, or waiting `look_s` more would pass the cap
+    or the job's time. That holds whatever the drain is for: one that a stop or a budget began has no lead of its own.
+
+    `heard_s`: within this the agent has heard of it, and begins to count; where money or time is up it gets no more.
+    """
+    told_by_cap = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
+    most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s + heard_s
+    if (now - (attempt.draining_since or now)).total_seconds() > most_s:
+        return True
+    later, after = now + timedelta(seconds=look_s), replace(tempo, tick_s=0, drain_s=0)
+    return any(over(attempt, job, caps, later, after) for over in (cap_is_near, time_is_up))

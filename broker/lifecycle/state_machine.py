@@ -1,0 +1,248 @@
+"""The two lifecycles, as data: every (state, event) is a rule, stale, or impossible.
+
+docs/lifecycle.md is generated from these tables (`python -m broker.lifecycle.state_machine`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.domain.job import AttemptState as A
+from broker.domain.job import JobState as J
+from broker.domain.job import Reason
+
+
+class AttemptEvent(StrEnum):
+    LEASE_TAKEN = "lease taken"
+    QUOTE_EXPIRED = "quote expired"
+    STOP = "user stop"
+    CAP = "cap near"
+    OUT_OF_TIME = "out of time"
+    BUDGET = "budget used up"
+    IDLE = "idle"
+    IDLE_NOW = "idle, not waited for"
+    CREATED = "create answered, or seen in inventory"
+    UNSENT = "first create not sent"
+    OUTCOME_UNKNOWN = "create's outcome unknown"
+    NO_CAPACITY = "definitely no capacity"
+    REJECTED = "definitely rejected"
+    MISMATCH = "wrong machine"
+    DEADLINE = "boot deadline passed"
+    SETUP_FAILED = "machine will never start its agent"
+    FIRST_BEAT = "first beat"
+    NOTICE = "preemption notice"
+    FINAL = "final.json written"
+    GONE = "cloud says gone or stopped"
+    HUNG = "silent or stuck while the cloud says running"
+    GRACE_OVER = "grace over"
+    DESTROY_ERROR = "destroy failed"
+    ABSENT = "launcher dead, absent in two listings"
+
+
+class Effect(StrEnum):
+    """What the controller does around the step, beside writing the row."""
+
+    CREATE = "commit create_sent_at, then create(name)"
+    RECORD_HANDLES = "store handles"
+    CANCEL = "cancel(name)"
+    DRAIN = "desired = drain"
+    DESTROY = "destroy"
+    BACK_OFF = "back off"
+    SETTLE = "settle charge, release reservation, advance the job"
+    RELEASE = "release reservation, advance the job"
+    NOTIFY = "notify"
+
+
+class Verdict(StrEnum):
+    STALE = "stale"
+    """Recorded, no change: late beats, late replies and double stops are normal."""
+    IMPOSSIBLE = "impossible"
+    """Cannot happen; a controller that asks has a bug."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """`reason`: given by the rule; None keeps the attempt's, or takes the one that comes with the event."""
+
+    next: A
+    effects: tuple[Effect, ...] = ()
+    reason: Reason | None = None
+
+
+class ImpossibleEvent(ValueError):
+    """A controller asked for a step that the tables call impossible."""
+
+
+E = AttemptEvent
+
+
+def _end(reason: Reason | None = None, *effects: Effect) -> Rule:
+    return Rule(next=A.TERMINATING, effects=(Effect.DESTROY, *effects), reason=reason)
+
+
+def _break_off(reason: Reason) -> Rule:
+    """A launch that is not waited for any longer: its launcher is told so."""
+    return _end(reason, Effect.CANCEL)
+
+
+_DRAIN = (Effect.DRAIN, Effect.NOTIFY)
+
+ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
+    (A.INTENDED, E.LEASE_TAKEN): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
+    (A.INTENDED, E.STOP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.STOPPED),
+    (A.INTENDED, E.QUOTE_EXPIRED): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.QUOTE_EXPIRED),
+    (A.INTENDED, E.CAP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.CAPPED),
+    (A.INTENDED, E.OUT_OF_TIME): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.OUT_OF_TIME),
+    (A.INTENDED, E.BUDGET): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.BUDGET),
+    (A.LAUNCHING, E.CREATED): Rule(next=A.BOOTING, effects=(Effect.RECORD_HANDLES,)),
+    (A.LAUNCHING, E.UNSENT): Rule(next=A.INTENDED),
+    (A.LAUNCHING, E.OUTCOME_UNKNOWN): Rule(next=A.LAUNCHING),
+    (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
+    (A.LAUNCHING, E.REJECTED): _end(Reason.REJECTED),
+    (A.LAUNCHING, E.ABSENT): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
+    (A.LAUNCHING, E.STOP): _break_off(Reason.STOPPED),
+    (A.LAUNCHING, E.CAP): _break_off(Reason.CAPPED),
+    (A.LAUNCHING, E.OUT_OF_TIME): _break_off(Reason.OUT_OF_TIME),
+    (A.LAUNCHING, E.BUDGET): _break_off(Reason.BUDGET),
+    (A.LAUNCHING, E.MISMATCH): _break_off(Reason.MISMATCH),
+    (A.LAUNCHING, E.DEADLINE): _break_off(Reason.INFRASTRUCTURE),
+    (A.LAUNCHING, E.SETUP_FAILED): _break_off(Reason.INFRASTRUCTURE),
+    (A.LAUNCHING, E.GONE): _break_off(Reason.PREEMPTED),
+    (A.LAUNCHING, E.FINAL): _end(),
+    (A.BOOTING, E.STOP): _end(Reason.STOPPED),
+    (A.BOOTING, E.CAP): _end(Reason.CAPPED),
+    (A.BOOTING, E.OUT_OF_TIME): _end(Reason.OUT_OF_TIME),
+    (A.BOOTING, E.BUDGET): _end(Reason.BUDGET),
+    (A.BOOTING, E.MISMATCH): _end(Reason.MISMATCH),
+    (A.BOOTING, E.DEADLINE): _end(Reason.INFRASTRUCTURE),
+    (A.BOOTING, E.SETUP_FAILED): _end(Reason.INFRASTRUCTURE),
+    (A.BOOTING, E.GONE): _end(Reason.PREEMPTED),
+    (A.BOOTING, E.NOTICE): _end(Reason.PREEMPTED),
+    (A.BOOTING, E.FIRST_BEAT): Rule(next=A.TRAINING, effects=(Effect.NOTIFY,)),
+    (A.BOOTING, E.FINAL): _end(),
+    (A.TRAINING, E.STOP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.STOPPED),
+    (A.TRAINING, E.CAP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.CAPPED),
+    (A.TRAINING, E.OUT_OF_TIME): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.OUT_OF_TIME),
+    (A.TRAINING, E.BUDGET): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.BUDGET),
+    (A.TRAINING, E.IDLE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.IDLE),
+    (A.TRAINING, E.IDLE_NOW): _end(Reason.IDLE),
+    (A.TRAINING, E.NOTICE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.PREEMPTED),
+    (A.TRAINING, E.FINAL): _end(),
+    (A.TRAINING, E.GONE): _end(Reason.PREEMPTED),
+    (A.TRAINING, E.HUNG): _end(Reason.HUNG),
+    (A.DRAINING, E.FINAL): _end(),
+    (A.DRAINING, E.GONE): _end(),
+    (A.DRAINING, E.GRACE_OVER): _end(),
+    (A.TERMINATING, E.DESTROY_ERROR): Rule(next=A.TERMINATING, effects=(Effect.BACK_OFF, Effect.NOTIFY)),
+    (A.TERMINATING, E.ABSENT): Rule(next=A.ENDED, effects=(Effect.SETTLE,)),
+}
+
+_LATE = frozenset(E) - {E.LEASE_TAKEN, E.ABSENT}
+_ANSWERS = frozenset({E.CREATED, E.UNSENT, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.SETUP_FAILED})
+"""What comes of a launch, and may come after a look-up has shown the machine."""
+
+ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
+    A.INTENDED: frozenset(),
+    # A beat can overtake the reply of the create; the inventory will show the machine.
+    A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
+    A.BOOTING: (_ANSWERS - {E.SETUP_FAILED}) | {E.LEASE_TAKEN, E.HUNG},
+    A.TRAINING: _ANSWERS | {E.LEASE_TAKEN, E.FIRST_BEAT, E.DEADLINE, E.MISMATCH},
+    A.DRAINING: _LATE - {E.FINAL, E.GONE, E.GRACE_OVER, E.QUOTE_EXPIRED, E.DESTROY_ERROR},
+    A.TERMINATING: _LATE - {E.DESTROY_ERROR, E.QUOTE_EXPIRED},
+    A.ENDED: _LATE | {E.ABSENT},
+}
+
+
+def attempt_rule(state: A, event: E) -> Rule | Verdict:
+    """The rule for an event in a state; total over both enumerations."""
+    rule = ATTEMPT_RULES.get((state, event))
+    if rule is not None:
+        return rule
+    return Verdict.STALE if event in ATTEMPT_STALE[state] else Verdict.IMPOSSIBLE
+
+
+class JobEvent(StrEnum):
+    NEEDS_APPROVAL = "a policy asks for approval"
+    APPROVED = "approved, or no longer needed"
+    INTENDED = "attempt intended"
+    CANNOT_FINISH = "cap below the cheapest finish"
+    OUT_OF_TIME = "out of time"
+    COMPLETED = "attempt ended: completed"
+    CAPPED = "attempt ended: capped"
+    STOPPED = "attempt ended: stopped"
+    RETRY = "attempt ended: may be tried again"
+    FAILED = "attempt ended: user error, data, idle, out of time, or retries gone"
+    BACK_OFF_OVER = "back-off over"
+    CAP_RAISED = "cap raised"
+    STOP = "user stop"
+
+
+JOB_RULES: Mapping[tuple[J, JobEvent], J] = {
+    (J.AWAITING_APPROVAL, JobEvent.APPROVED): J.QUEUED,
+    (J.AWAITING_APPROVAL, JobEvent.STOP): J.CANCELLED,
+    (J.AWAITING_APPROVAL, JobEvent.OUT_OF_TIME): J.FAILED,
+    (J.QUEUED, JobEvent.NEEDS_APPROVAL): J.AWAITING_APPROVAL,
+    (J.QUEUED, JobEvent.INTENDED): J.ACTIVE,
+    (J.QUEUED, JobEvent.CANNOT_FINISH): J.CAPPED,
+    (J.QUEUED, JobEvent.OUT_OF_TIME): J.FAILED,
+    (J.QUEUED, JobEvent.STOP): J.CANCELLED,
+    (J.ACTIVE, JobEvent.COMPLETED): J.SUCCEEDED,
+    (J.ACTIVE, JobEvent.CAPPED): J.CAPPED,
+    (J.ACTIVE, JobEvent.STOPPED): J.CANCELLED,
+    (J.ACTIVE, JobEvent.RETRY): J.RECOVERING,
+    (J.ACTIVE, JobEvent.FAILED): J.FAILED,
+    (J.RECOVERING, JobEvent.BACK_OFF_OVER): J.QUEUED,
+    (J.RECOVERING, JobEvent.STOP): J.CANCELLED,
+    (J.CAPPED, JobEvent.CAP_RAISED): J.QUEUED,
+}
+
+_RESTING_STALE = frozenset({JobEvent.STOP, JobEvent.CAP_RAISED, JobEvent.APPROVED, JobEvent.BACK_OFF_OVER})
+
+JOB_STALE: Mapping[J, frozenset[JobEvent]] = {
+    J.AWAITING_APPROVAL: frozenset({JobEvent.CAP_RAISED}),
+    J.QUEUED: frozenset({JobEvent.APPROVED, JobEvent.CAP_RAISED, JobEvent.BACK_OFF_OVER}),
+    # A stop of an active job is a signal to its attempt; the job follows when the attempt has ended.
+    J.ACTIVE: frozenset({JobEvent.STOP, JobEvent.APPROVED, JobEvent.CAP_RAISED, JobEvent.BACK_OFF_OVER}),
+    J.RECOVERING: frozenset({JobEvent.APPROVED, JobEvent.CAP_RAISED}),
+    J.SUCCEEDED: _RESTING_STALE,
+    J.CAPPED: _RESTING_STALE - {JobEvent.CAP_RAISED},
+    J.CANCELLED: _RESTING_STALE,
+    J.FAILED: _RESTING_STALE,
+}
+
+
+def job_rule(state: J, event: JobEvent) -> J | Verdict:
+    """The next state of a job; total over both enumerations."""
+    following = JOB_RULES.get((state, event))
+    if following is not None:
+        return following
+    return Verdict.STALE if event in JOB_STALE[state] else Verdict.IMPOSSIBLE
+
+
+def next_job_state(state: J, event: JobEvent) -> J:
+    """The next state; unchanged for a stale event. Raises ImpossibleEvent."""
+    following = job_rule(state, event)
+    if following is Verdict.IMPOSSIBLE:
+        raise ImpossibleEvent(f"job {state.value}: {event.value}")
+    return following if isinstance(following, J) else state
+
+
+def tables() -> str:
+    """Both tables as Markdown."""
+    lines = ["| attempt state | event | next | effects |", "|---|---|---|---|"]
+    for (state, event), rule in ATTEMPT_RULES.items():
+        target = rule.next.value + (f" ({rule.reason.value})" if rule.reason else "")
+        effects = "; ".join(e.value for e in rule.effects)
+        lines.append(f"| {state.value} | {event.value} | {target} | {effects} |")
+    lines += ["", "| attempt state | stale (recorded, no change) |", "|---|---|"]
+    some = ((state, stale) for state, stale in ATTEMPT_STALE.items() if stale)
+    lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in some]
+    lines += ["", "| job state | event | next |", "|---|---|---|"]
+    lines += [f"| {s.value} | {e.value} | {n.value} |" for (s, e), n in JOB_RULES.items()]
+    lines += ["", "| job state | stale |", "|---|---|"]
+    lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in JOB_STALE.items()]
+    return "\n".join([*lines, "", "Every other pair is impossible: a controller that asks for it has a bug.", ""])
+
+
+if __name__ == "__main__":  # pragma: no cover
+    print(tables(), end="")

@@ -1,0 +1,199 @@
+"""`step(attempt, event, now) -> Decision`: one move of an attempt, and what follows for its job."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from broker.billing.accrual import machine_s
+from broker.domain.instance import Observed
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason, Remedy, Signal
+from broker.lifecycle.account_refusals import account_refused
+from broker.lifecycle.recovery import MAX_CHANGES, given_up, remedy
+from broker.lifecycle.signals import SIGNALS
+from broker.lifecycle.state_machine import (
+    AttemptEvent,
+    Effect,
+    ImpossibleEvent,
+    JobEvent,
+    Verdict,
+    attempt_rule,
+    next_job_state,
+)
+from trainer.contract.documents import Final, Outcome
+
+FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET})
+"""Nothing was done wrong and (nearly) nothing was paid: these do not use up `retry.max`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The attempt after the event, and the effects that belong to the move; `stale` when nothing changes."""
+
+    attempt: Attempt
+    effects: tuple[Effect, ...] = ()
+    stale: bool = False
+
+
+def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason | None = None) -> Decision:
+    """Applies one event. `reason` is what the event itself says (of FINAL, say). Raises ImpossibleEvent."""
+    rule = attempt_rule(attempt.state, event)
+    if rule is Verdict.STALE:
+        return Decision(attempt=attempt, stale=True)
+    if isinstance(rule, Verdict):
+        raise ImpossibleEvent(f"attempt {attempt.state.value}: {event.value}")
+    moved = replace(attempt, state=rule.next, reason=reason or rule.reason or attempt.reason)
+    if rule.next is AttemptState.INTENDED:  # as if nobody had meant to send it yet
+        moved = replace(moved, create_sent_at=None)
+    elif rule.next is not attempt.state:
+        moved = replace(moved, **{_ENTERED[rule.next]: now})  # type: ignore[arg-type]
+    return Decision(attempt=moved, effects=rule.effects)
+
+
+_ENTERED = {
+    AttemptState.LAUNCHING: "create_sent_at",
+    AttemptState.BOOTING: "booted_at",
+    AttemptState.TRAINING: "first_beat_at",
+    AttemptState.DRAINING: "draining_since",
+    AttemptState.TERMINATING: "terminating_since",
+    AttemptState.ENDED: "ended_at",
+}
+"""The field that records when a state was entered."""
+
+
+_OF_OUTCOME = {
+    Outcome.COMPLETED: Reason.COMPLETED,
+    Outcome.USER_ERROR: Reason.USER_ERROR,
+    Outcome.DATA: Reason.DATA,
+    Outcome.OOM: Reason.OOM,
+    Outcome.INFRASTRUCTURE: Reason.INFRASTRUCTURE,
+    Outcome.DEADMAN: Reason.DEADMAN,
+}
+
+
+def reason_of(final: Final, drained_for: Reason | None) -> Reason:
+    """What a final.json means; `drained` means what the drain was for (a machine that drained itself was preempted)."""
+    if final.outcome is Outcome.DRAINED:
+        return drained_for or Reason.PREEMPTED
+    return _OF_OUTCOME[final.outcome]
+
+
+_FAULTS = frozenset({Reason.USER_ERROR, Reason.DATA, Reason.OOM})
+"""Of the job itself: the same once more fails in the same way."""
+_RETRIED = frozenset({Signal.BUDGET, Signal.HUNG})
+"""Signals after which a job goes on."""
+
+
+def end_reason(attempt: Attempt, job: Job) -> Reason:
+    """Why an attempt ended, all things known: completed > user stop > cap > user error > retry."""
+    told = reason_of(attempt.final, attempt.reason) if attempt.final else attempt.reason
+    if told is Reason.COMPLETED:
+        return Reason.COMPLETED
+    if job.stop_requested or told is Reason.STOPPED:
+        return Reason.STOPPED
+    if attempt.signal is not None and not (told in _FAULTS and attempt.signal in _RETRIED):
+        return SIGNALS[attempt.signal].reason
+    return told or Reason.INFRASTRUCTURE
+
+
+_KEPT = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE})
+"""Failures that a look at the machine may explain."""
+
+
+def setup_reason(seen: tuple[Observed, ...]) -> Reason:
+    """Of an attempt whose machine will never start its agent."""
+    return Reason.IMAGE if any(machine.image_refused for machine in seen) else Reason.INFRASTRUCTURE
+
+
+def kept_until(attempt: Attempt, job: Job) -> datetime | None:
+    """How long the machine of a failed attempt is left standing for people (`keep_on_failure`); None: it is not.
+
+    It bills all the while, so neither a stop nor a signal waits for it.
+    """
+    failed = attempt.final is not None and attempt.final.outcome in _KEPT
+    if not (failed and job.spec.keep_on_failure and attempt.terminating_since):
+        return None
+    if job.stop_requested or attempt.signal is not None:
+        return None
+    return attempt.terminating_since + timedelta(seconds=job.spec.keep_on_failure)
+
+
+def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bool = False) -> JobEvent:
+    """What the end of its attempt means for a job: retries and changes of plan are counted here.
+
+    `image_refused`: an earlier attempt ended for its image; a registry that refuses it twice refuses it everywhere.
+    `free`: it uses up no retry.
+    """
+    match reason:
+        case Reason.COMPLETED:
+            return JobEvent.COMPLETED
+        case Reason.STOPPED:
+            return JobEvent.STOPPED
+        case Reason.CAPPED:
+            return JobEvent.CAPPED
+        case Reason.USER_ERROR | Reason.DATA:
+            return JobEvent.FAILED
+        case Reason.IMAGE:
+            again = not image_refused and job.retries_used < job.spec.retry.max
+            return JobEvent.RETRY if again else JobEvent.FAILED
+        case Reason.QUOTE_EXPIRED | Reason.BUDGET:
+            return JobEvent.RETRY
+        case _:
+            return JobEvent.RETRY if _may_retry(job, reason, free) else JobEvent.FAILED
+
+
+def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
+    if reason.value not in job.spec.retry.on:
+        return False
+    if reason is Reason.OOM and job.remedy is not None and len(job.remedy.tried) >= MAX_CHANGES:
+        return False
+    return free or reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
+
+
+def back_off_s(reason: Reason, used: int) -> float:
+    """Seconds before the next quote: none after an expired one, else doubling up to five minutes.
+
+    Nothing was bought on an expired quote, and there is no newer price to expire by until the market was asked again.
+    After a drain for a budget it is the policy that makes it wait.
+    """
+    if reason in (Reason.QUOTE_EXPIRED, Reason.BUDGET):
+        return 0.0
+    base = 1.0 if reason in (Reason.PREEMPTED, Reason.NO_CAPACITY) else 5.0
+    return min(300.0, base * 2.0 ** min(used, 16))
+
+
+def due_in_s(job: Job, now: datetime) -> float:
+    """Seconds until a job that `after_attempt` has decided on is looked at."""
+    return max(0.0, (job.due_at - now).total_seconds()) if job.due_at else 0.0
+
+
+def _remedy(job: Job, attempt: Attempt) -> Remedy:
+    return remedy(job, attempt.line, host=attempt.ran_out_of_host)
+
+
+def cap_was_raised(job: Job, attempt: Attempt) -> bool:
+    """True when more of the cap is left than the attempt had reserved: it was raised, or less sufficed for its time."""
+    return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
+
+
+def after_attempt(
+    job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime, *, image_refused: bool = False
+) -> Job:
+    """The job once its attempt has ended for `reason`; `job` as read with the attempt, before the last charge."""
+    free = reason in FREE_RETRIES or account_refused(attempt)
+    event = job_event(job, reason, image_refused=image_refused, free=free)
+    job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
+    if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
+        why = "cap raised" if job.spec.max_duration is None else "what this attempt had reserved is used up"
+        return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
+    state = next_job_state(job.state, event)
+    if state is not JobState.RECOVERING:
+        why = given_up(job, attempt.line, host=attempt.ran_out_of_host) if reason is Reason.OOM else detail
+        return replace(job, state=state, reason=why or reason.value, finished_at=now)
+    used = job.retries_used + (not free)
+    return replace(
+        job,
+        state=state,
+        reason=detail or reason.value,
+        retries_used=used,
+        remedy=_remedy(job, attempt) if reason is Reason.OOM else job.remedy,
+        due_at=now + timedelta(seconds=back_off_s(reason, used - 1 if used else 0)),
+    )

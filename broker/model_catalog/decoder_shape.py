@@ -1,0 +1,186 @@
+"""A model's shape from its transformers config."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import BUILDS, PAIRS
+from broker.model_catalog import parameter_count as count
+from broker.model_catalog.config_defaults import SAME_CODE, filled
+from broker.model_catalog.config_validation import ACTIVATION_KEYS, EXPERTS, check
+from broker.model_catalog.encoder_shape import ENCODERS, encoder_shape
+from broker.model_catalog.seq2seq_shape import pair_shape
+from trainer.contract.architectures import BOTH_WAYS, QUANTISED, misuse
+
+PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
+"""Families whose MLP has two matrices."""
+
+
+def _invalid(message: str) -> InvalidInput:
+    return InvalidInput(Problem(field="train.model", message=message))
+
+
+WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
+"""Families whose class has a sliding window of 4096 tokens where the config says nothing."""
+CAPPED = {"gemma2": 30.0, "gemma3_text": None}
+"""Families whose logits may be bent, and by what where the config says nothing."""
+MIXTURES = frozenset({"mixtral", "qwen3_moe"})
+
+
+def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape | None:
+    """The shape of an encoder with the head of that task, by default a class of a text or an image; None for what is
+    no encoder that is estimated. Raises InvalidInput."""
+    config, _ = filled(config)
+    if config.get("model_type") not in ENCODERS:
+        return None
+    try:
+        check(config)
+        return encoder_shape(name, config, task or "text_classification")
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+
+
+def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape of an encoder-decoder that is estimated; None for any other model. Raises InvalidInput."""
+    config, _ = filled(config)
+    if config.get("model_type") not in PAIRS:
+        return None
+    try:
+        check(config)
+        return pair_shape(name, config)
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+
+
+def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) -> None:
+    """Raises InvalidInput for what is not estimated."""
+    if config.get("is_encoder_decoder"):
+        raise _invalid(
+            f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
+        )
+    if mixture:
+        raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
+    if config.get("quantization_config"):
+        raise _invalid(f"{name!r} {QUANTISED}")
+    if family in ENCODERS:
+        raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
+    if family in BOTH_WAYS and misuse("causal_lm", config):
+        known = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
+        raise _invalid(f"{name!r} is an encoder ({family}) that nobody estimates; known are {known}")
+
+
+def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
+    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
+    it may be a mixture of experts."""
+    config, _ = filled(text_of(config))
+    try:
+        check(config)
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+    family = str(config.get("model_type", ""))
+    experts = next((config[k] for k in EXPERTS if config.get(k)), 0)
+    _plain(name, family, config, mixture=bool(experts) and not (mixtures and family in MIXTURES))
+    try:
+        _known_names(family, config)
+        _divisible(config)
+        return ModelShape(
+            name=name,
+            family=family,
+            layers=count.number(config, "num_hidden_layers", "n_layer"),
+            hidden=count.number(config, "hidden_size", "n_embd"),
+            intermediate=count.number(config, "moe_intermediate_size", default=count.inner(config))
+            if experts
+            else count.inner(config),
+            experts=experts and count.number(config, *EXPERTS),
+            active_experts=experts and count.number(config, "num_experts_per_tok", default=2),
+            heads=count.number(config, "num_attention_heads", "n_head"),
+            kv_heads=count.kv_heads(config),
+            head_dim=count.head_dim(config),
+            vocabulary=count.number(config, "vocab_size"),
+            tied_embeddings=count.is_tied(config),
+            parameters=count.parameters(config),
+            known=family in BUILDS,
+            max_positions=count.positions(config),
+            gated_mlp=family not in PLAIN_MLP,
+            **_traits(family, config),
+        )
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config that has others beside it."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or not text:
+        return config
+    whole = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    return {**whole, **text}
+
+
+def _known_names(family: str, config: Mapping[str, Any]) -> None:
+    """Raises ValueError for an unknown architecture that does not name its sizes as a llama does."""
+    if family in BUILDS:
+        return
+    names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
+    lacking = [one[0] for one in names if all(config.get(n) is None for n in one)]
+    if lacking and not family:
+        raise ValueError(f"no model_type and no positive {lacking[0]}, so it is no model's")
+    if lacking:
+        known = ", ".join(sorted(BUILDS))
+        raise ValueError(f"no positive {lacking[0]}, and {family!r} is not an architecture that is known: {known}")
+
+
+def _divisible(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for heads that no model can have."""
+    hidden, heads = count.number(config, "hidden_size", "n_embd"), count.number(config, "num_attention_heads", "n_head")
+    shared = count.kv_heads(config)
+    if config.get("head_dim") is None and hidden % heads:
+        raise ValueError(f"a hidden_size of {hidden}, which {heads} heads do not divide")
+    if heads % shared:
+        raise ValueError(f"{heads} heads, which {shared} heads of keys do not divide")
+
+
+def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which layers have the window, by the config or its class; empty: all."""
+    layers = count.number(config, "num_hidden_layers", "n_layer")
+    said = config.get("layer_types")
+    if isinstance(said, Sequence) and len(said) >= layers and family not in ("mistral", "phi3", "starcoder2"):
+        return tuple(kind == "sliding_attention" for kind in said[:layers])
+    if family in ("qwen2", "qwen3"):
+        first = config.get("max_window_layers")
+        return tuple(i >= (28 if first is None else first) for i in range(layers))
+    if family == "smollm3":  # those without rotary positions
+        every = count.number(config, "no_rope_layer_interval", default=4)
+        return tuple((i + 1) % every == 0 for i in range(layers))
+    full = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
+    return tuple(bool((i + 1) % full) for i in range(layers)) if full else ()
+
+
+def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs within a family; the defaults are those of transformers' config classes."""
+    plain = {"gpt2": "gelu_new", "gpt_bigcode": "gelu_pytorch_tanh", "phi": "gelu_new"}
+    activation = next((str(config[k]) for k in ACTIVATION_KEYS if config.get(k)), plain.get(family, "silu"))
+    rates = "resid_pdrop", "residual_dropout", "hidden_dropout"
+    default = 0.1 if family in ("gpt2", "gpt_bigcode") else 0.0
+    rate = next((config[k] for k in rates if config.get(k) is not None), default)
+    new = bool(config.get("new_decoder_architecture"))
+    parallel = {
+        "falcon": new or bool(config.get("parallel_attn", True)),
+        "gpt_neox": bool(config.get("use_parallel_residual", True)),
+        "phi": True,
+    }.get(family, False)
+    window = config.get("sliding_window", 4096 if family in WINDOWED else None)
+    if "use_sliding_window" in config or family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+        window = window if config.get("use_sliding_window") else None
+    norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
+    return {
+        "activation": activation,
+        "parallel": parallel,
+        "parallel_norms": norms,
+        "head_norms": family == "phi" and bool(config.get("qk_layernorm")),
+        "softcap": family in CAPPED and config.get("final_logit_softcapping", CAPPED[family]) is not None,
+        "window": window,
+        "windowed": _windowed(family, config) if window else (),
+        "dropout": isinstance(rate, int | float) and rate > 0,
+    }

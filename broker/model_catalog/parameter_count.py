@@ -1,0 +1,280 @@
+"""How many parameters a published config describes, without building the model.
+
+Each tied matrix is counted once. The heads are those of the class that the config names in `architectures`, since that
+is what the published checkpoint holds. A decoder of an unknown family is counted as if it were a llama.
+"""
+
+from collections.abc import Callable, Mapping
+from reprlib import repr as shown
+from typing import Any
+
+from broker.model_catalog.unet_parameters import unet
+from trainer.contract.architectures import STRETCHED
+
+Config = Mapping[str, Any]
+TIED = frozenset({
+    "bart", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "smollm3", "starcoder2", "t5",
+})  # fmt: skip
+"""Families whose word embeddings are tied where their config does not say."""
+
+PLAIN_HEADS = frozenset({"falcon", "gpt2", "gpt_bigcode", "gpt_neox"})
+"""Families whose heads share the hidden size between them, whatever a config says of their width and of shared keys."""
+BIASED_MLP = frozenset({"granite", "llama", "smollm3"})
+BIASED_ATTENTION = BIASED_MLP | {"gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe"}
+"""Families whose linear modules have a bias where their config says so."""
+
+
+def number(c: Config, *keys: str, default: int | None = None) -> int:
+    """The first of `keys` that the config gives. Raises ValueError unless it is a positive integer."""
+    for key in keys:
+        value = c.get(key)
+        if value is not None:
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+            raise ValueError(f"no positive {key}: {shown(value)}")
+    if default is not None:
+        return default
+    raise ValueError(f"no positive {keys[0]}")
+
+
+MOST_STRETCHED = 10_000
+
+
+def positions(c: Config) -> int | None:
+    """How many tokens a sequence may have, rotary positions stretched as transformers reads them; None: nothing says.
+    Raises ValueError."""
+    made = number(c, "max_position_embeddings", "n_positions", default=0) or None
+    rope = c.get("rope_parameters") or c.get("rope_scaling")
+    if made is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
+        return made  # of a Gemma 3 only some layers are stretched, and its own count is with it
+    if rope.get("rope_type", rope.get("type")) not in STRETCHED:
+        return made
+    factor = rope.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:
+        raise ValueError(f"rope_scaling with a factor that is no number from 0 to {MOST_STRETCHED}: {shown(factor)}")
+    return max(made, int(number(rope, "original_max_position_embeddings", default=made) * factor))
+
+
+def is_tied(c: Config) -> bool:
+    """Whether the output layer is the word embedding."""
+    said = c.get("tie_word_embeddings")
+    return bool(said) if said is not None else c.get("model_type") in TIED
+
+
+def head_dim(c: Config) -> int:
+    """Width of one attention head."""
+    width = number(c, "hidden_size", "n_embd") // number(c, "num_attention_heads", "n_head")
+    return width if c.get("model_type") in PLAIN_HEADS else number(c, "head_dim", default=width)
+
+
+def kv_heads(c: Config) -> int:
+    """Heads of keys and values; the families with multi-query attention have names of their own for it."""
+    heads = number(c, "num_attention_heads", "n_head")
+    family = c.get("model_type")
+    if family == "falcon" and c.get("new_decoder_architecture"):
+        return number(c, "num_kv_heads", default=heads)
+    if family in ("falcon", "gpt_bigcode") and c.get("multi_query", True):
+        return 1
+    return heads if family in PLAIN_HEADS else number(c, "num_key_value_heads", default=heads)
+
+
+def inner(c: Config) -> int:
+    """Width inside the MLP; the older families leave out four times the hidden size."""
+    own = {"gpt2": "n_inner", "gpt_bigcode": "n_inner", "falcon": "ffn_hidden_size"}.get(str(c.get("model_type")))
+    if own is not None:
+        return number(c, own, default=4 * number(c, "hidden_size", "n_embd"))
+    return number(c, "intermediate_size", "n_inner", "ffn_hidden_size")
+
+
+def parameters(c: Config) -> int:
+    """Parameters of the model that a transformers or diffusers config describes. Raises ValueError."""
+    if c.get("_class_name") == "UNet2DConditionModel":
+        return unet(c)
+    return FAMILIES.get(str(c.get("model_type")), _decoder)(c)
+
+
+def _embeddings(c: Config) -> int:
+    return number(c, "vocab_size") * number(c, "hidden_size", "n_embd") * (1 if is_tied(c) else 2)
+
+
+def _decoder(c: Config) -> int:
+    """RMS norms, a gated MLP, no learned positions: llama and its relatives."""
+    h, i, d = number(c, "hidden_size"), inner(c), head_dim(c)
+    q, kv = number(c, "num_attention_heads") * d, kv_heads(c) * d
+    layer = 2 * h * (q + kv) + 2 * h
+    if c.get("num_local_experts") or c.get("num_experts"):
+        experts = number(c, "num_local_experts", "num_experts")
+        layer += experts * (3 * h * number(c, "moe_intermediate_size", default=i) + h)
+    else:
+        layer += 3 * h * i
+    family = c.get("model_type")
+    layer += q + 2 * kv + h if c.get("attention_bias") and family in BIASED_ATTENTION else 0
+    layer += 2 * i + h if c.get("mlp_bias") and family in BIASED_MLP else 0
+    match family:
+        case "qwen2":
+            layer += q + 2 * kv
+        case "qwen3" | "qwen3_moe":
+            layer += 2 * d
+        case "gemma2":
+            layer += 2 * h
+        case "gemma3_text":
+            layer += 2 * h + 2 * d
+    return _embeddings(c) + h + number(c, "num_hidden_layers") * layer
+
+
+def _linear(inputs: int, outputs: int, *, bias: bool = True) -> int:
+    return inputs * outputs + (outputs if bias else 0)
+
+
+def _attention(h: int, q: int, kv: int, *, bias: bool = True) -> int:
+    return _linear(h, q + 2 * kv, bias=bias) + _linear(q, h, bias=bias)
+
+
+def _mlp(h: int, i: int, *, bias: bool = True) -> int:
+    return _linear(h, i, bias=bias) + _linear(i, h, bias=bias)
+
+
+def _layer(h: int, i: int) -> int:
+    """A transformer layer with biases everywhere and two layer norms."""
+    return _attention(h, h, h) + _mlp(h, i) + 4 * h
+
+
+def _plain(c: Config, *, norms: int, bias: bool) -> int:
+    """Layers with an MLP of two matrices; `norms`: layer norms in each, all with a bias."""
+    h, i, d = number(c, "hidden_size", "n_embd"), inner(c), head_dim(c)
+    q, kv = number(c, "num_attention_heads", "n_head") * d, kv_heads(c) * d
+    layer = _attention(h, q, kv, bias=bias) + _mlp(h, i, bias=bias) + norms * 2 * h
+    return number(c, "num_hidden_layers", "n_layer") * layer + 2 * h
+
+
+def _gpt(c: Config) -> int:
+    """GPT-2 and BigCode: learned positions."""
+    positions = number(c, "n_positions", "max_position_embeddings", default=1024)
+    return _plain(c, norms=2, bias=True) + _embeddings(c) + positions * number(c, "n_embd", "hidden_size")
+
+
+def _neox(c: Config) -> int:
+    spared = 0 if c.get("attention_bias", True) else 4 * number(c, "hidden_size") * number(c, "num_hidden_layers")
+    return _plain(c, norms=2, bias=True) + _embeddings(c) - spared
+
+
+def _phi(c: Config) -> int:
+    """One norm for attention and MLP; the output layer has a bias."""
+    norms = 4 * head_dim(c) * number(c, "num_hidden_layers") if c.get("qk_layernorm") else 0
+    return _plain(c, norms=1, bias=True) + _embeddings(c) + number(c, "vocab_size") + norms
+
+
+def _falcon(c: Config) -> int:
+    one = c.get("parallel_attn", True) and not c.get("new_decoder_architecture")
+    return _plain(c, norms=1 if one else 2, bias=bool(c.get("bias", False))) + _embeddings(c)
+
+
+def _starcoder2(c: Config) -> int:
+    return _plain(c, norms=2, bias=bool(c.get("use_bias", True))) + _embeddings(c)
+
+
+def _t5(c: Config) -> int:
+    d, f = number(c, "d_model"), number(c, "d_ff")
+    width = number(c, "num_heads") * number(c, "d_kv")
+    gated = "gated" in str(c.get("feed_forward_proj", "relu"))
+    attention, mlp = 4 * d * width, (3 if gated else 2) * d * f
+    layers = number(c, "num_layers")
+    encoder = layers * (attention + mlp + 2 * d) + d
+    decoder = number(c, "num_decoder_layers", default=layers) * (2 * attention + mlp + 3 * d) + d
+    biases = 2 * number(c, "relative_attention_num_buckets", default=32) * number(c, "num_heads")
+    tied = 1 if c.get("tie_word_embeddings", True) else 2
+    return encoder + decoder + biases + tied * number(c, "vocab_size") * d
+
+
+def _cross_layer(d: int, f: int) -> int:
+    return _layer(d, f) + _attention(d, d, d) + 2 * d
+
+
+def _bart(c: Config) -> int:
+    """Positions begin at two; norms after both embeddings; the output layer is the embedding."""
+    d = number(c, "d_model")
+    encoder = number(c, "encoder_layers") * _layer(d, number(c, "encoder_ffn_dim"))
+    decoder = number(c, "decoder_layers") * _cross_layer(d, number(c, "decoder_ffn_dim"))
+    positions = 2 * (number(c, "max_position_embeddings") + 2) * d
+    return number(c, "vocab_size") * d + positions + 4 * d + encoder + decoder
+
+
+def _whisper(c: Config) -> int:
+    """Two convolutions, then BART's layers; keys have no bias."""
+    d, mel = number(c, "d_model"), number(c, "num_mel_bins", default=80)
+    encoder = 3 * mel * d + d + 3 * d * d + d + number(c, "max_source_positions") * d + 2 * d
+    encoder += number(c, "encoder_layers") * (_layer(d, number(c, "encoder_ffn_dim")) - d)
+    decoder = (number(c, "vocab_size") + number(c, "max_target_positions")) * d + 2 * d
+    decoder += number(c, "decoder_layers") * (_cross_layer(d, number(c, "decoder_ffn_dim")) - 2 * d)
+    return encoder + decoder
+
+
+def _built_as(c: Config, what: str) -> bool:
+    return any(what in str(name) for name in c.get("architectures") or ())
+
+
+def _bert(c: Config) -> int:
+    """BERT and RoBERTa: the masked-language head is a dense layer, a norm and a bias, and then no pooler is kept."""
+    h, v = number(c, "hidden_size"), number(c, "vocab_size")
+    total = (v + number(c, "max_position_embeddings") + number(c, "type_vocab_size", default=2)) * h + 2 * h
+    total += number(c, "num_hidden_layers") * _layer(h, number(c, "intermediate_size"))
+    if not _built_as(c, "ForMaskedLM"):
+        total += _linear(h, h)
+    if _built_as(c, "ForPreTraining"):
+        total += 2 * h + 2
+    if _built_as(c, "ForMaskedLM") or _built_as(c, "ForPreTraining"):
+        total += _linear(h, h) + 2 * h + v
+    return total
+
+
+def _distilbert(c: Config) -> int:
+    h, v = number(c, "dim"), number(c, "vocab_size")
+    total = (v + number(c, "max_position_embeddings")) * h + 2 * h
+    total += number(c, "n_layers") * _layer(h, number(c, "hidden_dim"))
+    return total + (_linear(h, h) + 2 * h + v if _built_as(c, "ForMaskedLM") else 0)
+
+
+def _patches(c: Config) -> tuple[int, int]:
+    """(positions, parameters of the first convolution) of a vision transformer."""
+    patch = number(c, "patch_size")
+    side = number(c, "image_size") // patch
+    return side * side, _linear(number(c, "num_channels", default=3) * patch * patch, number(c, "hidden_size"))
+
+
+def _vit(c: Config) -> int:
+    h = number(c, "hidden_size")
+    positions, convolution = _patches(c)
+    total = convolution + h + (positions + 1) * h + 2 * h
+    total += number(c, "num_hidden_layers") * _layer(h, number(c, "intermediate_size"))
+    return total + (_linear(h, number(c, "num_labels")) if _built_as(c, "Classification") else _linear(h, h))
+
+
+def _gemma3(c: Config) -> int:
+    """A text decoder behind a SigLIP tower, whose patches a matrix and a norm bring to the decoder's width."""
+    text, vision = c.get("text_config"), c.get("vision_config")
+    if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
+        raise ValueError("no text_config with a vision_config")
+    h = number(vision, "hidden_size")
+    positions, convolution = _patches(vision)
+    tower = convolution + positions * h + 2 * h
+    tower += number(vision, "num_hidden_layers") * _layer(h, number(vision, "intermediate_size"))
+    return _decoder(text) + tower + h * number(text, "hidden_size") + h
+
+
+FAMILIES: Mapping[str, Callable[[Config], int]] = {
+    "bart": _bart,
+    "bert": _bert,
+    "distilbert": _distilbert,
+    "falcon": _falcon,
+    "gemma3": _gemma3,
+    "gpt2": _gpt,
+    "gpt_bigcode": _gpt,
+    "gpt_neox": _neox,
+    "phi": _phi,
+    "roberta": _bert,
+    "starcoder2": _starcoder2,
+    "t5": _t5,
+    "vit": _vit,
+    "whisper": _whisper,
+}
+"""Families that are no relative of llama."""

@@ -1,0 +1,1 @@
+"""The Slack notifier, its buttons and its socket."""

@@ -1,0 +1,102 @@
+"""What Slack sends to us, and how it is answered: signatures, people, answers. Who may do what is the API's matter."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from slack_sdk.signature import SignatureVerifier
+from slack_sdk.webhook.async_client import AsyncWebhookClient
+
+from broker.domain.notifications import Channel, Snapshot
+from broker.notify.slack.blocks import message, root
+from broker.notify.slack.notifier import SlackNotifier
+from broker.notify.slack.settings import Secrets
+from broker.notify.slack.text import Json, line, section
+from broker.ports import Clock
+from broker.runtime.secret_box import SecretBox, SecretsError
+
+log = logging.getLogger(__name__)
+
+LINE = 600
+
+
+class SlackApp:
+    """The other half of `SlackNotifier`."""
+
+    def __init__(self, notifier: SlackNotifier, box: SecretBox, clock: Clock, *, api_url: str) -> None:
+        self._notifier = notifier
+        self._box = box
+        self._clock = clock
+        self._api_url = urlsplit(api_url)
+
+    def now(self) -> float:
+        """Unix time; slack_sdk's verifier asks for it."""
+        return self._clock.now().timestamp()
+
+    def secrets(self, channel: Channel) -> Secrets | None:
+        """None where another master key sealed them, which is logged."""
+        try:
+            return Secrets.opened(self._box, channel.sealed)
+        except SecretsError as e:
+            log.warning("channel %s: %s", channel.name, e)
+            return None
+
+    def signers(
+        self, channels: Sequence[Channel], body: bytes, timestamp: str | None, signature: str | None
+    ) -> list[Channel]:
+        """The channels whose signing secret made this signature within the last five minutes."""
+        valid: dict[str, bool] = {"": False}
+        found = []
+        for channel in channels:
+            secrets = self.secrets(channel)
+            secret = secrets.signing_secret if secrets is not None else ""
+            if secret not in valid:
+                valid[secret] = self._signed(secret, body, timestamp, signature)
+            if valid[secret]:
+                found.append(channel)
+        return found
+
+    def _signed(self, secret: str, body: bytes, timestamp: str | None, signature: str | None) -> bool:
+        verifier = SignatureVerifier(secret, clock=self)  # type: ignore[arg-type] # only `now` is asked for
+        try:
+            return verifier.is_valid(body, timestamp, signature)
+        except (ValueError, TypeError):  # a timestamp that is none, a body or signature that is not text
+            return False
+
+    async def person(self, channel: Channel, user: str) -> tuple[str, str] | None:
+        """(workspace, name) of a Slack user; None where there is none of that id. Raises NotifyError."""
+        client = self._notifier.client(channel)
+        name = await client.person(user)
+        return None if name is None else (await client.workspace(), name)
+
+    async def say(self, url: str, lines: Sequence[str]) -> None:
+        """Lines that only the person who asked sees."""
+        said = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
+        await self._answer(url, {"text": said.text, "blocks": list(said.blocks)})
+
+    async def show(self, url: str, snapshot: Snapshot) -> None:
+        """Puts the job as it is now into the message that was clicked on."""
+        said = root(snapshot)
+        await self._answer(url, {"text": said.text, "blocks": list(said.blocks), "replace_original": True})
+
+    async def _answer(self, url: str, body: Mapping[str, Any]) -> None:
+        """What cannot be answered is logged: the act itself is done."""
+        if not self._is_slacks(url):
+            log.warning("an answer was asked for at an address that is not Slack's; none is given")
+            return
+        said: Json = {"response_type": "ephemeral", "replace_original": False, **body}
+        try:
+            client = AsyncWebhookClient(url, session=self._notifier.session(), retry_handlers=[])
+            answer = await client.send_dict(said)
+        except (aiohttp.ClientError, TimeoutError, OSError) as e:
+            log.warning("Slack did not take an answer: %s", type(e).__name__)
+            return
+        if answer.status_code != 200:
+            log.warning("Slack did not take an answer: status %d, %s", answer.status_code, line(answer.body, 200))
+
+    def _is_slacks(self, url: str) -> bool:
+        """A signed request names it; still nobody but Slack is called."""
+        asked, host = urlsplit(url), self._api_url.hostname or ""
+        return asked.scheme == self._api_url.scheme and (asked.hostname or "") in (host, f"hooks.{host}")

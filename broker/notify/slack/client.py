@@ -1,0 +1,234 @@
+"""Slack's Web API through slack_sdk, with its answers as our errors.
+
+No call is repeated here: an answer that was lost may belong to a post that happened, so whoever calls looks before it
+posts again. slack_sdk's own retries are switched off for the same reason.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from slack_sdk.errors import SlackApiError, SlackClientError
+from slack_sdk.web.async_client import AsyncWebClient
+
+from broker.domain.errors import ChannelRefused, NotDelivered, RetryAfter, Undeliverable
+from broker.notify.slack.blocks import Message
+from broker.ports import Clock
+
+API_URL = "https://slack.com/api/"
+TIMEOUT_S = 10.0
+EVENT_TYPE = "gpubroker"
+PAGE = 200
+PAGES = 20
+"""A look back ends here: 4000 messages."""
+POST_BURST = 4
+POST_EVERY_S = 1.0
+"""Slack documents about one message a second into a channel, and short bursts."""
+UPDATES = 40
+UPDATES_S = 60.0
+"""Updates a minute that we make; `chat.update` allows 50."""
+KEPT_FOR_EVENTS = 0.25
+"""Share of them that no mere refresh takes."""
+PATIENCE_S = 5.0
+"""A post waits for its turn so long; after that the whole channel pauses."""
+DEFAULT_RETRY_S = 30.0
+
+REFUSED: Mapping[str, str] = {
+    "invalid_auth": "the bot token is not valid; take the one of OAuth & Permissions",
+    "not_authed": "there is no bot token; add the channel again with one",
+    "account_inactive": "the app was removed from the workspace; install it again",
+    "token_revoked": "the bot token was revoked; install the app again",
+    "token_expired": "the bot token has expired; switch token rotation off, or install the app again",
+    "missing_scope": "the app lacks a scope; see examples/slack/manifest.yaml, and install it again",
+    "channel_not_found": "there is no such channel, or it is private; invite the app with /invite",
+    "not_in_channel": "the app is not in the channel; invite it with /invite",
+    "is_archived": "the channel is archived",
+    "restricted_action": "the workspace lets no app post there",
+    "team_access_not_granted": "the app may not use this workspace",
+}
+"""Only a person can mend these."""
+TOO_MUCH = frozenset({"invalid_blocks", "msg_too_long", "msg_blocks_too_long", "no_text", "metadata_too_large",
+                      "invalid_arguments"})  # fmt: skip
+MISSING = frozenset({"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found",
+                     "cannot_reply_to_message"})  # fmt: skip
+
+
+class Missing(Exception):
+    """The message that was to be updated or answered is not there, or not ours any more."""
+
+
+@dataclass(kw_only=True)
+class Allowance:
+    """`size` at once, and one more every `every_s`."""
+
+    size: float
+    every_s: float
+    left: float
+    at: float
+
+    def share(self, now: float) -> float:
+        """0..1 of `size` that is free."""
+        self.left = min(self.size, self.left + (now - self.at) / self.every_s)
+        self.at = now
+        return self.left / self.size
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until one is free; takes it when that is 0."""
+        self.share(now)
+        if self.left < 1:
+            return (1 - self.left) * self.every_s
+        self.left -= 1
+        return 0.0
+
+
+class SlackClient:
+    """One bot token and the conversation that a channel posts into."""
+
+    def __init__(
+        self, token: str, conversation: str, *, clock: Clock, session: aiohttp.ClientSession, api_url: str = API_URL
+    ) -> None:
+        self._web = AsyncWebClient(token, base_url=api_url, session=session, retry_handlers=[])
+        self._clock = clock
+        self.conversation = conversation
+        now = clock.monotonic()
+        self._posts = Allowance(size=POST_BURST, every_s=POST_EVERY_S, left=POST_BURST, at=now)
+        self._updates = Allowance(size=UPDATES, every_s=UPDATES_S / UPDATES, left=UPDATES, at=now)
+
+    async def post(self, said: Message, *, key: Mapping[str, str], thread: str | None = None) -> str:
+        """Posts and returns the message's `ts`. `key` is found again by `find`. Raises Missing, NotifyError."""
+        await self._turn()
+        answer = await self._call(
+            self._web.chat_postMessage,
+            channel=self.conversation,
+            text=said.text,
+            blocks=list(said.blocks),
+            thread_ts=thread,
+            metadata={"event_type": EVENT_TYPE, "event_payload": dict(key)},
+            parse="none",
+            link_names=False,
+            unfurl_links=False,
+            unfurl_media=False,
+        )
+        return str(answer["ts"])
+
+    async def update(self, ts: str, said: Message) -> None:
+        """Raises Missing, NotifyError."""
+        self._updates.wait_s(self._clock.monotonic())
+        await self._call(
+            self._web.chat_update,
+            channel=self.conversation,
+            ts=ts,
+            text=said.text,
+            blocks=list(said.blocks),
+            parse="none",
+            link_names=False,
+        )
+
+    @property
+    def busy(self) -> bool:
+        """True when so much was updated lately that a mere refresh should wait."""
+        return self._updates.share(self._clock.monotonic()) < KEPT_FOR_EVENTS
+
+    async def find(self, key: Mapping[str, str], *, since: float) -> str | None:
+        """The `ts` of our message with this key, posted after `since` (Unix time), outside of any thread."""
+        async for message in self._messages(since, None):
+            metadata = message.get("metadata") or {}
+            if metadata.get("event_type") == EVENT_TYPE and metadata.get("event_payload") == key:
+                return str(message["ts"])
+        return None
+
+    async def thread(self, root: str, *, since: float) -> set[str]:
+        """What our replies since then are known by: the `id` of their key, the names of their files."""
+        found: set[str] = set()
+        async for message in self._messages(since, root):
+            metadata = message.get("metadata") or {}
+            if metadata.get("event_type") == EVENT_TYPE:
+                found.add(str((metadata.get("event_payload") or {}).get("id")))
+            found.update(str(file.get("name")) for file in message.get("files") or ())
+        return found
+
+    async def _messages(self, since: float, thread: str | None) -> AsyncIterator[Mapping[str, Any]]:
+        cursor: str | None = None
+        for _ in range(PAGES):
+            options: dict[str, Any] = {"channel": self.conversation, "oldest": f"{since:.6f}", "limit": PAGE}
+            method: Callable[..., Awaitable[Any]] = self._web.conversations_history
+            if thread is not None:
+                options["ts"] = thread
+                method = self._web.conversations_replies
+            page = await self._call(method, include_all_metadata=True, cursor=cursor, **options)
+            for message in page.get("messages") or ():
+                yield message
+            cursor = (page.get("response_metadata") or {}).get("next_cursor")
+            if not cursor:
+                return
+
+    async def upload(self, name: str, data: bytes, *, title: str, thread: str) -> None:
+        """A file as a reply. Raises Missing, NotifyError."""
+        await self._turn()
+        await self._call(
+            self._web.files_upload_v2,
+            filename=name,
+            content=data,
+            title=title,
+            alt_txt=title,
+            channel=self.conversation,
+            thread_ts=thread,
+        )
+
+    async def workspace(self) -> str:
+        """The workspace (`T…`) that the token belongs to. Raises NotifyError."""
+        return str((await self._call(self._web.auth_test))["team_id"])
+
+    async def person(self, user: str) -> str | None:
+        """The name of a Slack user; None where there is none of that id. Raises NotifyError."""
+        try:
+            answer = await self._call(self._web.users_info, user=user)
+        except Undeliverable:
+            return None
+        profile = answer["user"].get("profile") or {}
+        return str(profile.get("display_name") or profile.get("real_name") or user)
+
+    async def _turn(self) -> None:
+        """Waits until a post is allowed. Raises RetryAfter when that is not soon."""
+        begun = self._clock.monotonic()
+        while wait := self._posts.wait_s(self._clock.monotonic()):
+            if self._clock.monotonic() - begun > PATIENCE_S:
+                raise RetryAfter("more messages are waiting than Slack takes", POST_EVERY_S)
+            await self._clock.sleep(wait)
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], **arguments: Any) -> Mapping[str, Any]:
+        name = method.__name__
+        try:
+            answer = await method(**arguments)
+        except SlackApiError as e:
+            raise _of_answer(name, e) from None
+        except (SlackClientError, aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as e:
+            raise NotDelivered(f"Slack did not answer {name}: {type(e).__name__}") from None
+        data: Mapping[str, Any] = answer.data
+        return data
+
+
+def _of_answer(name: str, error: SlackApiError) -> Exception:
+    """slack_sdk's message repeats whole answers; ours names the error only."""
+    status, data = error.response.status_code, error.response.data
+    told = str(data.get("error", "")) if isinstance(data, dict) else ""
+    if status == 429 or told in ("ratelimited", "rate_limited"):
+        return RetryAfter("Slack asks for a pause", _retry_after(error.response.headers))
+    if told in MISSING:
+        return Missing(told)
+    if told in REFUSED:
+        return ChannelRefused(f"Slack: {told}: {REFUSED[told]}")
+    if told in TOO_MUCH or told in ("user_not_found", "user_not_visible"):
+        return Undeliverable(f"Slack refused {name}: {told}", f"slack {told}")
+    return NotDelivered(f"Slack did not carry out {name}: {told or f'status {status}'}")
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    text = next((value for key, value in headers.items() if key.lower() == "retry-after"), "")
+    return min(3600.0, max(1.0, float(text))) if text.isdecimal() else DEFAULT_RETRY_S
+
+
+def new_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))

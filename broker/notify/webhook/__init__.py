@@ -1,0 +1,1 @@
+"""Signed webhooks, and the guard of their addresses."""

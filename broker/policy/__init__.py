@@ -1,0 +1,1 @@
+"""Budgets, windows and dry runs of policies. Pure."""

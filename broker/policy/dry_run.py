@@ -1,0 +1,302 @@
+"""What a policy would have done to what the ledger says has happened.
+
+The past is played again, attempt by attempt, by the rules that hold launches today. An attempt that is held starts when
+the policy lets it, with the same charges at the same pace, and what followed it in its job follows later; one that is
+drained goes on in the same way. Approval is taken to come at once. Other policies' part in the past is not undone.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from itertools import count
+
+from broker.domain.ids import JobId
+from broker.domain.money import ZERO
+from broker.domain.policy import Action, Policy
+from broker.policy.budgets import Applied, Ask, Hold, Standing, drains, judge, reached
+from broker.policy.windows import QUARTER, quarter, window_start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """One attempt by the ledger. `charges` are (quarter-hour, dollars), oldest first."""
+
+    job_id: JobId
+    number: int
+    team: str
+    owner: str
+    gpus: int
+    cap_usd: Decimal
+    reserved_usd: Decimal
+    at: datetime
+    ended_at: datetime | None
+    charges: tuple[tuple[datetime, Decimal], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """Dollars charged in a quarter-hour to no attempt: storage."""
+
+    team: str
+    owner: str
+    at: datetime
+    usd: Decimal
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What the ledger tells, up to `now`."""
+
+    now: datetime
+    attempts: Sequence[Past] = ()
+    others: Sequence[Other] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A launch that would have waited; `until` None: to the end."""
+
+    job_id: JobId
+    attempt: int
+    at: datetime
+    until: datetime | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    job_id: JobId
+    attempt: int
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A job for which approval would have been asked."""
+
+    job_id: JobId
+    at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossed:
+    """A threshold that would have been told."""
+
+    budget: str
+    share: Decimal
+    action: Action
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    since: datetime
+    until: datetime
+    launches: int
+    held: tuple[Held, ...]
+    drained: tuple[Drained, ...]
+    asked: tuple[Asked, ...]
+    crossed: tuple[Crossed, ...]
+    usd_spent: Decimal
+    """What was paid in that time by those whom the policy covers."""
+    usd_not_spent: Decimal
+    """Of it, what the policy would have held back to the end."""
+
+
+def dry_run(policy: Policy, since: datetime, history: History) -> DryRun:
+    """Plays the past from `since` under `policy`.
+
+    `history` reaches back by the longest window more, so that every budget knows what it had spent then.
+    """
+    return _Play(policy=policy, since=since, history=history).run()
+
+
+@dataclass(kw_only=True, eq=False)
+class _Live:
+    """An attempt in the replay. `left`: charges not yet made, at the times of the replay."""
+
+    past: Past
+    left: list[tuple[datetime, Decimal]]
+    ends_at: datetime | None
+    reserved: Decimal
+    gap: timedelta
+    """After the end of the job's attempt before it."""
+    charged: Decimal = ZERO
+    held_since: datetime | None = None
+    reason: str = ""
+
+    def shift(self, by: timedelta) -> None:
+        """Everything that is still to come, later."""
+        self.left = [(at + by, usd) for at, usd in self.left]
+        self.ends_at = self.ends_at and self.ends_at + by
+
+
+@dataclass(kw_only=True)
+class _Play:
+    policy: Policy
+    since: datetime
+    history: History
+    total: Decimal = ZERO
+    """Charged in the replay up to now."""
+    before: dict[datetime, Decimal] = field(default_factory=dict)
+    """`total` when a quarter-hour began."""
+    running: list[_Live] = field(default_factory=list)
+    waiting: list[_Live] = field(default_factory=list)
+    later: dict[JobId, list[_Live]] = field(default_factory=dict)
+    """By job: the attempts after the one at hand, in their order."""
+    agenda: list[tuple[datetime, int, bool, _Live]] = field(default_factory=list)
+    """Starts (True) and ends of what runs, in the order of time."""
+    ticket: "count[int]" = field(default_factory=count)
+    launches: int = 0
+    held: list[Held] = field(default_factory=list)
+    drained: list[Drained] = field(default_factory=list)
+    asked: dict[JobId, Asked] = field(default_factory=dict)
+    crossed: dict[tuple[str, Decimal, Action], list[Crossed]] = field(default_factory=dict)
+
+    def run(self) -> DryRun:
+        history = self.history
+        attempts = [one for one in history.attempts if self.policy.covers(one.team, one.owner)]
+        others = [one for one in history.others if self.policy.covers(one.team, one.owner)]
+        self._enter(attempts)
+        paid = [(at, usd) for one in attempts for at, usd in one.charges] + [(one.at, one.usd) for one in others]
+        began = [*(one.at for one in attempts), *(one.at for one in others)]
+        at = quarter(min(began, default=self.since))
+        stored = sorted(others, key=lambda one: one.at)
+        while at < history.now:
+            self.before[at] = self.total
+            while stored and stored[0].at < at + QUARTER:
+                self.total += stored.pop(0).usd
+            self._step(at, min(at + QUARTER, history.now))
+            at += QUARTER
+        spent = sum((usd for when, usd in paid if when >= quarter(self.since)), ZERO)
+        still = (self._as_held(one, None) for one in self.waiting)
+        return DryRun(
+            since=self.since,
+            until=history.now,
+            launches=self.launches,
+            held=(*self.held, *still),
+            drained=tuple(self.drained),
+            asked=tuple(self.asked.values()),
+            crossed=tuple(sorted((one for told in self.crossed.values() for one in told), key=lambda one: one.at)),
+            usd_spent=spent,
+            usd_not_spent=max(ZERO, sum((usd for _, usd in paid), ZERO) - self.total),
+        )
+
+    def _enter(self, attempts: Sequence[Past]) -> None:
+        """The first attempt of every job is due when it was launched; the next ones follow it."""
+        for past in sorted(attempts, key=lambda one: (one.job_id, one.number)):
+            before = self.later.setdefault(past.job_id, [])
+            ended = before[-1].past.ended_at if before else None
+            live = _Live(
+                past=past,
+                left=list(past.charges),
+                ends_at=past.ended_at,
+                reserved=past.reserved_usd,
+                gap=max(timedelta(0), past.at - ended) if ended else timedelta(0),
+            )
+            before.append(live)
+        for following in self.later.values():
+            self._note(following[0].past.at, following.pop(0), starts=True)
+
+    def _note(self, at: datetime, live: _Live, *, starts: bool) -> None:
+        heapq.heappush(self.agenda, (at, next(self.ticket), starts, live))
+
+    def _step(self, at: datetime, until: datetime) -> None:
+        """One quarter-hour: what is charged and told, then what ends and starts, in the order of time."""
+        self._charge(until)
+        self._tell(at)
+        self._retry(at)
+        while self.agenda and self.agenda[0][0] < until:
+            when, _, starts, one = heapq.heappop(self.agenda)
+            if starts:
+                one.shift(when - one.past.at)
+                self._launch(one, when)
+            elif one in self.running and one.ends_at == when:  # else it was drained meanwhile, and ends later
+                self._end(one, when)
+        self._charge(until)
+
+    def _charge(self, until: datetime) -> None:
+        for live in self.running:
+            while live.left and live.left[0][0] < until:
+                usd = live.left.pop(0)[1]
+                live.charged += usd
+                self.total += usd
+
+    def _retry(self, at: datetime) -> None:
+        waiting, self.waiting = self.waiting, []
+        for one in waiting:
+            self._launch(one, at)
+
+    def _end(self, live: _Live, ended: datetime) -> None:
+        self.running.remove(live)
+        self.total += sum((usd for _, usd in live.left), ZERO)
+        following = self.later[live.past.job_id]
+        if following:
+            self._note(ended + following[0].gap, following.pop(0), starts=True)
+        self._retry(ended)
+
+    def _standing(self, at: datetime) -> Standing:
+        starts = [window_start(budget, self.policy.zone, at) for budget in self.policy.budgets]
+        return Standing(
+            charged=tuple(self.total - self.before.get(start, ZERO) for start in starts),
+            outstanding_usd=sum((max(ZERO, one.reserved - one.charged) for one in self.running), ZERO),
+            gpus=sum(one.past.gpus for one in self.running),
+            jobs=len(self.running),
+        )
+
+    def _tell(self, at: datetime) -> None:
+        """Thresholds once a period, and the drain for as long as its share is spent."""
+        if at < self.since:
+            return
+        standing = self._standing(at)
+        for found in reached(self.policy, standing):
+            budget, threshold = found.budget, found.threshold
+            told = self.crossed.setdefault((budget.key, threshold.at, threshold.action), [])
+            if not told or told[-1].at < window_start(budget, self.policy.zone, at):
+                name = f"{budget.per}/{budget.window}"
+                told.append(Crossed(budget=name, share=threshold.at, action=threshold.action, at=at))
+        if drains(self.policy, standing) is None:
+            return
+        for live in self.running:
+            self.drained.append(Drained(job_id=live.past.job_id, attempt=live.past.number, at=at))
+            live.reserved, live.charged = max(ZERO, live.reserved - live.charged), ZERO
+            live.held_since, live.reason = at, "drained"
+        self.waiting += self.running
+        self.running = []
+
+    def _launch(self, live: _Live, at: datetime) -> None:
+        """Starts it, or lets it wait. What was launched before the time in question is taken as it was."""
+        refusal = None
+        if at >= self.since:
+            self.launches += live.held_since is None
+            refusal = self._refusal(live, at)
+        if refusal is not None:
+            live.held_since, live.reason = live.held_since or at, live.reason or refusal
+            self.waiting.append(live)
+            return
+        if live.held_since is not None:
+            if at > live.held_since:
+                self.held.append(self._as_held(live, at))
+            live.shift(at - live.held_since)
+            live.held_since, live.reason = None, ""
+        self.running.append(live)
+        if live.ends_at is not None:
+            self._note(live.ends_at, live, starts=False)
+
+    def _refusal(self, live: _Live, at: datetime) -> str | None:
+        past = live.past
+        ask = Ask(reserve_usd=live.reserved, cap_usd=past.cap_usd, gpus=past.gpus, jobs=1)
+        applied = (Applied(id=0, policy=self.policy, standing=self._standing(at)),)
+        refusal = judge(ask, applied, at)
+        if refusal is not None and refusal.hold is Hold.APPROVAL:
+            self.asked.setdefault(past.job_id, Asked(job_id=past.job_id, at=at, reason=refusal.reason))
+        if past.job_id in self.asked:
+            refusal = judge(replace(ask, approved_usd=past.cap_usd), applied, at)
+        return refusal.reason if refusal else None
+
+    def _as_held(self, live: _Live, until: datetime | None) -> Held:
+        at = live.held_since or self.since
+        return Held(job_id=live.past.job_id, attempt=live.past.number, at=at, until=until, reason=live.reason)

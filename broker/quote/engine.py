@@ -1,0 +1,313 @@
+"""Expected dollars to finish on every offer, and why an offer was dropped.
+
+What a kind of machine takes is worked out in `quote_kinds`; here prices, hazards and the spec's limits come to it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import ROUND_CEILING, Decimal
+from math import ceil, inf
+from operator import attrgetter
+from typing import overload
+
+from broker.domain.instance import Caps
+from broker.domain.money import ZERO, show
+from broker.domain.offer import Considered, Drop, Offer, Quote, QuoteLine, Verdict
+from broker.domain.regions import unsold
+from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
+from broker.estimator.planning.corrections import NOTHING, Experience
+from broker.estimator.planning.fit import fit
+from broker.estimator.preemption_rate import basis
+from broker.quote.machine_cost import Kind, few, kind_of, short
+from broker.quote.offer_index import Machines, Shelf, shelf
+from broker.quote.ranking import rank
+from broker.quote.request import Ask, policy
+from broker.quote.token_cache import rows_bytes
+
+LIFETIME = timedelta(minutes=5)
+CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
+UNKNOWN_CAPS = Caps(spot=True)
+
+_HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
+"""All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
+
+
+def _kind(ask: Ask, offer: Offer) -> Kind:
+    caps, facts = ask.caps.get(offer.provider, UNKNOWN_CAPS), offer.facts
+    hardware = (_HARDWARE(offer), _cores(offer), facts.interconnect if facts else None)
+    fits = ask.fits.get(hardware)
+    if fits is None:
+        fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
+        ask.fits[hardware] = fits
+    verdict = policy(ask, offer, caps) or (fits.drop, fits.reason)
+    return kind_of(
+        ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
+    )  # fmt: skip
+
+
+def _cores(offer: Offer) -> int:
+    """Of what computes, where that is a CPU."""
+    return offer.vcpus if offer.emulated_on or not offer.gpus else 0
+
+
+def _dollars(micros: int) -> Decimal:
+    return Decimal(micros).scaleb(-6)
+
+
+def _up(usd: float) -> Decimal:
+    """Rounded up to the micro-dollar, as `_assess` does."""
+    return _dollars(ceil(usd * 1e6))
+
+
+def _total(offer: Offer, kind: Kind, nodes: int, rate: float, seconds: float) -> Decimal:
+    price = float(offer.usd_per_hour) * nodes
+    return _up((price + kind.aside_usd) * kind.billed(seconds) + kind.traffic(rate))
+
+
+def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found: "_Found") -> None:
+    """Offers of one kind of machine: what speaks against each, and what it costs to finish."""
+    drops, micros, nodes = found.drops, found.micros, ask.nodes
+    if kind.drop is not None:
+        for number in sold.numbers:
+            drops[number] = kind.drop
+        return
+    somewhere = ask.regions or sold.cores < kind.cores or sold.ram < kind.ram or sold.disk < kind.disk
+    # Zero means unknown in several catalogues, but a machine of one's own may be free.
+    own, (hours, traffic) = kind.caps.trust == "own", kind.undisturbed
+    aside, limit, cap, timed, excluded = kind.aside_usd, ask.limit, ask.cap_micros, ask.timed, ask.excluded
+    for number, asked, rate, gone in zip(sold.numbers, sold.prices, sold.rates, sold.gone, strict=True):
+        price = asked * nodes
+        if somewhere and (drop := _placed(ask, offers[number], kind)) is not None:
+            drops[number] = drop
+        elif price <= 0 and (price < 0 or not own):
+            drops[number] = Drop.PRICE
+        elif price > limit:
+            drops[number] = Drop.HOURLY_LIMIT
+        elif (usd := kind.usd(price, rate * nodes) if rate else (price + aside) * hours + traffic) == inf:
+            drops[number] = Drop.PREEMPTED_TOO_OFTEN
+        else:
+            micros[number] = cost = ceil(usd * 1e6)
+            if timed and _late_s(ask, offers[number], kind) > 0:
+                drops[number] = Drop.DEADLINE
+            elif cost > cap:
+                drops[number] = Drop.CAP
+            elif gone:
+                drops[number] = Drop.UNAVAILABLE
+            elif excluded and ask.excluded_by(offers[number]) is not None:
+                drops[number] = Drop.EXCLUDED
+
+
+def _placed(ask: Ask, offer: Offer, kind: Kind) -> Drop | None:
+    """What speaks against where it stands."""
+    if ask.regions and offer.region not in ask.regions:
+        return Drop.REGION
+    if offer.vcpus < kind.cores or offer.ram_bytes < kind.ram or offer.disk_bytes < kind.disk:
+        return Drop.HOST
+    return None
+
+
+def _late_s(ask: Ask, offer: Offer, kind: Kind) -> float:
+    """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
+    rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
+    return max(ask.p90(offer, kind) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
+
+
+def _reason(ask: Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
+    rate = ask.rate(offer)
+    match drop:
+        case Drop.REGION:
+            return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
+        case Drop.HOST:
+            return short(offer, kind)
+        case Drop.PRICE if offer.spot and offer.usd_per_hour > 0:
+            return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
+        case Drop.PRICE:
+            return f"price {show(offer.usd_per_hour)}/h cannot be true; the catalogue does not know it"
+        case Drop.HOURLY_LIMIT:
+            limit = ask.spec.resources.max_usd_per_hour
+            return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
+        case Drop.PREEMPTED_TOO_OFTEN:
+            return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost(rate) / 60:.0f} min"
+        case Drop.DEADLINE:
+            p50, p90, late = (s / 3600 for s in (kind.p50(rate), ask.p90(offer, kind), _late_s(ask, offer, kind)))
+            return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
+        case Drop.CAP:
+            usd = _total(offer, kind, ask.nodes, rate, kind.p50(rate))
+            return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
+        case Drop.UNAVAILABLE:
+            return "the cloud has none now"
+        case Drop.EXCLUDED:
+            return ask.excluded[ask.excluded_by(offer) or offer.id]
+    return kind.reason
+
+
+def _notes(ask: Ask, offer: Offer, kind: Kind) -> str:
+    notes = few(offer, kind)
+    if hazard := basis(offer, ask.learned.spots):
+        notes += f"; {hazard}"
+    if kind.caps.self_stop == "none" and kind.caps.trust != "own":
+        notes += "; it cannot stop itself: only its cloud's API ends the billing"
+    return notes
+
+
+class _Found:
+    """Columns with an entry for each offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
+
+    def __init__(self, ask: Ask, sold: Shelf) -> None:
+        self.ask, self.sold = ask, sold
+        self.kinds = [_kind(ask, machines.like) for machines in sold.machines]
+        self.drops: list[Drop | None] = [None] * len(sold.offers)
+        self.micros = [-1] * len(sold.offers)
+        """Micro-dollars to finish; -1: never does."""
+        for kind, machines in zip(self.kinds, sold.machines, strict=True):
+            _assess(ask, sold.offers, machines, kind, self)
+
+    def at(self, number: int) -> tuple[Offer, Kind, Drop | None]:
+        return self.sold.offers[number], self.kinds[self.sold.which[number]], self.drops[number]
+
+    def keys(self) -> Sequence[float]:
+        """What offers are ranked by: less is better. Nothing is known of a script but prices."""
+        objective = self.ask.spec.resources.objective
+        if not self.ask.workload.shape or objective == "hourly":
+            return self._each(lambda kind, price, rate: price)
+        if objective == "cheapest":
+            return self.micros
+        seconds = self._each(lambda kind, price, rate: kind.p50(rate))
+        if objective == "fastest":
+            return seconds
+        # One percent less money is worth one percent more time.
+        return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
+
+    def _each(self, key: Callable[[Kind, float, float], float]) -> list[float]:
+        """By its kind, price and preemptions a second of the whole job."""
+        found, nodes = [inf] * len(self.micros), self.ask.nodes
+        for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
+            for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):
+                found[number] = key(kind, price, rate * nodes)
+        return found
+
+
+class _Lines(Sequence[QuoteLine]):
+    """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
+
+    def __init__(self, found: _Found, order: list[int]) -> None:
+        self._ask, self._found, self._order = found.ask, found, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, index: int) -> QuoteLine: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[QuoteLine, ...]: ...
+    def __getitem__(self, index: int | slice) -> QuoteLine | tuple[QuoteLine, ...]:
+        if isinstance(index, slice):
+            return tuple(self._line(number) for number in self._order[index])
+        return self._line(self._order[index])
+
+    def considered(self) -> Iterator[Considered]:
+        """In short; an offer's dollars are those that `_assess` found, as they are in its line."""
+        for number in self._order:
+            offer, kind, drop = self._found.at(number)
+            if drop is None:
+                cost = _dollars(self._found.micros[number]) if kind.fit.pace else None
+                reason = kind.reason + _notes(self._ask, offer, kind)
+            else:
+                cost, reason = None, _reason(self._ask, offer, kind, drop)
+            yield Considered(offer.id, offer.usd_per_hour, drop, reason, cost)
+
+    def _line(self, number: int) -> QuoteLine:
+        offer, kind, drop = self._found.at(number)
+        if drop is None:
+            return _kept_line(self._ask, offer, kind)
+        reason = _reason(self._ask, offer, kind, drop)
+        return QuoteLine(offer=offer, verdict=Verdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
+
+
+def _kept_line(ask: Ask, offer: Offer, kind: Kind) -> QuoteLine:
+    reason, pace, nodes = kind.reason + _notes(ask, offer, kind), kind.fit.pace, ask.nodes
+    if pace is None:
+        return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
+    rate = ask.rate(offer)
+    p50, p90 = kind.p50(rate), ask.p90(offer, kind)
+    return QuoteLine(
+        offer=offer,
+        verdict=Verdict.KEPT,
+        reason=reason,
+        memory=kind.fit.memory,
+        hours_p50=p50 / 3600,
+        hours_p90=p90 / 3600,
+        usd_p50=_total(offer, kind, nodes, rate, p50),
+        usd_p90=_total(offer, kind, nodes, rate, p90),
+        step_s=pace.step_s,
+        evidence=pace.evidence,
+        tier=pace.tier,
+        runs=pace.runs,
+        nodes=nodes,
+        plan=kind.fit.plan,
+        hours=kind.hours(rate),
+        costs=kind.costs(rate, float(offer.usd_per_hour) * nodes),
+        rows_bytes=rows_bytes(ask.workload, offer, nodes),
+    )
+
+
+def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
+    """Whole cents; a cap must be positive, also where the machine is free."""
+    return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
+
+
+def _quote(ask: Ask, offers: Sequence[Offer], spent: Decimal) -> Quote:
+    found = _Found(ask, shelf(offers, ask.learned.spots))
+    drops, micros = found.drops, found.micros
+    kept = [number for number, drop in enumerate(drops) if drop is None]
+    order = rank(kept, found.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    lines = _Lines(found, order)
+    p90 = lines[0].usd_p90 if kept else None
+    cheapest = min(filter((-1).__lt__, micros), default=None)
+    return Quote(
+        lines=lines,
+        considered=lines.considered,
+        made_at=ask.now,
+        expires_at=ask.now + LIFETIME,
+        proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
+        kept=len(kept),
+        drops=Counter(drop for drop in drops if drop is not None),
+        cheapest_usd=None if cheapest is None else _dollars(cheapest),
+        unsold_regions=unsold(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
+    )
+
+
+def quote(
+    spec: JobSpec,
+    workload: Workload,
+    offers: Sequence[Offer],
+    *,
+    now: datetime,
+    local_files: bool,
+    scoped_store: bool,
+    spent: Decimal,
+    cap_left: Decimal,
+    excluded: Mapping[str, str],
+    caps: Mapping[str, Caps],
+    machine_s: float = 0.0,
+    lead_s: float = 0.0,
+    storage_usd_per_gib_month: Decimal = ZERO,
+    learned: Experience = NOTHING,
+) -> Quote:
+    """Every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
+
+    `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
+    `scoped_store`: what the blob store grants reaches no more than the attempt's own part. `spent`, `cap_left`: dollars
+    of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago.
+    `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
+    job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
+    `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed, memory and preemptions.
+    """
+    ask = Ask(
+        spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,
+        excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
+        learned=learned,
+    )  # fmt: skip
+    return _quote(ask, offers, spent)

@@ -1,0 +1,115 @@
+"""What a quote is asked for, and what of it forbids a kind of machine whatever it costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from math import inf
+
+from broker.domain.instance import Caps
+from broker.domain.offer import ACCOUNT, HOST, Drop, Offer, Trust
+from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
+from broker.estimator.planning.corrections import Experience
+from broker.estimator.planning.fit import Fit
+from broker.estimator.preemption_rate import certainty, preemptions_per_s
+from broker.estimator.speed.hardware import matches
+from broker.lifecycle.account_refusals import account_keys
+from broker.quote.machine_cost import Kind
+
+TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
+
+
+@dataclass(kw_only=True, slots=True)
+class Ask:
+    """The arguments of `quote`, and what follows from them for every offer."""
+
+    spec: JobSpec
+    workload: Workload
+    now: datetime
+    local_files: bool
+    scoped_store: bool
+    cap_left: Decimal
+    excluded: Mapping[str, str]
+    caps: Mapping[str, Caps]
+    machine_s: float
+    lead_s: float
+    storage: float
+    """Of the bucket, dollars a GiB and month."""
+    learned: Experience
+    cap_micros: int = field(init=False)
+    regions: frozenset[str] = field(init=False)
+    nodes: int = field(init=False)
+    limit: float = field(init=False)
+    """Dollars an hour, of all nodes."""
+    deadline_s: float = field(init=False)
+    """Until the deadline; the P90 must keep it."""
+    duration_s: float = field(init=False)
+    """Of machine time; the P50 must keep it."""
+    timed: bool = field(init=False)
+    """There is a deadline or a longest duration."""
+    hosts: bool = field(init=False)
+    """Whole hosts are excluded as well."""
+    accounts: bool = field(init=False)
+    """And what an account does not get."""
+    fits: dict[object, Fit] = field(init=False, default_factory=dict)
+    """By hardware: memory and time are worked out once for each."""
+
+    def __post_init__(self) -> None:
+        spec, want = self.spec, self.spec.resources
+        self.cap_micros = int(self.cap_left * 1_000_000)
+        self.regions, self.nodes = frozenset(want.regions), want.nodes
+        self.limit = inf if want.max_usd_per_hour is None else float(want.max_usd_per_hour)
+        self.deadline_s = inf if spec.deadline is None else (spec.deadline - self.now).total_seconds() - self.lead_s
+        self.duration_s = inf if spec.max_duration is None else spec.max_duration - self.machine_s - self.lead_s
+        self.timed = spec.deadline is not None or spec.max_duration is not None
+        self.hosts = any(key.startswith(HOST) for key in self.excluded)
+        self.accounts = any(key.startswith(ACCOUNT) for key in self.excluded)
+
+    def excluded_by(self, offer: Offer) -> str | None:
+        """The key by which it is not to be bought now."""
+        if offer.id in self.excluded:
+            return offer.id
+        if self.hosts and offer.host_key in self.excluded:
+            return offer.host_key
+        return next((key for key in account_keys(offer) if key in self.excluded), None) if self.accounts else None
+
+    def rate(self, offer: Offer) -> float:
+        """Expected preemptions a second of the job: any machine's that is taken away stops all of them."""
+        return preemptions_per_s(offer, self.learned.spots) * self.nodes
+
+    def p90(self, offer: Offer, kind: Kind) -> float:
+        """Seconds that nine of ten runs on it keep."""
+        return kind.p90(self.rate(offer), certainty(offer, self.learned.spots))
+
+
+def policy(ask: Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
+    """Why no machine of this kind will do, with the words for it."""
+    want = ask.spec.resources
+    gpus = max(1, offer.gpus)
+    if want.providers and offer.provider not in want.providers:
+        return Drop.PROVIDER, f"provider {offer.provider}; asked for {', '.join(want.providers)}"
+    if want.accelerators and not any(matches(a, offer.accelerator) for a in want.accelerators):
+        return Drop.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
+    if want.gpus not in ("auto", gpus):
+        return Drop.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
+    if want.nodes > 1 and not caps.multi_node:
+        return Drop.NODES, f"{offer.provider} joins no machines to one job; asked for {want.nodes} nodes"
+    if want.spot == ("never" if offer.spot else "only"):
+        return Drop.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
+    here = offer.reaches_local_files or caps.reaches_local_files
+    if ask.local_files and not here:
+        return Drop.UNREACHABLE, "its machine cannot reach the blob store or model folder on this machine; use a bucket"
+    trust = offer.trust or caps.trust
+    if TIERS[trust] < TIERS[want.trust]:
+        return Drop.TRUST, f"a {trust} host; asked for trust {want.trust}"
+    if offer.spot and ask.spec.script is not None and not ask.spec.script.checkpoints:
+        return Drop.NO_CHECKPOINTS, "spot, and the script writes no checkpoints: a preemption would lose all of it"
+    if trust == "community" and not (ask.scoped_store or here):
+        return Drop.UNSCOPED, (
+            "a community host would get the blob store's own credentials; let the daemon scope them "
+            "(docs/blob-store.md), or ask for other providers"
+        )
+    if ask.spec.train is not None and not caps.has_trainer:
+        return Drop.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
+    return None

@@ -1,0 +1,1 @@
+"""Clocks, circuit breaker, rate limits, secrets and the control loop."""

@@ -1,0 +1,1 @@
+"""`broker.estimate()` and the scaling tables."""

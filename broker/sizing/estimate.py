@@ -1,0 +1,311 @@
+"""What a fine-tune takes, from a model's config alone: `gpubroker estimate` and `broker.estimate()`.
+
+Needs no daemon, no network, no GPU and no torch; the exact tracer runs as a process of its own, with the trainer's
+packages.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from broker.domain.errors import InvalidInput
+from broker.domain.gpu_names import gpu_name
+from broker.domain.workload import ModelShape, Parallelism, Plan
+from broker.estimator.architecture.lora_targets import ALL_LINEAR
+from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory.device_overhead import CONTEXT, Estimate
+from broker.estimator.memory.evidence import exact_margin
+from broker.estimator.planning.scaling import run_of, unmeasured
+from broker.estimator.speed.hardware import GIB, TABLE, Hardware, matches, nearest
+from broker.estimator.speed.throughput import Speed, speed
+from broker.model_catalog import catalog as catalogue
+from broker.model_catalog import trace_tables as traced
+from broker.model_catalog.config_defaults import SAME_CODE, filled
+from broker.model_catalog.config_validation import check_kind
+from broker.model_catalog.decoder_shape import headed_shape, shape_of, text_of, written_shape
+from broker.model_catalog.task_shape import built_for, task_shape
+from broker.sizing import traced_run as tracer
+from broker.sizing import traced_tables as tabled
+from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
+from trainer.contract.train import TaskName
+
+TASKS: tuple[str, ...] = get_args(TaskName)
+PAIRED = frozenset({"dpo", "reward_model"})
+"""Tasks of which each row is two sequences."""
+
+
+class BadAsk(ValueError):
+    """What was asked cannot be estimated; the message is one line that says why."""
+
+
+def _read(path: Path) -> str:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        return file.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "is no text"
+        raise BadAsk(f"{file}: {reason}; give a transformers config.json") from None
+
+
+def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+    """(name, config) of a model of the bundled catalogue, a folder, a file, or of JSON itself. Raises BadAsk."""
+    model, config = model or None, None if config == "" else config
+    if (model is None) == (config is None):
+        raise BadAsk("give either a MODEL of the catalogue or --config CONFIG.json")
+    if isinstance(config, Mapping):
+        return "config", config
+    if config is None:
+        found = catalogue.find(str(model))
+        if found is not None:
+            return str(model), found.config
+        if not Path(str(model)).is_dir():
+            raise BadAsk(f"{model}: not in the bundled catalogue, and no folder; give --config CONFIG.json")
+        config = Path(str(model))
+    inline = isinstance(config, str) and config.lstrip().startswith("{")
+    where, text = ("--config", str(config)) if inline else (str(config), _read(Path(config)))
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise BadAsk(f"{where}: is not JSON ({e})") from None
+    if not isinstance(parsed, dict):
+        raise BadAsk(f"{where}: is not a JSON object")
+    return where, parsed
+
+
+def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
+    """`task`: None for that of the config's class, else what the architecture is mostly trained for. Raises BadAsk."""
+    if task is not None and task not in TASKS:
+        raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
+    try:
+        for part in (config, text_of(config)):
+            check_kind(part)
+    except ValueError as e:
+        raise BadAsk(f"config.json of {name!r} has {e}") from None
+    try:
+        task = task or built_for(config)
+        if task is not None:
+            found = task_shape(name, config, task)
+            if found is None:
+                raise BadAsk(
+                    f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
+                )
+            return found
+        return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
+    except InvalidInput as e:
+        raise BadAsk("; ".join(p.message for p in e.problems)) from None
+
+
+def _meant(gpu: str) -> list[Hardware]:
+    """All of the table that may be, the one that is sold most first."""
+    asked = gpu_name(gpu)
+    return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
+
+
+def hardware_of(gpu: str | None) -> Hardware | None:
+    """The first of the table that is meant. Raises BadAsk."""
+    if gpu is None:
+        return None
+    found, asked, said = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
+    if not found or not found[0].gpu:
+        known = ", ".join(name for name, h in TABLE.items() if h.gpu)
+        near = "".join(f", the nearest is {name}" for name in nearest(asked))
+        raise BadAsk(f"{said}: not known{near}; known are {known}")
+    return found[0]
+
+
+def _chosen(gpu: str | None) -> Iterator[str]:
+    """Which is taken where the name is that of GPUs of different memory."""
+    found = _meant(gpu) if gpu else []
+    if len({h.memory_bytes for h in found}) > 1:
+        first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
+        yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
+
+
+def _speed(shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None) -> Speed | str:
+    """Of all GPUs; else why there is none."""
+    if hardware is None:
+        return "no --gpu was given"
+    if (why := unmeasured(ask)) is not None:
+        return why
+    way: Parallelism = "fsdp" if ask.sharding == "fsdp" else "hybrid" if ask.sharding == "hybrid" else "ddp"
+    plan = Plan(
+        parallelism=way if ask.gpus > 1 else "single",
+        devices=ask.gpus,
+        micro_batch=ask.rows,
+        accumulation=2 if ask.accumulated else 1,
+        gradient_checkpointing=ask.checkpointing,
+    )
+    target = (ask.target or ask.length) if shape.decoder_layers else 0
+    run = run_of(shape, ask, plan, ask.length, ask.nodes, written=target)
+    return speed(replace(run, reference=task == "dpo"), hardware)
+
+
+def _said_of(task: str | None, rows: int) -> Iterator[str]:
+    """What is to be known of a task's figures."""
+    if task in PAIRED:
+        yield f"{task}: each of {rows // 2} rows is two sequences"
+
+
+def estimate(
+    model: str | None = None, *, config: str | Path | Mapping[str, Any] | None = None, task: str | None = None,
+    method: str = "lora", optimizer: str = "adamw_fused", precision: str = "bf16-autocast", seq: int = 2048,
+    target_seq: int | None = None, resolution: int | None = None, micro_batch: int = 1, accumulate: bool = False,
+    gpus: int = 1, nodes: int = 1, offload: bool = False, sharding: str | None = None,
+    gradient_checkpointing: bool = False, lora_r: int = 16, lora_targets: str = "all-linear",
+    lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
+    norms: str = "float32", stack: str | None = None, exact: bool = False, gpu: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
+
+    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `optimizer`: also by the names of
+    transformers. `stack`: `transformers=4.48.1` for that version's own loss in place of the trainer's; other packages
+    after commas. `task`: of the trainer. `sharding`: by default ddp on several GPUs. `target_seq`: what an
+    encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a side of a UNet's images.
+    """
+    _check_types(locals())
+    name, given = config_of(model, config)
+    (given, plain), (optimizer, named) = unquantised(given, method), optimizer_of(optimizer)
+    words: Any = {"method": method, "precision": precision, "sharding": sharding or ("ddp" if gpus > 1 else "none")}
+    words |= {"attention": attention, "norms": norms}  # checked there, with one line that names the choices
+    try:
+        version, others = stack_of(stack)
+        ask = sizes.Ask(
+            **words, optimizer=optimizer, length=seq, target=target_seq, accumulated=accumulate, gpus=gpus,
+            rows=micro_batch * (2 if task in PAIRED else 1), nodes=nodes, offload=offload, rank=lora_r,
+            checkpointing=gradient_checkpointing, targets=targets_of(lora_targets), dropout=lora_dropout,
+            trainable=trainable_parameters, transformers=version,
+        )  # fmt: skip
+        document = _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
+    except sizes.Unanswerable as e:
+        raise BadAsk(str(e)) from None
+    document["notes"] += [*plain, *named, *others, *_chosen(gpu)]
+    return document
+
+
+def _check_types(asked: Mapping[str, Any]) -> None:
+    """Against what `estimate` says that it takes. Raises BadAsk."""
+    for name, kind in get_type_hints(estimate).items():
+        if name == "return":
+            continue
+        kinds = [get_origin(one) or one for one in get_args(kind) or (kind,)]
+        value, known = asked[name], tuple(kinds + ([int] if float in kinds else []))
+        if not isinstance(value, known) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(one.__name__ for one in kinds if one is not NoneType)
+            raise BadAsk(f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {wanted}")
+
+
+def targets_of(said: str) -> tuple[str, ...] | str:
+    """Names with commas between, or one regular expression, which is what has other signs in it."""
+    names = tuple(name.strip() for name in said.split(",") if name.strip())
+    if all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
+    return said.strip()
+
+
+def _answer(
+    name: str,
+    given: Mapping[str, Any],
+    ask: sizes.Ask,
+    task: str | None,
+    resolution: int | None,
+    hardware: Hardware | None,
+    *,
+    exact: bool,
+) -> dict[str, Any]:
+    """Raises BadAsk, Unanswerable."""
+    if (kind := traced.kind_of(given)) is not None:
+        ask = tabled.sized(given, ask, resolution)
+        found = tabled.estimate(given, ask)
+        return _document(
+            name, kind, found, hardware, tabled.NO_SPEED, tracer.trace(given, None, ask, task) if exact else None
+        )
+    shape = model_shape(name, given, task)
+    task, read = task or built_for(given), task is None
+    tabled.refuse_resolution(shape.family, resolution)
+    if task == "dpo" and ask.method == "full":
+        raise BadAsk("--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
+    found = sizes.estimate(shape, ask)
+    if task in PAIRED:
+        found = sizes.by_formula(found, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")
+    by_class = [f"task {task}, by the config's architectures"] if read and task else []
+    apart = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
+    said = *found.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows), *apart
+    found, at = replace(found, notes=said), _speed(shape, ask, hardware, task)
+    return _document(name, shape.family, found, hardware, at, tracer.trace(given, shape, ask, task) if exact else None)
+
+
+def links(hardware: Hardware, each: int) -> str:
+    """What is taken of machines of so many GPUs."""
+    return (
+        f"machines of {each} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
+        f"between them {hardware.network / 1e9:.1f} GB/s a machine"
+    )
+
+
+def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
+    """What was read otherwise than the config says it, in words."""
+    text = text_of(given)
+    lacking = filled(text)[1]
+    if lacking:
+        yield f"the config lacks {', '.join(lacking)}: {text['model_type']}'s defaults are taken"
+    if text.get("model_type") in SAME_CODE:
+        yield f"{text['model_type']} is estimated as the {shape.family} that its code is"
+    others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
+    if others:
+        yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"
+
+
+def spoken(at: Speed | str) -> dict[str, Any]:
+    """A speed in a document; a string says why there is none."""
+    if isinstance(at, str):
+        said = dict.fromkeys(("tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence"))
+        return {**said, "tokens_per_s_basis": at}
+    return {
+        "tokens_per_s": round(at.tokens_per_s, 1),
+        "tokens_per_s_interval": [round(rate, 1) for rate in at.interval],
+        "tokens_per_s_evidence": at.tier,
+        "tokens_per_s_basis": at.evidence,
+    }
+
+
+def _document(
+    name: str,
+    family: str,
+    found: Estimate,
+    hardware: Hardware | None,
+    at: Speed | str,
+    traced: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    by, segment, peak = dict(found.by_category), found.segment, found.peak_allocated
+    tier, evidence, margin, shown = str(found.tier), found.evidence, found.margin, found.device_margin - found.margin
+    if traced is not None:
+        by = {**dict.fromkeys(by, 0), **traced["by_category"], "context": found.context}
+        by["temporary"] += found.workspace
+        peak, segment = traced["peak_allocated_bytes"] + found.workspace, traced["segment"]
+        versions = " ".join(f"{k} {v}" for k, v in traced["versions"].items())
+        tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", exact_margin(family, margin)
+    used = peak + found.context
+    return {
+        "model": name,
+        "family": family,
+        "parameters": found.parameters,
+        "trainable_parameters": found.trainable,
+        "peak_allocated_bytes": peak,
+        "device_used_bytes": used,
+        "by_category": by,
+        "segment": segment,
+        "evidence": tier,
+        "evidence_detail": evidence,
+        "margin_pct": round(100 * margin, 1),
+        "device_margin_pct": round(100 * (margin + shown), 1),
+        "notes": list(found.notes),
+        **spoken(at),
+        "gpu": hardware.name if hardware else None,
+        "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
+        # under pressure the allocator gives back what it only caches, so that does not count
+        "fits": peak * (1 + margin) + CONTEXT <= hardware.memory_bytes if hardware else None,
+    }

@@ -1,0 +1,97 @@
+"""The exact tracer for `estimate --exact`: a process of its own, with the trainer's packages."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.lora_targets import ALL_LINEAR
+from broker.estimator.memory import estimate as sizes
+from broker.model_catalog.config_defaults import kind_of
+
+TRACE_PATIENCE_S = 300
+EXACT_PRECISIONS = {
+    "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
+}  # fmt: skip
+TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq", "image_classification")
+"""What the tracer knows, by the architecture or by its own option."""
+
+
+def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
+    """Those that match something, in the tracer's words. `shape`: None where tables tell of the model."""
+    if shape is None or ask.method == "full":
+        return "all-linear"
+    adapted, names = sizes.adapted_modules(shape, ask.targets)[0], build_of(shape).names
+    if ask.targets == (ALL_LINEAR,):
+        return ALL_LINEAR
+    if isinstance(ask.targets, tuple):  # the tracer has peft itself
+        return ",".join(ask.targets)
+    if not adapted <= names.keys():
+        raise sizes.Unanswerable(
+            f"--exact traces no pattern that matches embeddings or the head ({ask.targets}); give names"
+        )
+    return ",".join(sorted({names[role] for role in adapted}))
+
+
+def _installed() -> str | None:
+    """The version of transformers that the tracer would run."""
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _check(ask: sizes.Ask, task: str | None) -> None:
+    """Raises Unanswerable for any step but the trainer's own."""
+    installed = _installed()
+    for wrong, what in (
+        (ask.method not in ("full", "lora", "qlora"), f"--method {ask.method}"),
+        (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
+        (ask.transformers not in (None, installed), f"--stack but {installed or 'an installed one'}"),
+        (ask.norms != "float32", f"--norms {ask.norms}"),
+        (ask.sharding not in ("none", "ddp", "fsdp"), f"--sharding {ask.sharding}"),
+        (ask.sharding == "fsdp" and ask.method == "qlora", "--sharding fsdp over a base of 4 bits"),
+        (ask.sharding == "fsdp" and ask.transformers is not None, "--stack, whose --sharding fsdp is FSDP 1"),
+        (ask.offload, "--offload"),
+        (ask.attention != "sdpa", f"--attention {ask.attention}"),
+        (task not in (None, *TRACED_TASKS), f"--task {task}"),
+    ):
+        if wrong:
+            raise sizes.Unanswerable(
+                f"--exact traces the trainer's own step, alone or by DDP or FSDP 2: no {what}; leave out --exact"
+            )
+
+
+def trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
+    """The exact tracer's answer for the trainer's own step. Raises Unanswerable for any other step."""
+    _check(ask, task)
+    a_step = ask.rows * ask.gpus * (2 if ask.accumulated else 1)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({**config, **({"model_type": kind_of(config)} if kind_of(config) else {})}, file)
+        file.flush()
+        command = [
+            *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
+            *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
+            *(["--target-seq", str(ask.target)] if ask.target else []),
+            *("--micro-batch", str(ask.rows), "--global-batch", str(a_step)),
+            *(["--gpus", str(ask.gpus), "--sharding", ask.sharding] if ask.gpus > 1 else []),
+            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", _targets(shape, ask)),
+            *(["--task", task] if task in TRACED_TASKS[1:] else []),
+            "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise sizes.Unanswerable(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
+        raise sizes.Unanswerable(
+            f"--exact: {last.replace(file.name, 'the config')} (it needs `pip install 'gpubroker[trainer]'`)"
+        )
+    traced: dict[str, Any] = json.loads(done.stdout)
+    return traced

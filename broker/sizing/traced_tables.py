@@ -1,0 +1,112 @@
+"""What a fine-tune of Whisper or of Stable Diffusion's UNet takes: from the committed tables of traces."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from broker.estimator.memory import device_overhead as shown
+from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory.simulator.types import Played
+from broker.estimator.memory.trace_fit import by_category
+from broker.model_catalog import parameter_count as count
+from broker.model_catalog import trace_tables as traced
+
+Config = Mapping[str, Any]
+NO_SPEED = "no basis: no run of such a model was measured"
+MARGINS = {"whisper": 0.10, "unet": 0.25}
+"""Beside what a table is off a trace: workspaces of convolutions, of which a Whisper has two and a UNet many."""
+SMALLEST, LARGEST = 64, 4096
+"""Pixels of a side."""
+WHICH = {"whisper": "all-linear", "unet": ",".join(traced.TARGETS)}
+"""The modules that a traced LoRA adapts."""
+
+
+def sized(config: Config, ask: sizes.Ask, resolution: int | None) -> sizes.Ask:
+    """With the size of a row: what a Whisper writes, a UNet's pixels of a side. Raises Unanswerable."""
+    if traced.kind_of(config) == "whisper":
+        refuse_resolution("whisper", resolution)
+        most = _positive(config, "max_target_positions", 448)
+        size = most if ask.target is None else ask.target
+        if not 1 <= size <= most:
+            raise sizes.Unanswerable(f"--target-seq {size}: must be from 1 to the model's {most} positions")
+        return replace(ask, length=size, target=size)
+    if ask.target is not None:
+        raise sizes.Unanswerable(f"--target-seq {ask.target}: a UNet writes no tokens; give --resolution")
+    size = traced.SHRUNK * _positive(config, "sample_size", 64) if resolution is None else resolution
+    if not SMALLEST <= size <= LARGEST or size % traced.SHRUNK:
+        raise sizes.Unanswerable(
+            f"--resolution {size}: must be from {SMALLEST} to {LARGEST} and divisible by {traced.SHRUNK}"
+        )
+    return replace(ask, length=size)
+
+
+def _positive(config: Config, field: str, default: int) -> int:
+    """Raises Unanswerable for what is no size."""
+    try:
+        return count.number(config, field, default=default)
+    except ValueError as e:
+        raise sizes.Unanswerable(f"the config has {e}") from None
+
+
+def refuse_resolution(family: str, resolution: int | None) -> None:
+    """Raises Unanswerable where one is given for what reads no latents."""
+    if resolution is not None:
+        raise sizes.Unanswerable(f"--resolution {resolution}: {family} is no UNet; leave it out")
+
+
+def estimate(config: Config, ask: sizes.Ask) -> shown.Estimate:
+    """The peak on one GPU, of an ask that is `sized`. Raises Unanswerable for what no table has."""
+    kind = str(traced.kind_of(config))
+    found = traced.find(config)
+    if found is None:
+        raise sizes.Unanswerable(f"no table of traces is of such a {kind}; known are {', '.join(traced.names(kind))}")
+    _check(kind, ask)
+    name, tables = found
+    segments = tables.get(traced.key_of(ask.method, "bf16-autocast", ask.checkpointing))
+    if segments is None:
+        raise sizes.Unanswerable(f"--method {ask.method}: the tables of {name} lack it")
+    load = traced.load_of(config, ask.rows, ask.length, ask.rank)
+    trained = traced.adapter_parameters(config, ask.rank) if ask.method == "lora" else traced.trained_parameters(config)
+    made = {n: _accumulated(by, trained) if ask.accumulated else by for n, by in by_category(segments, load).items()}
+    made["optimizer"] = _update(next(iter(made.values())), trained, foreach=ask.optimizer == "adamw_foreach")
+    versions = " ".join(f"{k} {v}" for k, v in traced.document()["versions"].items())
+    words = f"a table of traces of {name} in {versions}; convolutions' workspaces are not in it"
+    played = Played(
+        segments={n: {c: by.get(c, 0) for c in sizes.CATEGORIES} for n, by in made.items()}, trained=trained
+    )
+    notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
+    if kind == "unet":
+        notes = (*notes, "the UNet alone: no autoencoder, no text encoders")
+    return shown.made(count.parameters(config), played, ("table", words, MARGINS[kind]), notes)
+
+
+def _check(kind: str, ask: sizes.Ask) -> None:
+    """Raises Unanswerable."""
+    sizes.check_numbers(ask)
+    for option, given, known in (
+        ("--method", ask.method, ("full", "lora")),
+        ("--precision", ask.precision, ("bf16-autocast", "fp16-autocast")),
+        ("--optimizer", ask.optimizer, ("adamw_fused", "adamw_foreach")),
+        ("--sharding", ask.sharding, ("none",)),
+        ("--attention", ask.attention, ("sdpa",)),
+        ("--stack", ask.transformers, (None,)),
+        (
+            "--lora-targets",
+            ask.targets if isinstance(ask.targets, str) else ",".join(ask.targets),
+            ("all-linear", WHICH[kind]),
+        ),
+    ):
+        if given not in known:
+            words = " or ".join(w for w in known if w) or "none"
+            raise sizes.Unanswerable(f"{option} {given}: the tables of {kind} have {words} alone")
+
+
+def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:
+    """Gradients of earlier micro-batches are there from the start."""
+    return {**by, "gradients": max(by.get("gradients", 0), 4 * trained)}
+
+
+def _update(by: Mapping[str, int], trained: int, *, foreach: bool) -> dict[str, int]:
+    """The optimizer's own segment; the foreach kernels make the roots of all second moments at once."""
+    kept = {c: by.get(c, 0) for c in ("weights", "optimizer")}
+    return {**kept, "gradients": 4 * trained, "temporary": 4 * trained if foreach else 0}

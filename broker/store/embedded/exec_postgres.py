@@ -1,0 +1,109 @@
+"""Becomes a PostgreSQL program: run as a script by `broker.store.embedded.server`, never imported.
+
+    python -I -S _pg_exec.py PARENT_PID FOLDER BINARY [ARGUMENT...]
+
+The process leaves root where it is root (PostgreSQL refuses to run as root), asks for SIGINT when its
+parent dies, and replaces itself, so its PID is the postmaster's. Two ways out of root, by what the machine allows:
+a user namespace that shows root as `nobody` (files stay root's), else uid `nobody` that keeps CAP_DAC_OVERRIDE alone
+(container runtimes commonly forbid user namespaces). Neither changes the mode of a parent folder or copies a binary.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+NOBODY = 65534
+CLONE_NEWUSER = 0x10000000
+PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+CAPABILITY_VERSION_3 = 0x20080522
+CAP_DAC_OVERRIDE = 1
+# The daemon's environment may hold keys; PostgreSQL gets none of it.
+ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC", "PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    """Raise OSError from errno when a libc call answered non-zero."""
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def enter_user_namespace() -> None:
+    """Show this root process as `nobody` to itself; on disk and to the kernel it stays root without capabilities."""
+    uid, gid = os.geteuid(), os.getegid()
+    check(libc.unshare(CLONE_NEWUSER), "unshare(CLONE_NEWUSER)")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{NOBODY} {uid} 1"),
+        ("gid_map", f"{NOBODY} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def user_namespace_works(folder: str, binary: str) -> bool:
+    """Try it in a forked child: allowed here, and both paths can be reached without root's override?"""
+    child = os.fork()
+    if child == 0:
+        reachable = False
+        try:
+            enter_user_namespace()
+            reachable = os.access(os.path.dirname(folder), os.W_OK | os.X_OK) and os.access(binary, os.X_OK)
+        finally:
+            os._exit(0 if reachable else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def become_nobody() -> None:
+    """Switch to uid `nobody`, keeping only CAP_DAC_OVERRIDE (ambient, so that it survives the exec)."""
+    check(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "prctl(PR_SET_KEEPCAPS)")
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    bit = 1 << CAP_DAC_OVERRIDE
+    sets = (ctypes.c_uint32 * 6)(bit, bit, bit, 0, 0, 0)  # effective, permitted, inheritable; low words, high words
+    check(libc.capset(header, sets), "capset")
+    check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0), "prctl(PR_CAP_AMBIENT_RAISE)")
+
+
+def give(folder: str, uid: int) -> None:
+    """Make `uid` the owner of the tree; the top changes last, so a broken-off run is done again."""
+    if os.stat(folder).st_uid == uid:
+        return
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            os.chown(os.path.join(parent, name), uid, -1, follow_symlinks=False)
+        os.chown(parent, uid, -1)
+
+
+def leave_root(folder: str, binary: str) -> None:
+    """Stop being root; `folder` (PostgreSQL wants to own it) follows."""
+    if user_namespace_works(folder, binary):
+        give(folder, os.geteuid())
+        enter_user_namespace()
+    else:
+        give(folder, NOBODY)
+        become_nobody()
+
+
+def main() -> None:
+    """Leave root, tie the life to the parent's, exec."""
+    parent, folder, binary, *arguments = sys.argv[1:]
+    try:
+        if os.geteuid() == 0:
+            leave_root(folder, binary)
+        # After the change of user, which clears it. SIGINT is PostgreSQL's fast shutdown.
+        check(libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+        if os.getppid() != int(parent):
+            sys.exit("FATAL:  the daemon ended while PostgreSQL was starting")
+        os.execve(binary, [binary, *arguments], ENVIRONMENT)
+    except OSError as error:
+        sys.exit(f"FATAL:  cannot run {binary} as an ordinary user: {error}; run the daemon as a non-root user")
+
+
+if __name__ == "__main__":
+    main()

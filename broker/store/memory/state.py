@@ -1,0 +1,163 @@
+"""What the memory store holds, and the writes that more than one of its parts makes."""
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from broker.domain.ids import AttemptId, Installation, JobId
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry, Signal
+from broker.domain.notifications import SlackUser
+from broker.domain.observation import Observation
+from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
+from broker.ports import Clock, Lane, Token, Upload
+from broker.store.hints import Hints
+from broker.store.memory.outbox_tables import OutboxTables
+from broker.store.memory.policy_tables import PolicyTables
+from broker.store.rules import fences
+
+RowT = TypeVar("RowT", Job, Attempt)
+DataT = TypeVar("DataT")
+
+
+def with_columns(row: DataT, **columns: object) -> DataT:
+    """As `dataclasses.replace`, which asks for each of thirty fields by its name: a simulation writes rows all day."""
+    new = object.__new__(type(row))
+    vars(new).update(vars(row), **columns)
+    return new
+
+
+@dataclass
+class Row(Generic[RowT]):
+    """A row with the columns that only the store knows. While leased, `due_at` is the lease's end, until a signal."""
+
+    value: RowT
+    due_at: datetime
+    lease_until: datetime | None = None
+    lease_owner: str | None = None
+    signal: bool = False
+    """Of an attempt: its job is asked to stop, or there is one of its own."""
+    stored_due_at: datetime | None = None
+    """Of a job: when its objects are looked at; None: never again."""
+
+    def claimable(self, now: datetime) -> bool:
+        return self.due_at <= now and (self.lease_until is None or self.lease_until <= now)
+
+    def lease(self, owner: str, until: datetime) -> RowT:
+        self.value = with_columns(self.value, epoch=self.value.epoch + 1)
+        self.lease_until = self.due_at = until
+        self.lease_owner = owner
+        return self.value
+
+    def free(self, now: datetime, due_in_s: float) -> None:
+        """Ends the lease; what was signalled during it makes the row due at once."""
+        signalled = self.lease_until is not None and self.due_at < self.lease_until
+        self.due_at = now if signalled else now + timedelta(seconds=due_in_s)
+        self.lease_until = self.lease_owner = None
+
+
+class State:
+    """All rows of all teams. A concern of its own adds its tables here."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.hints = Hints()
+        self.jobs: dict[JobId, Row[Job]] = {}
+        self.attempts: dict[AttemptId, Row[Attempt]] = {}
+        self.by_state: dict[JobState, dict[JobId, None]] = {state: {} for state in JobState}
+        self.by_lane: dict[Lane | None, dict[AttemptId, None]] = {lane: {} for lane in (*Lane, None)}
+        self.of_job: dict[JobId, list[AttemptId]] = defaultdict(list)
+        self.events_of: dict[JobId, list[Event]] = defaultdict(list)
+        self.ledger: dict[JobId, list[LedgerEntry]] = defaultdict(list)
+        self.outbox = OutboxTables(clock.now())
+        self.policies = PolicyTables()
+        self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
+        self.observations: list[Observation] = []
+        self.decisions: dict[AttemptId, bytes] = {}
+        self.blocked: dict[str, tuple[str, datetime]] = {}
+        default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
+        self.teams: dict[str, Team] = {DEFAULT_TEAM: default}
+        self.tokens: dict[str, Token] = {}
+        self.secrets: dict[tuple[str, str, str], bytes] = {}
+        self.uploads: dict[tuple[str, str, str], Upload] = {}
+        self.uploaded_at: dict[tuple[str, str, str], datetime] = {}
+        self.slack_users: dict[tuple[str, str, str], SlackUser] = {}
+        self.audit: list[AuditEntry] = []
+        self.installation: Installation | None = None
+        self.blob_store: str | None = None
+        self.master_key: str | None = None
+
+    def put_job(self, row: Row[Job], to: Job) -> None:
+        """Writes the controllers' columns."""
+        old = row.value
+        row.value = with_columns(
+            to,
+            due_at=None,
+            spent_usd=old.spent_usd,
+            forecast=old.forecast,
+            stored=old.stored,
+            deleted=old.deleted,
+            cap_usd=old.cap_usd,
+            approved_usd=old.approved_usd,
+            stop_requested=old.stop_requested,
+            epoch=old.epoch,
+            reason=fences.clean(to.reason),
+        )
+        if to.state in RESTING_JOB_STATES:
+            row.stored_due_at = self.clock.now()
+        self.by_state[old.state].pop(old.id)
+        self.by_state[to.state][to.id] = None
+
+    def signal(self, row: Row[Attempt], why: Signal | None = None) -> None:
+        """`why`: raised unless there is one; None: its job is asked to stop."""
+        if why is not None and row.value.signal is not None:
+            return
+        self.by_lane[fences.lane_of(row.value.state, row.signal)].pop(row.value.id)
+        row.value = replace(row.value, signal=why or row.value.signal)
+        row.signal, row.due_at = True, self.clock.now()
+        self.by_lane[fences.lane_of(row.value.state, True)][row.value.id] = None
+
+    def running(self) -> list[tuple[Job, Attempt]]:
+        """Live attempts with their jobs."""
+        live = (self.attempts[own].value for lane in Lane for own in self.by_lane[lane])
+        return [(self.jobs[attempt.job_id].value, attempt) for attempt in live]
+
+    def write_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        for entry in entries:
+            self.ledger[entry.job_id].append(entry)
+            self.policies.book(entry, self.jobs[entry.job_id].value, self.clock.now())
+
+    def write_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            log = self.events_of[event.job_id]
+            kept = replace(event, seq=len(log) + 1, at=self.clock.now(), message=fences.clean(event.message))
+            log.append(kept)
+            self.outbox.tell_event(kept, self.jobs[kept.job_id].value.team, self.clock.now())
+            self.hints.hint(f"job/{event.job_id}")
+
+    def write_audit(self, entry: AuditEntry) -> None:
+        own = uuid.UUID(int=len(self.audit))
+        kept = replace(entry, id=str(own), at=self.clock.now(), target=fences.clean(entry.target))
+        self.audit.append(kept)
+
+
+class Part:
+    """What each concern's part of the memory store is built on: the rows as `tenant` sees them."""
+
+    def __init__(self, state: State, tenant: Tenant) -> None:
+        self._state = state
+        self._tenant = tenant
+
+    def _sees(self, team: str) -> bool:
+        return self._tenant.operator or self._tenant.team == team
+
+    def _visible(self, job_id: JobId) -> Row[Job] | None:
+        """The row of a job that the tenant sees."""
+        row = self._state.jobs.get(job_id)
+        return row if row is not None and self._sees(row.value.team) else None
+
+
+def shown(row: Row[Job]) -> Job:
+    return replace(row.value, due_at=row.due_at if row.lease_until is None else None)

@@ -1,0 +1,261 @@
+"""Changes in batches: lock the rows, ask the fences, write what holds, in one transaction with few round trips."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import asyncpg
+
+from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import AttemptState, Event, JobState
+from broker.domain.money import ZERO
+from broker.policy.budgets import admission
+from broker.ports import Change, Charge
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.budgets import Room
+from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns
+from broker.store.rules import fences
+
+PAYLOAD_BYTES = 7500
+"""PostgreSQL refuses a notification's payload from 8000 bytes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LockedJob:
+    team: str
+    owner: str
+    cap_usd: Decimal
+    approved_usd: Decimal | None
+    epoch: int
+    state: JobState
+    attempts: int
+    stop_requested: bool
+    event_seq: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LockedAttempt:
+    epoch: int
+    state: AttemptState
+    charged_to: datetime | None
+
+
+class AlreadyThere(StoreError):
+    """A unique index refused: a second live attempt, or a row that exists."""
+
+
+class Applier:
+    """`Store.apply`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def apply(self, changes: Sequence[Change]) -> list[bool]:
+        """Each change atomically. Refused ones are raised after the others were applied."""
+        held, problems = [False] * len(changes), []
+        sound = []
+        for index, change in enumerate(changes):
+            try:
+                fences.check(change)
+                sound.append(index)
+            except StoreError as error:
+                problems.append(error)
+        for batch in rounds([changes[i] for i in sound]):
+            problems += await self._round([(sound[i], changes[sound[i]]) for i in batch], held)
+        if problems:
+            raise problems[0]
+        return held
+
+    async def _round(self, batch: list[tuple[int, Change]], held: list[bool]) -> list[StoreError]:
+        """One transaction; when a row was refused after all, one transaction a change."""
+        try:
+            for (index, _), ok in zip(batch, await self._commit([change for _, change in batch]), strict=True):
+                held[index] = ok
+            return []
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            if len(batch) == 1:
+                return [] if isinstance(error, AlreadyThere) else [error]
+        return [error for one in batch for error in await self._round([one], held)]
+
+    async def _commit(self, changes: Sequence[Change]) -> list[bool]:
+        return await self._pool.retried(lambda: self._once(changes), RolledBack)
+
+    async def _once(self, changes: Sequence[Change]) -> list[bool]:
+        async with self._pool.transaction("apply") as connection:
+            jobs, attempts = await _lock(connection, changes)
+            held = await _allowed(connection, changes, [fences.holds(c, jobs, attempts) for c in changes], jobs)
+            writes = _Writes(jobs)
+            for change in (change for change, ok in zip(changes, held, strict=True) if ok):
+                writes.add(change)
+            await writes.send(connection)
+            return held
+
+
+def rounds(changes: Sequence[Change]) -> list[list[int]]:
+    """Indices in batches in which no row is written twice; changes of the same row stay in their order."""
+    last: dict[str, int] = {}
+    batches: list[list[int]] = []
+    for index, change in enumerate(changes):
+        touched = {*fences.jobs_written(change), *fences.attempts_written(change)}
+        number = 1 + max((last.get(row, -1) for row in touched), default=-1)
+        last.update(dict.fromkeys(touched, number))
+        if number == len(batches):
+            batches.append([])
+        batches[number].append(index)
+    return batches
+
+
+async def _lock(
+    connection: Connection, changes: Sequence[Change]
+) -> tuple[dict[JobId, _LockedJob], dict[AttemptId, _LockedAttempt]]:
+    job_ids = sorted(set().union(*(fences.jobs_written(change) for change in changes)))
+    attempt_ids = sorted(set().union(*(fences.attempts_written(change) for change in changes)))
+    jobs, attempts = {}, {}
+    for row in await connection.fetch(QUERIES["lock_jobs"], job_ids) if job_ids else ():
+        jobs[JobId(row["id"])] = _LockedJob(
+            team=row["team"],
+            owner=row["owner"],
+            cap_usd=row["cap_usd"],
+            approved_usd=row["approved_usd"],
+            epoch=row["epoch"],
+            state=JobState(row["state"]),
+            attempts=row["attempts"],
+            stop_requested=row["stop_requested"],
+            event_seq=row["event_seq"],
+        )
+    for row in await connection.fetch(QUERIES["lock_attempts"], attempt_ids) if attempt_ids else ():
+        attempts[AttemptId(row["id"])] = _LockedAttempt(
+            epoch=row["epoch"], state=AttemptState(row["state"]), charged_to=row["charged_to"]
+        )
+    return jobs, attempts
+
+
+async def _allowed(
+    connection: Connection, changes: Sequence[Change], held: list[bool], jobs: dict[JobId, _LockedJob]
+) -> list[bool]:
+    """`held` less the admissions that a policy refuses. Each is judged with those before it, under the policies' locks,
+    so whoever admits, here or in another process, never do they jointly pass a limit."""
+    admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and held[index]}
+    if not admits:
+        return held
+    room = await Room.locked(connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()})
+    for index, attempt in admits.items():
+        job = jobs[attempt.job_id]
+        ask = admission(attempt, job.cap_usd, job.approved_usd)
+        held[index] = room.take(ask, (job.team, job.owner)) is None
+    return held
+
+
+@dataclass
+class _JobWrite:
+    """A row of `write_jobs`."""
+
+    state: tuple[Any, ...] = (None,) * 8
+    """The controllers' columns, see `rows.written_job`."""
+    usd: Decimal = ZERO
+    events: int = 0
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        return (*self.state, self.usd, self.events)
+
+
+@dataclass
+class _Writes:
+    """The rows of one transaction, statement by statement."""
+
+    locked: dict[JobId, _LockedJob]
+    jobs: defaultdict[JobId, _JobWrite] = field(default_factory=lambda: defaultdict(_JobWrite))
+    attempts: list[tuple[Any, ...]] = field(default_factory=list)
+    admitted: list[tuple[Any, ...]] = field(default_factory=list)
+    charges: list[tuple[Any, ...]] = field(default_factory=list)
+    prices: list[tuple[Any, ...]] = field(default_factory=list)
+    ledger: list[tuple[Any, ...]] = field(default_factory=list)
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+    observations: list[tuple[Any, ...]] = field(default_factory=list)
+    decisions: list[tuple[Any, ...]] = field(default_factory=list)
+    topics: dict[str, None] = field(default_factory=dict)
+
+    def add(self, change: Change) -> None:
+        """What a change that holds writes."""
+        if change.attempt is not None:
+            self.attempts.append(rows.written_attempt(*change.attempt, change.due_in_s))
+        if change.job is not None:
+            read, to = change.job
+            unseen_stop = self.locked[read.id].stop_requested and not read.stop_requested
+            self.jobs[read.id].state = rows.written_job(to, 0.0 if unseen_stop else change.due_in_s)
+        if change.admit is not None:
+            self.admitted.append(rows.admitted(change.admit, self.locked[change.admit.job_id].stop_requested))
+            if change.decision is not None:
+                self.decisions.append((change.admit.id, change.decision))
+        if change.charge is not None:
+            self._add_charge(change.charge)
+        self.ledger += map(rows.written_entry, change.ledger)
+        if change.observation is not None:
+            self.observations.append(rows.written_observation(change.observation))
+        self.add_events(change.events)
+        if change.charge is not None and change.charge.event is not None:
+            self.add_events([change.charge.event])
+        if fences.wakes(change):
+            self.topics["jobs"] = None
+
+    def _add_charge(self, charge: Charge) -> None:
+        signal = charge.signal and charge.signal.value
+        self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
+        self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
+        self.ledger += map(rows.written_entry, fences.entries_of(charge))
+        self.prices += [(charge.attempt_id, one.since, one.usd_per_hour, one.surplus) for one in charge.prices]
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Numbers them onward from the job's counter, whose row is locked."""
+        for event in events:
+            row = self.jobs[event.job_id]
+            row.events += 1
+            self.events.append(rows.written_event(event, self.locked[event.job_id].event_seq + row.events))
+            self.topics[f"job/{event.job_id}"] = None
+
+    async def send(self, connection: Connection) -> None:
+        """An ended attempt goes before an admitted one: a job has one live attempt at any moment."""
+        jobs = [(job_id, *write.row) for job_id, write in self.jobs.items()]
+        batches = (
+            ("write_jobs", jobs),
+            ("write_attempts", self.attempts),
+            ("admit_attempts", self.admitted),
+            ("write_charges", self.charges),
+            ("write_prices", self.prices),
+            ("write_ledger", self.ledger),
+            ("write_observations", self.observations),
+            ("write_decisions", self.decisions),
+        )
+        try:
+            for name, batch in batches:
+                if batch:
+                    await connection.execute(QUERIES[name], *columns(batch))
+        except asyncpg.UniqueViolationError as error:
+            raise AlreadyThere(f"apply: {error}") from error
+        await send_events(connection, self.events)
+        await notify(connection, self.topics)
+
+
+async def send_events(connection: Connection, events: Sequence[tuple[Any, ...]]) -> None:
+    """Rows of `write_events`; the database hands them to the channels."""
+    if events:
+        await connection.execute(QUERIES["write_events"], *columns(events))
+
+
+async def notify(connection: Connection, topics: dict[str, None]) -> None:
+    """One notification a transaction, its topics separated by spaces (more only where they do not fit)."""
+    payloads, line = [], ""
+    for topic in topics:
+        if len(line) + len(topic) >= PAYLOAD_BYTES:
+            payloads.append(line)
+            line = ""
+        line = f"{line} {topic}" if line else topic
+    if line:
+        await connection.execute(QUERIES["notify"], [*payloads, line])

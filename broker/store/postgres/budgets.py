@@ -1,0 +1,71 @@
+"""Policies with their standing, read in one transaction; whether an admission fits under them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+
+import asyncpg
+
+from broker.domain.policy import Policy
+from broker.policy.budgets import Applied, Ask, Refusal, Standing, judge
+from broker.policy.windows import window_start
+from broker.ports.policies import Whose
+from broker.store.postgres.pool import QUERIES, Connection
+
+NEVER: Sequence[datetime | None] = (None,)
+"""Windows of a policy without budgets: one that holds no quarter-hour."""
+
+
+@lru_cache(maxsize=1024)
+def policy_of(document: str) -> Policy:
+    return Policy.model_validate_json(document)
+
+
+async def with_standing(connection: Connection, found: Sequence[asyncpg.Record]) -> tuple[datetime, dict[int, Applied]]:
+    """Rows of `policies` with what their jobs have spent and hold. Windows begin by the clock that came with the rows:
+    an earlier one has what a later one has, and more."""
+    now = found[0]["now"]
+    policies = {row["id"]: policy_of(row["document"]) for row in found}
+    asked = [
+        (key, policy.team, policy.user, start)
+        for key, policy in policies.items()
+        for start in [window_start(budget, policy.zone, now) for budget in policy.budgets] or NEVER
+    ]
+    ids, teams, people, starts = (list(column) for column in zip(*asked, strict=True))
+    applied: dict[int, Applied] = {}
+    for row in await connection.fetch(QUERIES["standings"], ids, teams, people, starts):
+        key = row["policy"]
+        before = applied[key].standing.charged if key in applied else ()
+        charged = (*before, row["charged"]) if policies[key].budgets else ()
+        standing = Standing(charged=charged, outstanding_usd=row["outstanding"], gpus=row["gpus"], jobs=row["jobs"])
+        applied[key] = Applied(id=key, policy=policies[key], standing=standing)
+    return now, applied
+
+
+class Room:
+    """What policies leave for admissions, judged one after the other under the policies' locks."""
+
+    def __init__(self, now: datetime | None = None, applied: Mapping[int, Applied] | None = None) -> None:
+        self._now = now
+        self._applied = dict(applied or {})
+
+    @classmethod
+    async def locked(cls, connection: Connection, whose: Iterable[Whose]) -> "Room":
+        """The policies that cover these jobs are locked until the end of the transaction."""
+        teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
+        await connection.execute(QUERIES["enter_admission"])
+        found = await connection.fetch(QUERIES["lock_policies"], teams, owners)
+        if not found:
+            return cls()
+        # Read after the locks were had: it sees whatever was admitted under them.
+        return cls(*await with_standing(connection, found))
+
+    def take(self, ask: Ask, whose: Whose) -> Refusal | None:
+        """None: it fits, and is counted from now on."""
+        covering = [one for one in self._applied.values() if one.policy.covers(*whose)]
+        if not covering or self._now is None:
+            return None
+        refusal = judge(ask, covering, self._now)
+        if refusal is None:
+            self._applied |= {one.id: one.granted(ask) for one in covering}
+        return refusal

@@ -1,0 +1,86 @@
+"""The costs of a job beside its hours, on PostgreSQL."""
+
+from collections.abc import Collection, Sequence
+
+from broker.domain.ids import JobId
+from broker.domain.job import Event, Job, StoredKind
+from broker.lifecycle.retention import RESUMED_FROM
+from broker.ports import Note, StorageCharge
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.apply import notify, send_events
+from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.pool import QUERIES, Pool, columns
+from broker.store.rules import job_data as cost_rules
+
+
+class TenantCosts(Part):
+    _house: Pool
+
+    async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
+        if not await self._pool.read("job", job_id):
+            return None
+        # Whoever starts from it locks it as well, and may be of a team that the tenant does not see.
+        async with self._house.transaction("delete_data") as connection:
+            row = await connection.fetchrow(QUERIES["lock_job"], job_id)
+            if row is None:
+                return None
+            job = rows.job(row)
+            cost_rules.check_rest(job)
+            if RESUMED_FROM & set(kinds) and (by := await connection.fetch(QUERIES["starts_from"], job_id)):
+                raise cost_rules.still_needed(job, JobId(by[0]["id"]), by[0]["team"])
+            new = sorted(set(kinds) - job.deleted.keys())
+            if not new:
+                return job
+            (row,) = await connection.fetch(QUERIES["delete_data"], job_id, new)
+            await self._tell(connection, event, row)
+            await write_audit(connection, [cost_rules.data_deleted(self._tenant, job, new)])
+            return rows.job(row)
+
+
+class HouseCosts(Part):
+    """For the controllers."""
+
+    async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
+        return [await self._note(note) for note in notes]
+
+    async def _note(self, note: Note) -> bool:
+        """Jobs are locked before attempts, as everywhere."""
+        async with self._pool.transaction("note") as connection:
+            job = await connection.fetchrow(QUERIES["lock_job"], note.job.id)
+            attempt = await connection.fetchrow(QUERIES["lock_attempt"], note.attempt.id)
+            if job is None or attempt is None or not cost_rules.note_holds(note, rows.job(job), rows.attempt(attempt)):
+                return False
+            events = [rows.written_event(event, job["event_seq"] + n) for n, event in enumerate(note.events, start=1)]
+            await connection.execute(QUERIES["note_job"], note.job.id, rows.forecast_json(note.forecast), len(events))
+            signal = note.signal and note.signal.value
+            await connection.execute(QUERIES["note_attempt"], note.attempt.id, note.idle, signal)
+            await send_events(connection, events)
+            topics = {f"job/{note.job.id}": None} if events else {}
+            await notify(connection, topics | ({"jobs": None} if signal else {}))
+            return True
+
+    async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
+        return [rows.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
+
+    async def heir(self, job_id: JobId) -> JobId | None:
+        found = await self._pool.fetch("starts_from", job_id)
+        return JobId(found[0]["id"]) if found else None
+
+    async def charge_storage(self, charge: StorageCharge) -> bool:
+        async with self._pool.transaction("charge_storage") as connection:
+            row = await connection.fetchrow(QUERIES["lock_job"], charge.job_id)
+            if row is None or rows.job(row).stored != charge.read:
+                return False
+            stored = rows.stored_json(charge.to)
+            await connection.execute(QUERIES["charge_storage"], charge.job_id, stored, charge.due_in_s)
+            if charge.usd:
+                entry = rows.written_entry(cost_rules.entry_of(charge))
+                await connection.execute(QUERIES["write_ledger"], *columns([entry]))
+            return True
+
+    async def forget_uploads(self, *, older_than_s: float, limit: int) -> Sequence[str]:
+        found = {row["sha256"] for row in await self._pool.fetch("forget_uploads", older_than_s, limit)}
+        return sorted(found - set(await self.known_uploads(found)))
+
+    async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:
+        return {row["sha256"] for row in await self._pool.read("known_uploads", list(hashes))}

@@ -1,0 +1,63 @@
+"""Hints between processes: LISTEN on one connection of its own, which comes back when it is lost."""
+
+import asyncio
+import logging
+
+import asyncpg
+
+from broker.store.hints import Hints
+from broker.store.postgres.pool import CONNECT_TIMEOUT_S
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "gpubroker"
+RETRY_S = (0.1, 5.0)
+
+
+class Listener:
+    """`Store.wait`. Connects with the first wait."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._hints = Hints()
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self, topic: str, timeout_s: float) -> bool:
+        """True when `topic` was hinted at within the time, or hints may have been missed."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen(), name="store-hints")
+        return await self._hints.wait(topic, timeout_s)
+
+    async def _listen(self) -> None:
+        delay = RETRY_S[0]
+        while True:
+            try:
+                connection = await asyncpg.connect(self._dsn, timeout=CONNECT_TIMEOUT_S)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.debug("no hints until the database is back: %s", error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RETRY_S[1])
+                continue
+            delay = RETRY_S[0]
+            try:
+                await self._hear(connection)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.debug("the connection for hints was lost: %s", error)
+            finally:
+                connection.terminate()
+
+    async def _hear(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        await connection.add_listener(CHANNEL, self._heard)
+        self._hints.hint_all()  # nobody heard what was said before
+        await lost.wait()
+
+    def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        for topic in str(payload).split():
+            self._hints.hint(topic)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

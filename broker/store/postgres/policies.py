@@ -1,0 +1,176 @@
+"""Policies and their standing on PostgreSQL."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+import asyncpg
+
+from broker.domain.errors import OverBudget
+from broker.domain.ids import JobId
+from broker.domain.job import TERMINAL_JOB_STATES, Event, Job
+from broker.domain.notifications import Notice
+from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.policy.budgets import Applied, Reached, extension
+from broker.policy.dry_run import History, Other, Past
+from broker.ports.policies import Whose
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.budgets import Room, policy_of, with_standing
+from broker.store.postgres.channels import posted
+from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
+from broker.store.rules import fences
+from broker.store.rules import policies as policy_rules
+
+
+class TenantPolicies(Part):
+    _house: Pool
+    """A policy may cover other teams' jobs, which the tenant does not see: what they hold is read here."""
+
+    async def put_policy(self, policy: Policy) -> KeptPolicy:
+        policy_rules.check(self._tenant, policy)
+        document, actor = policy.model_dump_json(), self._tenant.owner
+        async with self._pool.transaction("put_policy") as connection:
+            await connection.execute(QUERIES["enter_policy"])
+            known = await connection.fetchrow(QUERIES["lock_policy"], policy.team, policy.name)
+            before = policy_of(known["document"]) if known and known["document"] else None
+            if known is not None and before == policy:
+                return _kept(known)
+            values = policy.team, policy.user, policy.name, document, actor
+            (row,) = await connection.fetch(QUERIES["put_policy"], *values)
+            await self._record(connection, row, before)
+            return _kept(row)
+
+    async def delete_policy(self, team: str | None, name: str) -> bool:
+        async with self._pool.transaction("delete_policy") as connection:
+            known = await connection.fetchrow(QUERIES["lock_policy"], team, name)
+            if known is None or known["document"] is None:
+                return False
+            (row,) = await connection.fetch(QUERIES["delete_policy"], known["id"], self._tenant.owner)
+            await self._record(connection, row, policy_of(known["document"]))
+            return True
+
+    async def _record(self, connection: Connection, row: asyncpg.Record, before: Policy | None) -> None:
+        """The new version in the history and in the audit."""
+        values = row["id"], row["team"], row["version"], row["document"], row["changed_at"], row["changed_by"]
+        await connection.execute(QUERIES["write_policy_version"], *values)
+        after = policy_of(row["document"]) if row["document"] else None
+        await write_audit(connection, [policy_rules.changed(self._tenant, before, after)])
+
+    async def policies(self) -> Sequence[KeptPolicy]:
+        return [_kept(row) for row in await self._pool.read("policies")]
+
+    async def policy_history(self, team: str | None, name: str) -> Sequence[PolicyVersion]:
+        return [
+            PolicyVersion(
+                version=row["version"],
+                policy=policy_of(row["document"]) if row["document"] else None,
+                at=row["at"],
+                actor=row["actor"],
+            )
+            for row in await self._pool.read("policy_history", team, name)
+        ]
+
+    async def budgets(self) -> tuple[datetime, Sequence[Applied]]:
+        async with self._pool.transaction("budgets") as connection:
+            found = await connection.fetch(QUERIES["policies"])
+            now = await connection.fetchval(QUERIES["now"])
+            if not found:
+                return now, []
+            now, applied = await with_standing(connection, found)
+            return now, list(applied.values())
+
+    async def past(self, since: datetime) -> History:
+        async with self._pool.transaction("past") as connection:
+            now = await connection.fetchval(QUERIES["now"])
+            attempts = [_past(row) for row in await connection.fetch(QUERIES["past_attempts"], since)]
+            others = [Other(**dict(row)) for row in await connection.fetch(QUERIES["past_others"], since)]
+        return History(now=now, attempts=attempts, others=others)
+
+    async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
+        async with self._pool.transaction("approve") as connection:
+            found = await connection.fetchrow(QUERIES["lock_job"], job_id)
+            job = rows.job(found) if found else None
+            if job is None or job.state in TERMINAL_JOB_STATES or (job.approved_usd or 0) >= up_to_usd:
+                return job
+            (row,) = await connection.fetch(QUERIES["approve"], job_id, up_to_usd)
+            await self._tell(connection, event, row)
+            await write_audit(connection, [fences.approved(self._tenant, job, up_to_usd)])
+            return rows.job(row)
+
+    async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
+        if not await self._pool.read("job", job_id):
+            return None
+        async with self._house.transaction("raise_cap") as connection:
+            found = await connection.fetchrow(QUERIES["lock_job"], job_id)
+            job = rows.job(found) if found else None
+            if job is None or cap_usd <= job.cap_usd or fences.cannot_run_again(job):
+                return job
+            await _extend(connection, job, cap_usd)
+            (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)
+            await self._tell(connection, event, row)
+            await write_audit(connection, [fences.cap_raised(self._tenant, job, cap_usd)])
+            return rows.job(row)
+
+
+class HousePolicies(Part):
+    async def applied(self, whose: Sequence[Whose]) -> tuple[datetime, Mapping[Whose, Sequence[Applied]]]:
+        teams, owners = [team for team, _ in whose], [owner for _, owner in whose]
+        async with self._pool.transaction("applied") as connection:
+            found = await connection.fetch(QUERIES["policies_of"], teams, owners)
+            now = await connection.fetchval(QUERIES["now"])
+            if not found:
+                return now, dict.fromkeys(whose, ())
+            now, applied = await with_standing(connection, found)
+        return now, {one: [a for a in applied.values() if a.policy.covers(*one)] for one in whose}
+
+    async def tell_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+        async with self._pool.transaction("tell_threshold") as connection:
+            if not await connection.fetch(QUERIES["lock_policy_id"], policy_id):
+                return False
+            values = found.budget.key, found.threshold.at, found.threshold.action.value, since
+            if not await connection.fetch(QUERIES["tell_threshold"], policy_id, *values):
+                return False
+            await connection.fetch(QUERIES["post"], *posted(notice))
+            return True
+
+
+async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
+    """The reservation of the attempt that runs. Raises OverBudget."""
+    found = await connection.fetchrow(QUERIES["live_attempt"], job.id)
+    attempt = rows.attempt(found) if found else None
+    ask = extension(job, attempt, cap_usd)
+    if ask is None or attempt is None:
+        return
+    room = await Room.locked(connection, [(job.team, job.owner)])
+    refusal = room.take(ask, (job.team, job.owner))
+    if refusal is not None:
+        raise OverBudget(policy_rules.no_higher_cap(job, refusal))
+    await connection.execute(QUERIES["extend_reservation"], attempt.id, ask.reserve_usd)
+    entry = rows.written_entry(policy_rules.extended(attempt, ask.reserve_usd))
+    await connection.execute(QUERIES["write_ledger"], *columns([entry]))
+
+
+def _kept(row: asyncpg.Record) -> KeptPolicy:
+    return KeptPolicy(
+        id=row["id"],
+        version=row["version"],
+        policy=policy_of(row["document"]),
+        changed_at=row["changed_at"],
+        changed_by=row["changed_by"],
+    )
+
+
+def _past(row: asyncpg.Record) -> Past:
+    return Past(
+        job_id=JobId(row["job_id"]),
+        number=row["number"],
+        team=row["team"],
+        owner=row["owner"],
+        gpus=row["gpus"],
+        cap_usd=row["cap_usd"],
+        reserved_usd=row["reserved_usd"],
+        at=row["at"],
+        ended_at=row["ended_at"],
+        charges=tuple(zip(row["buckets"], row["dollars"], strict=True)),
+    )

@@ -1,0 +1,171 @@
+"""The pool, the statements by name, and what asyncpg's errors mean to us."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import asyncpg
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.tenancy import Tenant
+from broker.store.postgres.row_codec import JOB_COLUMNS
+
+T = TypeVar("T")
+Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+STATEMENT_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+
+_UNAVAILABLE = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a server that dies while it is being connected to
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.TransactionRollbackError,
+)
+
+
+class RolledBack(StoreUnavailable):
+    """A deadlock or serialization failure: definitely nothing was written, the same may be tried again."""
+
+
+def _load(folder: Path) -> dict[str, str]:
+    """Statements of all queries*.sql by the name in their `-- name:` line."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("*.sql")):
+        parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
+        for name, body in zip(parts[1::2], parts[2::2], strict=True):
+            if name in found:
+                raise ValueError(f"{path}: a statement {name} exists already; name it otherwise")
+            found[name] = body.replace("{job_columns}", JOB_COLUMNS)
+    return found
+
+
+QUERIES = _load(Path(__file__).with_name("sql"))
+
+
+@contextmanager
+def store_errors(doing: str) -> Iterator[None]:
+    """Errors of asyncpg as the tree of `domain.errors` knows them."""
+    try:
+        yield
+    except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError) as error:
+        raise RolledBack(f"{doing}: {_line(error)}; nothing was written, try again") from error
+    except _UNAVAILABLE as error:
+        if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
+            raise StoreError(f"{doing}: {_line(error)}; nothing was written") from error  # a value that has no encoding
+        raise StoreUnavailable(
+            f"{doing}: the database gave no answer ({_line(error)}); what was asked may or may not be done, read again"
+        ) from error
+    except asyncpg.PostgresError as error:
+        rule = getattr(error, "constraint_name", None)
+        raise StoreError(f"{doing}: {f'rule {rule}: ' if rule else ''}{_line(error)}; nothing was written") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[list[Any], ...]:
+    """Rows as the arrays that `unnest` takes; at least one row."""
+    return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+async def _keep(connection: object) -> None:
+    """No reset when a connection goes back: nothing here leaves session state, and it saves a round trip."""
+
+
+class Pool:
+    """Runs named statements. Raises StoreUnavailable, StoreError."""
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        self._pool = pool
+
+    @classmethod
+    async def connect(cls, dsn: str, size: int, *, role: str | None = None) -> "Pool":
+        """`role`: every connection's from its first statement on, and whatever is reset."""
+        as_role = {"role": role} if role else {}
+        with store_errors("connecting"):
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=size,
+                reset=_keep,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=STATEMENT_TIMEOUT_S,
+                server_settings={"application_name": "gpubroker", "timezone": "UTC", "jit": "off", **as_role},
+            )
+        return cls(pool)
+
+    def as_tenant(self, tenant: Tenant) -> "Pool":
+        """The same connections; every transaction is that tenant's."""
+        return _TenantPool(self._pool, tenant)
+
+    async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
+        """One statement in its own transaction."""
+        with store_errors(name):
+            return await self._pool.fetch(QUERIES[name], *values)
+
+    async def read(self, name: str, *values: Any) -> list[asyncpg.Record]:
+        """A statement that may be repeated without harm: tried again while the database restarts."""
+        return await self.retried(lambda: self.fetch(name, *values), StoreUnavailable)
+
+    async def retried(self, call: Callable[[], Awaitable[T]], on: type[StoreError]) -> T:
+        """`call` again after `on`, a few times within about a second."""
+        policy = AsyncRetrying(
+            retry=retry_if_exception_type(on),
+            stop=stop_after_attempt(5),
+            wait=wait_random_exponential(0.1, max=0.5),
+            reraise=True,
+        )
+
+        async def once() -> T:  # tenacity awaits coroutine functions only, not a lambda's answer
+            return await call()
+
+        return await policy(once)
+
+    @asynccontextmanager
+    async def transaction(self, doing: str) -> AsyncIterator[Connection]:
+        """A transaction; StoreUnavailable out of its end means that its fate is unknown."""
+        with store_errors(doing):
+            async with self._pool.acquire() as connection, connection.transaction():
+                yield connection
+
+    async def close(self) -> None:
+        """Waits for what is under way, a little."""
+        try:
+            async with asyncio.timeout(5):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+
+async def enter(connection: Connection, team: str, *, operator: bool) -> None:
+    """Makes the transaction under way that team's, until its end: see migrations/0003_tenancy.sql."""
+    await connection.execute(QUERIES["enter"], team, "on" if operator else "off")
+
+
+class _TenantPool(Pool):
+    """Shares the connections of another, and closes none."""
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", tenant: Tenant) -> None:
+        super().__init__(pool)
+        self._tenant = tenant
+
+    async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
+        async with self.transaction(name) as connection:
+            return await connection.fetch(QUERIES[name], *values)
+
+    @asynccontextmanager
+    async def transaction(self, doing: str) -> AsyncIterator[Connection]:
+        async with super().transaction(doing) as connection:
+            await enter(connection, self._tenant.team, operator=self._tenant.operator)
+            yield connection

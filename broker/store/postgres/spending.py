@@ -1,0 +1,41 @@
+"""`ports.spending.SpendingStore` on PostgreSQL."""
+
+from decimal import Decimal
+
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import LedgerCategory
+from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.base import Part
+
+
+class Spending(Part):
+    async def paid(self, window: SpendWindow) -> Paid:
+        """Three statements, each on its own: a charge between them is in the next report."""
+        found = await self._pool.read("paid_slices", window.since, window.until, window.zone)
+        slices = [
+            Slice(
+                job_id=JobId(row["job_id"]),
+                attempt_id=AttemptId(row["attempt_id"]) if row["attempt_id"] else None,
+                category=LedgerCategory(row["category"]),
+                day=row["day"],
+                usd=row["usd"],
+            )
+            for row in found
+        ]
+        attempts = await self._pool.read("paid_attempts", sorted({s.attempt_id for s in slices if s.attempt_id}))
+        jobs = await self._pool.read("paid_jobs", sorted({s.job_id for s in slices}))
+        return Paid(
+            slices=slices,
+            attempts={AttemptId(row["id"]): _attempt(row) for row in attempts},
+            jobs={JobId(row["id"]): PaidJob(name=row["name"], team=row["team"], owner=row["owner"]) for row in jobs},
+        )
+
+
+def _attempt(row: rows.Record) -> PaidAttempt:
+    dearest = row["dearest_usd"]
+    return PaidAttempt(
+        attempt=rows.attempt(row),
+        compute_usd=row["compute_usd"],
+        dearest_usd=Decimal(dearest) if dearest is not None else None,
+    )

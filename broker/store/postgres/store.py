@@ -1,0 +1,184 @@
+"""`ports.Store` on PostgreSQL through asyncpg.
+
+The statements are in queries.sql, the rules in migrations/; this file only says which statement serves which method.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.ids import AttemptId, Installation
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
+from broker.domain.observation import Observation, SpotHours
+from broker.domain.tenancy import HOUSE, Tenant
+from broker.ports import Change, Charge, Lane, Leased, Token
+from broker.store.migrate import MIGRATIONS, load, newer
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.apply import Applier
+from broker.store.postgres.channels import Channels
+from broker.store.postgres.job_data import HouseCosts
+from broker.store.postgres.listener import Listener
+from broker.store.postgres.policies import HousePolicies
+from broker.store.postgres.pool import Pool, columns
+from broker.store.postgres.submit import Submitter
+from broker.store.postgres.tenant import PostgresTenant
+from broker.store.rules import fences
+
+API_ROLE = "gpubroker_api"
+"""Made by migrations/0003_tenancy.sql."""
+
+
+class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
+    """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
+
+    Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.
+    """
+
+    def __init__(self, pool: Pool, api: Pool, dsn: str) -> None:
+        super().__init__(pool, HOUSE, Submitter(api), Listener(dsn), house=pool)
+        self._api = api
+        self._applier = Applier(pool)
+        files = load(MIGRATIONS)
+        self._newest = files[max(files)]
+
+    @classmethod
+    async def connect(cls, dsn: str, *, pool_size: int = 8) -> "PostgresStore":
+        """Raises StoreUnavailable."""
+        pool = await Pool.connect(dsn, pool_size)
+        api = await Pool.connect(dsn, pool_size, role=API_ROLE)
+        (role,) = await api.read("api_role")
+        if role["name"] != API_ROLE or role["passes"]:
+            raise StoreError(
+                f"the API's connections are of the role {role['name']}, which row-level security does not hold; "
+                f"run: ALTER ROLE {API_ROLE} NOSUPERUSER NOBYPASSRLS"
+            )
+        return cls(pool, api, dsn)
+
+    def as_tenant(self, tenant: Tenant) -> PostgresTenant:
+        pool = self._api.as_tenant(tenant)
+        return PostgresTenant(pool, tenant, self._submitter, self._listener, house=self._pool)
+
+    # --- controllers
+
+    async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
+        asked = dict.fromkeys(states, False) | dict.fromkeys(fences.WAITING_JOB_STATES - set(states), True)
+        wanted = [state.value for state in asked], list(asked.values())
+        found = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
+        return sorted(map(rows.job, found), key=fences.place_in_queue)
+
+    async def claim_attempts(
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
+    ) -> Sequence[Leased]:
+        own = (None, None) if turns is None else ([*turns], [*turns.values()])
+        return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s, *own))
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
+        return await self._applier.apply(changes)
+
+    async def release(self, jobs: Sequence[Job], attempts: Sequence[Attempt], *, due_in_s: float) -> None:
+        for name, held in (("release_jobs", jobs), ("release_attempts", attempts)):
+            if held:
+                await self._pool.fetch(name, *columns((row.id, row.epoch) for row in held), due_in_s)
+
+    async def end_leases(self, *, owner: str) -> None:
+        await self._pool.fetch("end_leases", owner)
+
+    async def live_attempts(self) -> Sequence[Leased]:
+        return _leased(await self._pool.read("live_attempts"))
+
+    async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
+        return {AttemptId(row["id"]): rows.attempt(row) for row in await self._pool.read("attempts_by_id", list(ids))}
+
+    async def unproven_launches(self) -> Sequence[Attempt]:
+        return [rows.attempt(row) for row in await self._pool.read("unproven_launches")]
+
+    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
+        await self._pool.fetch("launchers_through", *columns((one.id, one.launched_by) for one in attempts))
+
+    async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
+        return await self._applier.apply([Change(charge=charge) for charge in charges])
+
+    async def ended_at_host(
+        self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
+    ) -> Sequence[Attempt]:
+        wanted = [reason.value for reason in reasons]
+        return [rows.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
+
+    async def observations(self, *, each: int) -> Sequence[Observation]:
+        return [rows.observation(row) for row in await self._pool.read("observations", each)]
+
+    async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
+        return [SpotHours(**row) for row in await self._pool.read("spot_hours", within_s)]
+
+    async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
+        await self._pool.read("block_offer", key, fences.clean(reason), for_s)
+
+    async def blocked_offers(self) -> Mapping[str, str]:
+        return {row["offer_id"]: row["reason"] for row in await self._pool.read("blocked_offers")}
+
+    # --- the house
+
+    async def counts(self) -> Mapping[str, Mapping[str, int]]:
+        counts = {
+            "jobs": dict.fromkeys((state.value for state in JobState), 0),
+            "attempts": dict.fromkeys((state.value for state in AttemptState), 0),
+        }
+        for row in await self._pool.read("counts"):
+            counts[row["of"]][row["state"]] = row["n"]
+        return counts
+
+    async def token(self, secret_sha256: str) -> Token | None:
+        found = await self._pool.read("token", secret_sha256)
+        return rows.token(found[0]) if found else None
+
+    async def installation(self, proposed: Installation) -> Installation:
+        found = await self._pool.read("installation", proposed)
+        # Another broker's insert that committed meanwhile is seen by the next statement only.
+        found = found or await self._pool.read("installation", proposed)
+        return Installation(found[0]["id"])
+
+    async def known_installation(self) -> Installation | None:
+        """None: no daemon has taken it yet."""
+        found = await self._pool.read("known_installation")
+        return Installation(found[0]["id"]) if found else None
+
+    async def blob_store(self, proposed: str) -> str:
+        (row,) = await self._pool.fetch("blob_store", proposed)
+        return str(row["blob_store"])
+
+    async def adopt_blob_store(self, mark: str) -> None:
+        await self._pool.fetch("adopt_blob_store", mark)
+
+    async def master_key(self, proposed: str | None) -> str | None:
+        (row,) = await self._pool.fetch("master_key", proposed)
+        found: str | None = row["master_key"]
+        return found
+
+    async def adopt_master_key(self, mark: str) -> None:
+        await self._pool.fetch("adopt_master_key", mark)
+
+    async def database(self) -> str:
+        """Which one this is: what is restored from a dump is another. Empty where the server does not tell."""
+        try:
+            return str((await self._pool.read("database"))[0]["id"])
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return ""
+
+    async def ping(self) -> datetime:
+        (row,) = await self._pool.fetch("ping")
+        if row["version"] > self._newest.version:
+            raise newer(row["name"], self._newest)
+        now: datetime = row["now"]
+        return now
+
+    async def close(self) -> None:
+        await self._submitter.close()
+        await self._listener.close()
+        await self._api.close()
+        await self._pool.close()
+
+
+def _leased(found: Sequence[rows.Record]) -> list[Leased]:
+    return [Leased(attempt=rows.attempt(row), job=rows.job(row, "j_")) for row in found]

@@ -1,0 +1,151 @@
+"""Submissions in groups: those that arrive while one transaction commits share the next one."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.job import Event, Job
+from broker.domain.tenancy import Tenant
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.apply import notify, send_events
+from broker.store.postgres.base import write_audit
+from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns, enter
+from broker.store.rules import fences
+from broker.store.rules import job_data as cost_rules
+
+GROUP = 256
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Submission:
+    tenant: Tenant
+    job: Job
+    key: str | None
+    body_sha256: str
+    row: tuple[Any, ...]
+    events: Sequence[tuple[Any, ...]]
+    answer: "asyncio.Future[tuple[Job, bool]]"
+
+    @property
+    def team(self) -> str:
+        """As which it is written: an operator submits for any team, all others for none but their own."""
+        return self.job.team if self.tenant.operator else self.tenant.team
+
+
+_Answers = dict[_Submission, tuple[Job, bool] | StoreError]
+
+
+class Submitter:
+    """`Store.submit`. Every caller learns its own outcome after the commit."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: list[_Submission] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def submit(
+        self, tenant: Tenant, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]
+    ) -> tuple[Job, bool]:
+        """Durable when it returns. Raises IdempotencyConflict, StoreUnavailable, StoreError."""
+        if rule := fences.broken_job_rule(job):
+            raise fences.refused(f"job {job.id}", rule)
+        answer: asyncio.Future[tuple[Job, bool]] = asyncio.get_running_loop().create_future()
+        one = _Submission(
+            tenant=tenant,
+            job=job,
+            key=key,
+            body_sha256=body_sha256,
+            row=rows.submitted(job, key, body_sha256, len(events)),
+            events=[rows.written_event(event, seq) for seq, event in enumerate(events, start=1)],
+            answer=answer,
+        )
+        self._waiting.append(one)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain(), name="submit")
+        return await answer
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
+            try:
+                for one, outcome in (await self._commit(group)).items():
+                    if one.answer.done():  # its caller went away
+                        continue
+                    if isinstance(outcome, StoreError):
+                        one.answer.set_exception(outcome)
+                    else:
+                        one.answer.set_result(outcome)
+            finally:
+                for one in group:
+                    one.answer.cancel()  # nobody waits for ever, whatever went wrong here
+
+    async def _commit(self, group: list[_Submission]) -> _Answers:
+        """The outcomes of all; when one of them is refused, each goes alone."""
+        try:
+            return await self._pool.retried(lambda: self._once(group), RolledBack)
+        except StoreUnavailable as error:
+            return dict.fromkeys(group, error)
+        except StoreError as error:
+            if len(group) == 1:
+                return {group[0]: error}
+        answers: _Answers = {}
+        for one in group:
+            answers |= await self._commit([one])
+        return answers
+
+    async def _once(self, group: list[_Submission]) -> _Answers:
+        """One transaction, each team's in turn: in their order, so that two brokers do not wait in a circle."""
+        teams: defaultdict[str, list[_Submission]] = defaultdict(list)
+        for one in group:
+            teams[one.team].append(one)
+        answers: _Answers = {}
+        async with self._pool.transaction("submit") as connection:
+            origins = await _lock_origins(connection, group)
+            for team, own in sorted(teams.items()):
+                await enter(connection, team, operator=False)
+                answers |= await self._of_team(connection, own)
+            for one, outcome in answers.items():
+                if isinstance(outcome, tuple) and outcome[1] and (origin := one.job.spec.origin) is not None:
+                    cost_rules.check_origin(origins.get(origin))
+            if any(isinstance(outcome, tuple) and outcome[1] for outcome in answers.values()):
+                await notify(connection, {"jobs": None})
+        return answers
+
+    async def _of_team(self, connection: Connection, group: list[_Submission]) -> _Answers:
+        new = await connection.fetch(QUERIES["submit"], *columns(one.row for one in group))
+        made = {row["id"]: row for row in new}
+        by_id = {one.job.id: one for one in reversed(group)}
+        fresh = [by_id[job_id] for job_id in made]
+        events = [event for one in fresh for event in one.events]
+        await send_events(connection, events)
+        await write_audit(connection, [fences.submitted(one.tenant, one.job) for one in fresh])
+        repeated = [one for one in group if by_id[one.job.id] is not one or one.job.id not in made]
+        keys = [(one.job.team, one.job.owner, one.key) for one in repeated]
+        found = await connection.fetch(QUERIES["jobs_by_key"], *columns(keys)) if keys else []
+        earlier = {(row["owner"], row["idempotency_key"]): row for row in found}
+        answers: _Answers = {}
+        for one in fresh:
+            row = made[one.job.id]
+            answers[one] = replace(one.job, created_at=row["created_at"], due_at=row["due_at"], epoch=0), True
+        for one in repeated:
+            row = earlier[one.job.owner, one.key]
+            same = row["body_sha256"] == one.body_sha256
+            answers[one] = (rows.job(row), False) if same else fences.key_conflict(one.key or "")
+        return answers
+
+    async def close(self) -> None:
+        """Lets what is under way commit."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+
+async def _lock_origins(connection: Connection, group: Sequence[_Submission]) -> Mapping[str, Job]:
+    """What these jobs start from, by id; whoever deletes checkpoints waits. An operator's may be another team's."""
+    wanted = {one.job.spec.origin for one in group if one.job.spec.origin is not None}
+    if not wanted:
+        return {}
+    await enter(connection, "", operator=True)
+    return {row["id"]: rows.job(row) for row in await connection.fetch(QUERIES["lock_origins"], sorted(wanted))}

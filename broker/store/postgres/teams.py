@@ -1,0 +1,67 @@
+"""Teams, tokens and the audit on PostgreSQL."""
+
+from collections.abc import Sequence
+
+import asyncpg
+
+from broker.domain.tenancy import AuditEntry, Team
+from broker.ports import AuditFilter, Token
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.pool import QUERIES
+from broker.store.postgres.slack_users import slack_user
+from broker.store.rules import fences
+from broker.store.rules import slack_users as slack_rules
+
+
+class Teams(Part):
+    async def put_token(self, token: Token, secret_sha256: str) -> None:
+        values = list(token.scopes), token.created_at, token.expires_at, fences.clean(token.note), secret_sha256
+        async with self._pool.transaction("put_token") as connection:
+            await connection.execute(QUERIES["put_token"], token.id, token.team, token.owner, *values)
+            await write_audit(connection, [fences.token_made(self._tenant, token)])
+
+    async def tokens(self) -> Sequence[Token]:
+        return [rows.token(row) for row in await self._pool.read("tokens")]
+
+    async def delete_token(self, token_id: str) -> bool:
+        async with self._pool.transaction("delete_token") as connection:
+            await connection.execute(QUERIES["enter_revocation"])
+            found = await connection.fetch(QUERIES["delete_token"], token_id)
+            await write_audit(connection, [fences.token_revoked(self._tenant, rows.token(row)) for row in found])
+            for row in found:
+                gone = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
+                await write_audit(connection, [slack_rules.unlinked(self._tenant, slack_user(one)) for one in gone])
+            return bool(found)
+
+    async def put_team(self, name: str, note: str) -> Team | None:
+        async with self._pool.transaction("put_team") as connection:
+            found = await connection.fetch(QUERIES["put_team"], name, fences.clean(note))
+            await write_audit(connection, [self._tenant.did("team.create", name, team=name) for _ in found])
+            return rows.team(found[0]) if found else None
+
+    async def teams(self) -> Sequence[Team]:
+        return [rows.team(row) for row in await self._pool.read("teams")]
+
+    async def delete_team(self, name: str) -> bool:
+        async with self._pool.transaction("delete_team") as connection:
+            try:
+                found = await connection.fetch(QUERIES["delete_team"], name)
+            except asyncpg.ForeignKeyViolationError:
+                raise fences.team_in_use(name) from None
+            await write_audit(connection, [self._tenant.did("team.delete", name, team=name) for _ in found])
+            return bool(found)
+
+    async def audit(self, where: AuditFilter) -> Sequence[AuditEntry]:
+        found = await self._pool.read(
+            "audit",
+            where.team,
+            where.actor,
+            where.action,
+            where.target,
+            where.since,
+            where.until,
+            *(where.before or (None, None)),
+            where.limit,
+        )
+        return [rows.audit_entry(row) for row in found]

@@ -1,0 +1,117 @@
+"""`ports.TenantStore` on PostgreSQL: what the API asks, as one tenant.
+
+A concern of its own is a `Part` in postgres_<concern>.py, added to the bases of `PostgresTenant`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pydantic import TypeAdapter
+
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
+from broker.domain.tenancy import Tenant
+from broker.ports import JobFilter, Upload
+from broker.store.postgres import row_codec as rows
+from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.channels import TenantChannels
+from broker.store.postgres.job_data import TenantCosts
+from broker.store.postgres.listener import Listener
+from broker.store.postgres.policies import TenantPolicies
+from broker.store.postgres.pool import QUERIES, Connection, Pool
+from broker.store.postgres.slack_users import SlackUsers
+from broker.store.postgres.spending import Spending
+from broker.store.postgres.submit import Submitter
+from broker.store.postgres.teams import Teams
+from broker.store.rules import fences
+
+_LABELS = TypeAdapter(dict[str, str])
+
+
+class PostgresTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUsers, Spending, Part):
+    """Made by `PostgresStore.as_tenant`; the store itself is the house's. `house`: sees every team's money."""
+
+    def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:
+        super().__init__(pool, tenant)
+        self._house = house
+        self._submitter = submitter
+        self._listener = listener
+
+    async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
+        return await self._submitter.submit(self._tenant, job, key=key, body_sha256=body_sha256, events=events)
+
+    async def job(self, job_id: JobId) -> Job | None:
+        found = await self._pool.read("job", job_id)
+        return rows.job(found[0]) if found else None
+
+    async def jobs(self, where: JobFilter) -> Sequence[Job]:
+        found = await self._pool.read(
+            "jobs",
+            where.owner,
+            [state.value for state in where.states],
+            _LABELS.dump_json(dict(where.labels)).decode(),
+            where.since,
+            where.until,
+            *(where.before or (None, None)),
+            where.limit,
+            where.team,
+        )
+        return [rows.job(row) for row in found]
+
+    async def attempts(self, job_id: JobId) -> Sequence[Attempt]:
+        return [rows.attempt(row) for row in await self._pool.read("attempts", job_id)]
+
+    async def request_stop(self, job_id: JobId, event: Event) -> Job | None:
+        async with self._pool.transaction("request_stop") as connection:
+            job = await _locked(connection, job_id)
+            if job is None or job.stop_requested or job.state in RESTING_JOB_STATES:
+                return job
+            (row,) = await connection.fetch(QUERIES["request_stop"], job_id)
+            await connection.execute(QUERIES["stop_attempts"], job_id)
+            await self._tell(connection, event, row)
+            await write_audit(connection, [fences.stopped(self._tenant, job)])
+            return rows.job(row)
+
+    async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]:
+        return [rows.event(row) for row in await self._pool.read("events", job_id, after, limit)]
+
+    async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]:
+        return [rows.ledger_entry(row) for row in await self._pool.read("ledger", job_id)]
+
+    async def decision(self, attempt_id: AttemptId) -> bytes | None:
+        found = await self._pool.read("decision", attempt_id)
+        return found[0]["document"] if found else None
+
+    async def wait(self, topic: str, timeout_s: float) -> bool:
+        return await self._listener.wait(topic, timeout_s)
+
+    async def put_secret(self, owner: str, name: str, sealed: bytes) -> None:
+        async with self._pool.transaction("put_secret") as connection:
+            await connection.execute(QUERIES["put_secret"], self._tenant.team, owner, name, sealed)
+            await write_audit(connection, [self._tenant.did("secret.set", name)])
+
+    async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
+        wanted = None if names is None else list(names)
+        found = await self._pool.read("secrets", self._tenant.team, owner, wanted)
+        return {row["name"]: row["sealed"] for row in found}
+
+    async def delete_secret(self, owner: str, name: str) -> bool:
+        async with self._pool.transaction("delete_secret") as connection:
+            if not await connection.fetch(QUERIES["delete_secret"], self._tenant.team, owner, name):
+                return False
+            await write_audit(connection, [self._tenant.did("secret.delete", name)])
+            return True
+
+    async def put_upload(self, owner: str, upload: Upload) -> None:
+        values = upload.bytes, fences.clean(upload.name), rows.summary_json(upload.summary)
+        async with self._pool.transaction("put_upload") as connection:
+            await connection.execute(QUERIES["put_upload"], self._tenant.team, owner, upload.sha256, *values)
+            await write_audit(connection, [fences.uploaded(self._tenant, upload)])
+
+    async def upload(self, owner: str, sha256: str) -> Upload | None:
+        found = await self._pool.read("upload", self._tenant.team, owner, sha256)
+        return rows.upload(found[0]) if found else None
+
+
+async def _locked(connection: Connection, job_id: JobId) -> Job | None:
+    row = await connection.fetchrow(QUERIES["lock_job"], job_id)
+    return rows.job(row) if row else None

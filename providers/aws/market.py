@@ -1,0 +1,275 @@
+"""What AWS sells: machines, prices, quotas and odds, from its own APIs alone; no price is written down here.
+
+Each kind of fact is kept for as long as it is likely to hold, so that a poll costs one call a region (spot prices).
+"""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, Generic, TypeVar
+
+from broker.domain.errors import OutcomeUnknown, ProviderError
+from broker.domain.money import usd
+from broker.ports import Clock
+from providers.aws.api import Aws
+from providers.common.gpu_names import accelerator
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MIB = 1024**2
+PRICING_REGION = "us-east-1"
+"""Where the Pricing API is; it knows all regions."""
+HOUR_S = 3600.0
+RETRY_S = 300.0
+"""A call that failed is not made again for so long; for spot prices it is."""
+KNOWN = frozenset({"h100-sxm", "h200-sxm", "b200", "a100-80gb-sxm", "a100-40gb", "l40s", "a10g", "l4"})
+"""GPUs of the hardware table that AWS has."""
+FAMILIES = ("g*", "p*")
+"""Instance types with GPUs begin so."""
+_LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
+_ON_DEMAND = {
+    "operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used", "preInstalledSw": "NA",
+    "operation": "RunInstances",
+}  # fmt: skip
+
+
+class Kept(Generic[K, V]):
+    """Answers by key, each asked for once in `keep_s`; a failure is repeated for `retry_s` without asking."""
+
+    def __init__(
+        self, clock: Clock, load: Callable[[K], Awaitable[V]], *, keep_s: float, retry_s: float = RETRY_S
+    ) -> None:
+        self._clock, self._load, self._keep_s, self._retry_s = clock, load, keep_s, retry_s
+        self._values: dict[K, tuple[float, V]] = {}
+        self._failures: dict[K, tuple[float, ProviderError]] = {}
+        self._locks: dict[K, asyncio.Lock] = {}
+
+    async def get(self, key: K) -> V:
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            now = self._clock.monotonic()
+            if key in self._values and now - self._values[key][0] < self._keep_s:
+                return self._values[key][1]
+            if key in self._failures and now - self._failures[key][0] < self._retry_s:
+                raise self._failures[key][1]
+            try:
+                value = await self._ask(key)
+            except ProviderError as e:
+                self._failures[key] = (now, e)
+                raise
+            self._values[key] = (now, value)
+            return value
+
+    async def _ask(self, key: K) -> V:
+        try:
+            return await self._load(key)
+        except _UNREADABLE as e:
+            raise OutcomeUnknown(f"AWS: an answer about {key} cannot be read: {e!r}") from None
+
+    async def get_or(self, key: K, default: V) -> V:
+        try:
+            return await self.get(key)
+        except ProviderError:
+            return default
+
+    def last(self, key: K, default: V) -> V:
+        """What was answered last, however long ago."""
+        return self._values[key][1] if key in self._values else default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One instance type."""
+
+    name: str
+    accelerator: str
+    gpus: int
+    gpu_memory_bytes: int
+    vcpus: int
+    ram_bytes: int
+    network_mbit_s: float | None
+    spot: bool
+    on_demand: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """The instance types of a region, and how many were left out, by reason."""
+
+    machines: Mapping[str, Machine] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+class AwsMarket:
+    """Facts by region; raises ProviderErrors where a fact cannot be had."""
+
+    def __init__(self, aws: Aws, clock: Clock, regions: Sequence[str]) -> None:
+        self._aws, self._clock, self._regions = aws, clock, tuple(regions)
+        self.kinds = Kept(clock, self._kinds, keep_s=HOUR_S)
+        self.zones = Kept(clock, self._zones, keep_s=HOUR_S)
+        """By region and instance type: the ids of its zones (`use1-az1`) by name (`us-east-1a`)."""
+        self.spot = Kept(clock, self._spot, keep_s=15.0, retry_s=0.0)
+        """By region: prices by (instance type, zone)."""
+        self.on_demand = Kept(clock, self._on_demand, keep_s=6 * HOUR_S)
+        """By instance type: prices by region."""
+        self.disk = Kept(clock, self._disk, keep_s=6 * HOUR_S)
+        """A GiB-month of gp3 by region; the key is always `gp3`."""
+        self.egress = Kept(clock, self._egress, keep_s=6 * HOUR_S)
+        """A GiB to the internet by region, dearest tier; the key is always `internet`."""
+        self.quotas = Kept(clock, self._quotas, keep_s=RETRY_S)
+        """By region: vCPUs by the quota's name."""
+        self.scores = Kept(clock, self._scores, keep_s=HOUR_S)
+        """By instance type: placement scores by zone id. AWS counts how many kinds of question are asked in a day."""
+
+    async def _kinds(self, region: str) -> Kinds:
+        wanted = [{"Name": "instance-type", "Values": list(FAMILIES)}]
+        found = await self._aws.pages("ec2", region, "describe_instance_types", "InstanceTypes", Filters=wanted)
+        machines: dict[str, Machine] = {}
+        dropped: Counter[str] = Counter()
+        for kind in found:
+            try:
+                if not kind.get("GpuInfo", {}).get("Gpus"):
+                    continue
+                machine = _machine(kind)
+            except _UNREADABLE:
+                machine = "unreadable"
+            if isinstance(machine, str):
+                dropped[machine] += 1
+            else:
+                machines[machine.name] = machine
+        return Kinds(machines=machines, dropped=dropped)
+
+    async def _zones(self, region: str) -> Mapping[str, Mapping[str, str]]:
+        kinds = await self.kinds.get(region)
+        if not kinds.machines:
+            return {}
+        wanted = [{"Name": "instance-type", "Values": sorted(kinds.machines)}]
+        offered, zones = await asyncio.gather(
+            self._aws.pages(
+                "ec2", region, "describe_instance_type_offerings", "InstanceTypeOfferings",
+                LocationType="availability-zone", Filters=wanted,
+            ),
+            self._aws.call("ec2", region, "describe_availability_zones"),
+        )  # fmt: skip
+        ids = {zone["ZoneName"]: zone["ZoneId"] for zone in zones["AvailabilityZones"]}
+        found: dict[str, dict[str, str]] = {}
+        for one in offered:
+            if one["Location"] in ids:
+                found.setdefault(one["InstanceType"], {})[one["Location"]] = ids[one["Location"]]
+        return found
+
+    async def _spot(self, region: str) -> Mapping[tuple[str, str], Decimal]:
+        kinds = await self.kinds.get(region)
+        wanted = sorted(name for name, machine in kinds.machines.items() if machine.spot)
+        if not wanted:
+            return {}
+        now = self._clock.now()
+        history = await self._aws.pages(
+            "ec2", region, "describe_spot_price_history", "SpotPriceHistory",
+            InstanceTypes=wanted, ProductDescriptions=list(_LINUX), StartTime=now, EndTime=now,
+        )  # fmt: skip
+        latest: dict[tuple[str, str], tuple[Any, Decimal]] = {}
+        for one in history:
+            key, price = (one["InstanceType"], one["AvailabilityZone"]), (one["Timestamp"], Decimal(one["SpotPrice"]))
+            if one["InstanceType"] in wanted:
+                latest[key] = max(latest.get(key, price), price, key=lambda at: at[0])
+        return {key: usd(price) for key, (_, price) in latest.items()}
+
+    async def _on_demand(self, kind: str) -> Mapping[str, Decimal]:
+        products = await self._products("AmazonEC2", {**_ON_DEMAND, "instanceType": kind})
+        return _prices(p for p in products if p["product"]["attributes"].get("marketoption", "OnDemand") == "OnDemand")
+
+    async def _disk(self, kind: str) -> Mapping[str, Decimal]:
+        return _prices(await self._products("AmazonEC2", {"productFamily": "Storage", "volumeApiName": kind}))
+
+    async def _egress(self, _: str) -> Mapping[str, Decimal]:
+        wanted = {"transferType": "AWS Outbound", "toLocation": "External"}
+        return _prices(await self._products("AWSDataTransfer", wanted), region="fromRegionCode")
+
+    async def _products(self, service: str, wanted: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
+        filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
+        found = await self._aws.pages(
+            "pricing", PRICING_REGION, "get_products", "PriceList", ServiceCode=service, Filters=filters
+        )
+        return [json.loads(product) for product in found]
+
+    async def _quotas(self, region: str) -> Mapping[str, float]:
+        found = await self._aws.pages("service-quotas", region, "list_service_quotas", "Quotas", ServiceCode="ec2")
+        return {quota["QuotaName"]: float(quota["Value"]) for quota in found}
+
+    async def _scores(self, kind: str) -> Mapping[str, int]:
+        found = await self._aws.pages(
+            "ec2", self._regions[0], "get_spot_placement_scores", "SpotPlacementScores",
+            InstanceTypes=[kind], TargetCapacity=1, SingleAvailabilityZone=True, RegionNames=list(self._regions),
+        )  # fmt: skip
+        return {one["AvailabilityZoneId"]: int(one["Score"]) for one in found}
+
+
+def _machine(kind: Mapping[str, Any]) -> Machine | str:
+    """An instance type, or why it is left out."""
+    (gpu, *others) = kind["GpuInfo"]["Gpus"]
+    memory = int(gpu.get("MemoryInfo", {}).get("SizeInMiB", 0)) * MIB
+    name = accelerator(gpu["Name"], memory)
+    if "x86_64" not in kind["ProcessorInfo"]["SupportedArchitectures"]:
+        return "ARM processor: the image is for x86-64"
+    if others or gpu.get("Manufacturer") != "NVIDIA" or name not in KNOWN:
+        return "GPU that is not in the hardware table"
+    if int(gpu.get("Count", 0)) < 1:
+        return "share of a GPU"
+    cards = [card.get("BaselineBandwidthInGbps") for card in kind.get("NetworkInfo", {}).get("NetworkCards", [])]
+    classes = kind.get("SupportedUsageClasses", [])
+    return Machine(
+        name=kind["InstanceType"],
+        accelerator=name,
+        gpus=int(gpu["Count"]),
+        gpu_memory_bytes=memory,
+        vcpus=int(kind["VCpuInfo"]["DefaultVCpus"]),
+        ram_bytes=int(kind["MemoryInfo"]["SizeInMiB"]) * MIB,
+        network_mbit_s=sum(cards) * 1000 if cards and None not in cards else None,
+        spot="spot" in classes,
+        on_demand="on-demand" in classes,
+    )
+
+
+def _prices(products: Any, *, region: str = "regionCode") -> Mapping[str, Decimal]:
+    """The highest price of each region's products: tiers only get cheaper, and a cap must hold."""
+    found: dict[str, Decimal] = {}
+    for product in products:
+        where = product["product"]["attributes"].get(region)
+        if where is None:
+            continue
+        for term in product.get("terms", {}).get("OnDemand", {}).values():
+            for tier in term["priceDimensions"].values():
+                price = _decimal(tier["pricePerUnit"].get("USD"))
+                if price is not None:
+                    found[where] = max(found.get(where, price), price)
+    return found
+
+
+def _decimal(text: str | None) -> Decimal | None:
+    try:
+        return None if text is None else Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+def quota_of(machine: str, spot: bool, quotas: Mapping[str, float]) -> tuple[str, float] | None:
+    """The quota (name, vCPUs) that counts for an instance type; None where AWS does not say.
+
+    Their names: `Running On-Demand G and VT instances`, `All P4, P3 and P2 Spot Instance Requests`.
+    """
+    family = re.match(r"([a-z]+)(\d*)", machine)
+    if family is None:
+        return None
+    letter = "VT" if family[1] == "vt" else family[1][:1].upper()
+    pattern = r"All (.+) Spot Instance Requests" if spot else r"Running On-Demand (.+) instances"
+    by_family: dict[str, tuple[str, float]] = {}
+    for name, value in quotas.items():
+        if (found := re.fullmatch(pattern, name)) is not None:
+            by_family |= dict.fromkeys(re.findall(r"\b[A-Z]+\d*\b", found[1]), (name, value))
+    return by_family.get(letter + family[2]) or by_family.get(letter)

@@ -1,0 +1,208 @@
+"""AWS: spot and on-demand machines of several regions by EC2's API; an image runs on them by `docker run`.
+
+What SkyPilot needs beside a purchase's rows in `aws/vms.csv`: `aws/images.csv` (the AMI of each region, by tag) and
+`aws/instance_quota_mapping.csv`, which it downloads when they are missing, and the account's zone names, which it asks
+AWS for and keeps in `aws/az_mappings-<account>.csv`. Zones of `vms.csv` are ids (`use1-az1`), of a launch names.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from broker.domain.errors import Gone, Rejected
+from broker.domain.ids import Installation, name_prefix
+from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
+from broker.domain.job import Handle
+from broker.domain.offer import Offer
+from broker.ports import Clock
+from providers.aws import confirm as aws_confirm
+from providers.aws.api import Aws
+from providers.aws.market import AwsMarket, Kinds
+from providers.aws.offers import DISK_GIB, AwsOffers
+from providers.common.cloud import Purchase
+from providers.common.credentials import digest_of, sky_files
+from providers.common.offer_filter import Sieve
+from providers.common.skypilot_names import cluster_of, gpu_columns
+from trainer.contract.base import Config
+
+REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-north-1")
+TAG = "skypilot-cluster-name"
+"""SkyPilot puts it on in the call that creates a machine: there is none of ours without it."""
+CAPS = Caps(
+    spot=True,
+    notice_s=120.0,
+    notices="imds",
+    list_lag_s=20.0,
+    boot_s=300.0,
+    boot_deadline_s=2400.0,
+    billing_quantum_s=1,
+    multi_node=True,
+    self_stop="os_shutdown",
+    agent_start_s=600.0,
+)
+"""Billed by the second, from running to shutting down."""
+_STATES = {
+    "pending": InstanceState.STARTING,
+    "running": InstanceState.RUNNING,
+    "stopping": InstanceState.STOPPED,
+    "stopped": InstanceState.STOPPED,
+    "shutting-down": InstanceState.STOPPED,
+    "terminated": InstanceState.GONE,
+}
+
+
+class AwsConfig(Config):
+    """AWS."""
+
+    endpoint: str | None = None
+    """`http://host:port` of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` goes before it."""
+    emulated: bool = False
+    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
+    regions: tuple[str, ...] = ()
+    """Where to buy; empty: us-east-1, us-east-2, us-west-2, eu-north-1. A region that is taken out is not looked into
+    any more, so take it out when nothing runs there."""
+
+
+class AwsCloud:
+    """`providers.common.cloud.Cloud` of AWS."""
+
+    name = "aws"
+    caps = CAPS
+    docker_run = True
+
+    def __init__(
+        self, config: AwsConfig, *, installation: Installation, clock: Clock, env: Mapping[str, str], home: Path
+    ) -> None:
+        self._config, self._installation = config, installation
+        self._regions = config.regions or REGIONS
+        self._aws = Aws(config.endpoint, env=env, home=home)
+        self._env, self._home = env, home
+        self._files = ""
+        """Digest of those that the session was opened with."""
+        self._market = AwsMarket(self._aws, clock, self._regions)
+        self._offers = AwsOffers(self._market, clock, self._regions)
+
+    async def rows(self, sieve: Sieve) -> None:
+        await self._offers.rows(sieve)
+
+    async def list(self) -> Sequence[Observed]:
+        """All regions or none: a listing without one of them would prove the absence of what runs there."""
+        found = await asyncio.gather(*(self._list(region) for region in self._regions))
+        return [one for region in found for one in region]
+
+    async def _list(self, region: str) -> Sequence[Observed]:
+        ours = [{"Name": f"tag:{TAG}", "Values": [f"{name_prefix(self._installation)}*"]}]
+        reservations = await self._aws.pages("ec2", region, "describe_instances", "Reservations", Filters=ours)
+        machines = [machine for one in reservations for machine in one["Instances"]]
+        kinds = await self._market.kinds.get_or(region, Kinds()) if machines else Kinds()
+        return [seen for machine in machines if (seen := self._observed(region, machine, kinds)) is not None]
+
+    def _observed(self, region: str, machine: Mapping[str, Any], kinds: Kinds) -> Observed | None:
+        label = next((tag["Value"] for tag in machine.get("Tags", []) if tag["Key"] == TAG), None)
+        name = cluster_of(self._installation, label)
+        if name is None:
+            return None
+        kind = kinds.machines.get(machine["InstanceType"])
+        spot = machine.get("InstanceLifecycle") == "spot"
+        return Observed(
+            handle=Handle(provider="aws", id=machine["InstanceId"], name=name, region=region),
+            state=_STATES.get(machine["State"]["Name"], InstanceState.UNKNOWN),
+            accelerator=kind.accelerator if kind else None,
+            gpus=kind.gpus if kind else None,
+            gpu_memory_bytes=kind.gpu_memory_bytes if kind else None,
+            spot=spot,
+            usd_per_hour=self._price(region, machine, spot=spot),
+            price_moves=spot,
+            created_at=machine.get("LaunchTime"),
+        )
+
+    def _price(self, region: str, machine: Mapping[str, Any], *, spot: bool) -> Decimal | None:
+        """Of a spot machine EC2 does not tell it; what is billed is the market's price, which moves on."""
+        if not spot:
+            return self._offers.price(region, machine["InstanceType"])
+        zone = machine.get("Placement", {}).get("AvailabilityZone")
+        return None if zone is None else self._offers.spot_price(region, machine["InstanceType"], zone)
+
+    async def destroy(self, handle: Handle) -> None:
+        if not handle.region:
+            raise Rejected(f"AWS: it is not known in which region {handle.id} is; destroy it in AWS's console")
+        answer = await self._aws.call("ec2", handle.region, "terminate_instances", InstanceIds=[handle.id])
+        if all(one["PreviousState"]["Name"] == "terminated" for one in answer["TerminatingInstances"]):
+            raise Gone(f"AWS: {handle.id} is terminated")
+
+    async def check(self) -> str | None:
+        """Who we are, and whether we may look at machines. Prices and launches need more: see deploy/iam/aws.json."""
+        region = self._regions[0]
+        await self._aws.call("sts", region, "get_caller_identity")
+        known = self._aws.regions("ec2")
+        if self._config.endpoint is None and (odd := [one for one in self._regions if one not in known]):
+            return f"AWS: there is no region {odd[0]}; correct providers.aws.regions"
+        try:
+            await self._aws.call("ec2", region, "describe_instances", DryRun=True)
+        except Rejected as e:
+            if "DryRunOperation" not in str(e):
+                raise
+        return None
+
+    async def credential(self) -> str:
+        """With the key in use: a process, a role or a container gives others while no file changes."""
+        if (files := digest_of(sky_files("aws", self._env, self._home))) != self._files:
+            self._aws.forget_credentials()
+            self._files = files
+        return f"{files}/{await self._aws.key_id()}"
+
+    async def account(self) -> Sequence[str]:
+        me = await self._aws.call("sts", self._regions[0], "get_caller_identity")
+        return (str(me["Account"]),)
+
+    def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
+        """`pin`: what SkyPilot has no setting for (`kms_key`: of the volume; `placement_group`: start of its name).
+
+        `network_tier` best makes SkyPilot 0.14 attach an EFA interface; its code for placement groups is never called.
+        """
+        options = boot.options
+        aws: dict[str, object] = {"disk_encrypted": options.encrypted_volume, "remote_identity": "NO_UPLOAD"}
+        if options.vpc is not None:
+            aws["vpc_name"] = options.vpc
+        if options.subnets:
+            aws["subnet_names"] = list(options.subnets)
+        pin = {} if options.kms_key is None else {"kms_key": options.kms_key}
+        if boot.nodes > 1:
+            pin["placement_group"] = name_prefix(self._installation)
+        return Purchase(
+            cloud="aws",
+            region=offer.region,
+            zone=offer.purchase.get("zone"),
+            instance_type=offer.instance_type,
+            use_spot=offer.spot,
+            disk_gb=DISK_GIB,
+            catalog={"aws/vms.csv": _rows(offer)},
+            config={"aws": aws},
+            pin=pin,
+            network_tier="best" if boot.nodes > 1 else None,
+        )
+
+    async def confirm(self, handle: Handle, purchase: Purchase) -> None:
+        await aws_confirm.confirm(self._aws, handle, purchase)
+
+    async def close(self) -> None:
+        self._aws.close()
+
+
+def _rows(offer: Offer) -> list[Mapping[str, str]]:
+    """One a zone, with the prices that SkyPilot ranks by and that spot needs to be sold at all."""
+    zones = [one.partition("=") for one in offer.purchase["zones"].split(",")]
+    return [
+        {
+            "InstanceType": offer.instance_type,
+            **gpu_columns(offer),
+            "Price": offer.purchase.get("on_demand", ""),
+            "SpotPrice": price,
+            "Region": offer.region,
+            "AvailabilityZone": zone,
+            "Arch": "x86_64",
+        }
+        for zone, _, price in zones
+    ]

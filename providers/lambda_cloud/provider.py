@@ -1,0 +1,290 @@
+"""Lambda Cloud: on-demand machines of one kind each, no spot; an image runs on them by `docker run`.
+
+Prices and capacity by `GET /api/v1/instance-types`; the API tells only the regions that have capacity now.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.ids import Installation
+from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
+from broker.domain.job import Handle
+from broker.domain.money import ZERO, usd
+from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.regions import unsold
+from broker.ports import Clock
+from providers.common.cloud import Purchase
+from providers.common.credentials import digest_of, key_help, key_of, sky_files
+from providers.common.gpu_names import GB, accelerator
+from providers.common.http_json import Rest
+from providers.common.offer_filter import Sieve
+from providers.common.skypilot_names import cluster_of, gpu_columns
+from trainer.contract.base import Config
+
+ENDPOINT = "https://cloud.lambda.ai"
+REGIONS = frozenset({
+    "asia-northeast-1", "asia-northeast-2", "asia-south-1", "australia-east-1", "europe-central-1", "me-west-1",
+    "us-east-1", "us-east-2", "us-east-3", "us-midwest-1", "us-midwest-2", "us-south-1", "us-south-2", "us-south-3",
+    "us-southeast-1", "us-west-1", "us-west-2", "us-west-3",
+})  # fmt: skip
+"""`PublicRegionCode` of docs.lambda.ai/api/cloud, beside those that the API names: it tells only where capacity is."""
+LAUNCHES_APART_S = 12.0
+"""The API takes one launch in 12 seconds; SkyPilot backs off when two come closer all the same."""
+CAPS = Caps(
+    spot=False,
+    list_lag_s=15.0,
+    teardown_s=60.0,
+    boot_s=420.0,
+    boot_deadline_s=2400.0,
+    billing_quantum_s=60,
+    multi_node=True,
+    self_stop="none",
+    calls_per_s=1.0,
+    agent_start_s=600.0,
+)
+"""Billed by the minute, from healthy to terminated (docs.lambda.ai/public-cloud/billing). One request a second
+(docs.lambda.ai/public-cloud/cloud-api, "Rate limiting")."""
+_STATES = {
+    "booting": InstanceState.STARTING,
+    "active": InstanceState.RUNNING,
+    "unhealthy": InstanceState.RUNNING,
+    "terminating": InstanceState.STOPPED,
+    "terminated": InstanceState.GONE,
+    "preempted": InstanceState.GONE,
+}
+_ARM = re.compile(r"G[BH]200", re.I)
+"""Grace Hopper and Grace Blackwell; the API does not tell the processor's architecture."""
+_ABSENT = re.compile("object-does-not-exist")
+_REFUSED = re.compile(r"api-key|unauthorized|forbidden", re.I)
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
+
+
+class LambdaConfig(Config):
+    """Lambda Cloud."""
+
+    endpoint: str | None = None
+    """`http://host:port` of a proxy or an emulator in place of https://cloud.lambda.ai."""
+    emulated: bool = False
+    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
+    regions: tuple[str, ...] = ()
+    """Empty: all."""
+
+
+class LambdaCloud:
+    """`providers.common.cloud.Cloud` of Lambda."""
+
+    name = "lambda"
+    caps = CAPS
+    docker_run = True
+
+    def __init__(
+        self, config: LambdaConfig, *, installation: Installation, clock: Clock, env: Mapping[str, str], home: Path
+    ) -> None:
+        self._config = config
+        self._installation = installation
+        self._clock = clock
+        self._env, self._home = env, home
+        self._apis: dict[str, Rest] = {}
+
+    async def rows(self, sieve: Sieve) -> None:
+        known = set(REGIONS)
+        for kind in _values(await self._call("GET", "/instance-types")):
+            try:
+                known.update(region["name"] for region in kind["regions_with_capacity_available"])
+                self._offer(kind, sieve)
+            except _UNREADABLE:
+                sieve.drop("unreadable")
+        sieve.ask_back("lambda", unsold(self._config.regions, known))
+
+    def _offer(self, kind: Mapping[str, Any], sieve: Sieve) -> None:
+        """A type in each region that has it; nothing where none has, since the API names no others."""
+        regions = [region["name"] for region in kind["regions_with_capacity_available"]]
+        if self._config.regions:
+            regions = [region for region in regions if region in self._config.regions]
+        machine = kind["instance_type"]
+        if not regions:
+            return
+        if not machine["specs"].get("gpus"):
+            return sieve.drop("no GPU")
+        if _ARM.search(_gpu(machine)):
+            return sieve.drop("ARM processor: the image is for x86-64")
+        for region in regions:
+            sieve.add(self._priced(machine, region))
+
+    def _priced(self, machine: Mapping[str, Any], region: str) -> Offer:
+        specs, price = machine["specs"], _price(machine)
+        gpu = _gpu(machine)
+        memory = _memory_bytes(gpu)
+        return Offer(
+            id=f"lambda/lambda/{region}/{machine['name']}/on-demand",
+            provider="lambda",
+            cloud="lambda",
+            region=region,
+            instance_type=machine["name"],
+            accelerator=_accelerator(gpu, memory),
+            gpus=int(specs["gpus"]),
+            gpu_memory_bytes=memory,
+            vcpus=int(specs["vcpus"]),
+            ram_bytes=int(specs["memory_gib"]) * GIB,
+            disk_bytes=int(specs["storage_gib"]) * GIB,
+            spot=False,
+            usd_per_hour=price,
+            on_demand_usd_per_hour=price,
+            billing_quantum_s=CAPS.billing_quantum_s,
+            billed_from="running",
+            available=True,
+            trust="secure",
+            facts=HostFacts(
+                disk_usd_per_gib_month=ZERO,
+                ingress_usd_per_gib=ZERO,
+                egress_usd_per_gib=ZERO,
+                interconnect=_interconnect(gpu, int(specs["gpus"])),
+            ),
+            seen_at=self._clock.now(),
+        )
+
+    async def list(self) -> Sequence[Observed]:
+        machines = await self._call("GET", "/instances")
+        if not isinstance(machines, list):
+            raise OutcomeUnknown("Lambda: the listing of machines is not one")
+        seen = []
+        for machine in machines:
+            try:
+                name = cluster_of(self._installation, machine.get("name"))
+                if name is not None:
+                    region = (machine.get("region") or {}).get("name", "")
+                    handle = Handle(provider="lambda", id=machine["id"], name=name, region=region)
+                    seen.append(_observed(handle, machine))
+            except _UNREADABLE as e:
+                # A listing that is read in part would prove the absence of what was not read.
+                raise OutcomeUnknown(f"Lambda: a machine of the listing cannot be read: {e!r}") from None
+        return seen
+
+    async def destroy(self, handle: Handle) -> None:
+        try:
+            await self._call("POST", "/instance-operations/terminate", {"instance_ids": [handle.id]})
+        except Rejected as e:
+            if _ABSENT.search(str(e)):
+                raise Gone(f"Lambda has no machine {handle.id}") from None
+            raise
+
+    async def check(self) -> str | None:
+        await self._call("GET", "/instances")
+        return None
+
+    async def credential(self) -> str:
+        return digest_of(sky_files("lambda", self._env, self._home))
+
+    async def account(self) -> Sequence[str]:
+        """Nothing in the API says whose a key is. The ids of SSH keys are an account's own, and no machine is launched
+        without one: SkyPilot enters its own with the first."""
+        credential = await self.credential()
+        keys = await self._call("GET", "/ssh-keys")
+        try:
+            return (f"key {credential[:8]}", *sorted(f"SSH key {key['id']}" for key in keys))
+        except _UNREADABLE as e:
+            raise OutcomeUnknown(f"Lambda: the list of SSH keys cannot be read: {e!r}") from None
+
+    def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
+        """SkyPilot wants the type in `lambda/vms.csv`, and asks the API itself whether the region has it."""
+        row = {
+            "InstanceType": offer.instance_type,
+            **gpu_columns(offer),
+            "Price": str(offer.usd_per_hour),
+            "SpotPrice": "",
+            "Region": offer.region,
+        }
+        return Purchase(
+            cloud="lambda",
+            region=offer.region,
+            instance_type=offer.instance_type,
+            use_spot=False,
+            catalog={"lambda/vms.csv": [row]},
+            apart_s=LAUNCHES_APART_S,
+        )
+
+    async def confirm(self, handle: Handle, purchase: Purchase) -> None:
+        """The listing says all that Lambda knows."""
+
+    async def close(self) -> None:
+        for api in self._apis.values():
+            await api.close()
+        self._apis.clear()
+
+    async def _call(self, method: str, path: str, body: Any = None) -> Any:
+        """`data` of the answer. The key is read anew, so that a new one is taken up without a restart."""
+        key = key_of("lambda", self._env, self._home).key
+        if key not in self._apis:
+            base = (self._config.endpoint or ENDPOINT) + "/api/v1"
+            headers = {"Authorization": f"Bearer {key}"}
+            self._apis[key] = Rest("Lambda", base, headers, key_help=key_help("lambda"), absent=_ABSENT)
+        answer = await self._apis[key].call(method, path, body)
+        if isinstance(answer, dict) and answer.get("error"):
+            raise _error(f"Lambda: {method} {path}", answer["error"])
+        data = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(data, dict | list):
+            raise OutcomeUnknown(f"Lambda: {method} {path}: the answer has no `data`")
+        return data
+
+
+def _error(what: str, error: Any) -> ProviderError:
+    """With status 200, whatever stands beside it."""
+    told = f"{error.get('code') or ''} {error.get('message') or ''}" if isinstance(error, dict) else str(error)
+    said = " ".join(told.split())[:200]
+    if _REFUSED.search(said):
+        return Rejected(f"Lambda refuses the key ({said}): {key_help('lambda')}")
+    return OutcomeUnknown(f"{what}: {said}")
+
+
+def _values(data: Any) -> Iterable[Any]:
+    """Types come by name, machines as a list."""
+    return data.values() if isinstance(data, dict) else data
+
+
+def _observed(handle: Handle, machine: Mapping[str, Any]) -> Observed:
+    kind = machine.get("instance_type") or {}
+    gpu = _gpu(kind)
+    memory = _memory_bytes(gpu) if gpu else None
+    gpus = (kind.get("specs") or {}).get("gpus")
+    return Observed(
+        handle=handle,
+        state=_STATES.get(machine.get("status", ""), InstanceState.UNKNOWN),
+        accelerator=_accelerator(gpu, memory) if gpu else None,
+        gpus=None if gpus is None else int(gpus),
+        gpu_memory_bytes=memory,
+        spot=False,
+        usd_per_hour=_price(kind) if kind.get("price_cents_per_hour") is not None else None,
+    )
+
+
+def _gpu(kind: Mapping[str, Any]) -> str:
+    """`A100 (80 GB SXM4)`: from the GPU's own description, or the machine's, `8x A100 (80 GB SXM4)`."""
+    told = kind.get("gpu_description")
+    return told if told and told != "N/A" else re.sub(r"^\d+x ", "", kind.get("description") or "")
+
+
+def _accelerator(gpu: str, memory_bytes: int | None) -> str:
+    """The memory is given, so an unknown GPU's slug need not repeat it."""
+    return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
+
+
+def _memory_bytes(gpu: str) -> int:
+    """Of one GPU. `80 GB` is read as decimal, which no card with that name falls short of."""
+    found = re.search(r"(\d+) ?GB", gpu)
+    if found is None:
+        raise ValueError(f"no memory in {gpu!r}")
+    return int(found[1]) * GB
+
+
+def _interconnect(gpu: str, gpus: int) -> str | None:
+    if gpus < 2:
+        return None
+    return "nvlink" if "SXM" in gpu.upper() else "pcie"
+
+
+def _price(kind: Mapping[str, Any]) -> Decimal:
+    return usd(Decimal(str(kind["price_cents_per_hour"])) / 100)

@@ -1,0 +1,1 @@
+"""Machines that are process groups of this host."""

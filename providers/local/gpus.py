@@ -1,0 +1,47 @@
+"""The GPUs of this machine, as a trainer started here would see them."""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from providers.common.gpu_names import accelerator
+
+_PATIENCE_S = 120.0
+_ASK_TORCH = """
+import json, torch
+found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+print(json.dumps([[p.name, p.total_memory] for p in found]))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    accelerator: str
+    memory_bytes: int
+
+
+async def gpus() -> Sequence[Gpu]:
+    """What torch sees, asked in a process of its own, because importing torch would cost the daemon seconds and memory.
+
+    Empty without a driver, without torch, or with a torch that was built without support for the GPUs.
+    """
+    if shutil.which("nvidia-smi") is None and not Path("/dev/kfd").exists():
+        return ()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-c", _ASK_TORCH,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return ()
+    if process.returncode:
+        return ()
+    return [Gpu(accelerator=accelerator(name, size), memory_bytes=size) for name, size in json.loads(output)]

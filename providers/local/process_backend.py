@@ -1,0 +1,234 @@
+"""Real machines: each is a folder below `root` and a small hypervisor process
+(`providers.local.hypervisor`) that holds its lock.
+
+A machine lives while the flock on `<root>/<name>/lock` is held, or while a process that was born into it remains.
+The creator takes the lock before the folder appears under its name and hands it to the hypervisor, so there is no
+moment at which a creator's death leaves a machine that looks neither dead nor alive. Linux only.
+"""
+
+import asyncio
+import fcntl
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, Rejected
+from broker.domain.ids import Installation, InstanceName, attempt_of
+from broker.domain.instance import BootSpec, InstanceState, Observed
+from broker.domain.job import Handle
+from broker.runtime.private_files import is_locked, private_folder
+from providers.local.machine import Machine
+from providers.local.process_marks import INSTANCE, INSTANCE_DIR, born_into, kill_all
+
+AGENT = (sys.executable, "-P", "-m", "trainer")
+HYPERVISOR = (sys.executable, "-P", "-m", "providers.local.hypervisor")
+"""`-P`: nothing in the working folder can stand in for the trainer."""
+_INHERITED = (
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
+    "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "XDG_CACHE_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+    "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+"""What an instance gets of the daemon's environment: never its credentials."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@functools.cache
+def has_trainer() -> bool:
+    """Whether this machine has what the built-in trainer needs; looked up without importing it."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "accelerate", "peft"))
+
+
+class RealBody:
+    """`Body` of processes of this host, below `root`."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        provider: str,
+        installation: Installation,
+        argv: Sequence[str] = AGENT,
+        capacity: int | None = None,
+    ) -> None:
+        """`argv`: what an instance runs, the agent unless a test says otherwise; `capacity`: machines at once."""
+        private_folder(root)
+        self._root = root.resolve()
+        self._provider = provider
+        self._installation = installation
+        self._argv = tuple(argv)
+        self._capacity = capacity
+        self._hosts: list[subprocess.Popen[bytes]] = []
+
+    async def start(self, machine: Machine, boot: BootSpec) -> Handle:
+        if boot.env.get("GPUBROKER_BLOBS", "").startswith("memory:"):
+            raise Rejected("memory:// cannot be given to another process; use a folder: file:///path")
+        return await _to_its_end(self._start, machine, boot)
+
+    async def machines(self) -> Sequence[Observed]:
+        return await asyncio.to_thread(self._list)
+
+    def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
+        """Beside the agent, in its working folder; the process is the machine's, and dies with it."""
+        folder = self._root / name
+        if not folder.exists():
+            raise Gone(f"{name} is absent")
+        plain = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+        env = plain | {INSTANCE: name, INSTANCE_DIR: str(folder), "TERM": os.environ.get("TERM", "xterm")}
+        settings = [f"{key}={value}" for key, value in env.items()]
+        return ["env", "-i", "-C", str(folder / "work"), *settings, *(command or ("bash", "-i"))]
+
+    async def destroy(self, name: InstanceName) -> None:
+        await _to_its_end(self._destroy, name)
+
+    async def close(self) -> None:
+        """The machines go on without us."""
+        self._reap()
+
+    def _start(self, machine: Machine, boot: BootSpec) -> Handle:
+        folder = self._root / machine.name
+        with self._one_creator():
+            if folder.exists():
+                return self._machine(folder).handle
+            if self._capacity is not None and self._living() >= self._capacity:
+                raise NoCapacity(f"{self._provider}: all of its {self._capacity} machines are taken")
+            fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=self._root))
+            lock = os.open(fresh / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (fresh / "work").mkdir()
+            (fresh / "record.json").touch(mode=0o600)
+            (fresh / "record.json").write_text(json.dumps(asdict(machine)))
+            os.rename(fresh, folder)
+        try:
+            self._spawn(folder, lock, machine, boot)
+        except OSError as e:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise NoCapacity(f"{self._provider}: cannot start a process for {machine.name}: {e}") from e
+        finally:
+            os.close(lock)
+        return machine.handle
+
+    def _spawn(self, folder: Path, lock: int, machine: Machine, boot: BootSpec) -> None:
+        marks = {INSTANCE: machine.name, INSTANCE_DIR: str(folder)}
+        plain = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        agent_env = plain | boot.env | boot.secret_env | marks | {"GPUBROKER_WORKDIR": str(folder / "work")}
+        plan = {
+            "argv": self._argv, "env": agent_env,
+            "lifetime_s": machine.lifetime_s, "notice_s": machine.notice_s,
+        }  # fmt: skip
+        plan_fd = os.memfd_create("plan")
+        try:
+            os.write(plan_fd, json.dumps(plan).encode())
+            with open(folder / "host.log", "ab") as log:
+                self._hosts.append(
+                    subprocess.Popen(
+                        [*HYPERVISOR, str(folder), str(lock), str(plan_fd)],
+                        env=plain | marks, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                        start_new_session=True, pass_fds=(lock, plan_fd),
+                    )
+                )  # fmt: skip
+        finally:
+            os.close(plan_fd)
+
+    def _list(self) -> list[Observed]:
+        self._reap()
+        held: dict[str, tuple[Machine | None, bool]] = {}
+        for folder in self._folders():
+            with suppress(FileNotFoundError):  # destroyed while we looked
+                held[folder.name] = (self._recorded(folder), is_locked(folder / "lock"))
+        # Looked for after the locks, so that a machine which is just going is never called gone too early.
+        born = {name for name in born_into(self._root) if attempt_of(self._installation, name) is not None}
+        seen = []
+        for name, (machine, locked) in held.items():
+            lives = locked or name in born
+            state = InstanceState.RUNNING if lives else InstanceState.GONE
+            notice_s = _notice_s(self._root / name) if lives else None
+            seen.append(machine.observed(state, notice_s) if machine else self._by_name(name, state))
+        return seen + [self._by_name(name, InstanceState.RUNNING) for name in born - held.keys()]
+
+    def _by_name(self, name: str, state: InstanceState) -> Observed:
+        """Of a machine of which only the name is known."""
+        return Observed(handle=Handle(provider=self._provider, id=name, name=InstanceName(name)), state=state)
+
+    def _recorded(self, folder: Path) -> Machine | None:
+        """None where the record was damaged: by a full disk, or by the job, which runs as the same user."""
+        try:
+            return self._machine(folder)
+        except (ValueError, TypeError):
+            return None
+
+    def _destroy(self, name: InstanceName) -> None:
+        folder, doomed = self._root / name, self._root / f".gone-{name}-{os.urandom(4).hex()}"
+        # First the folder, so that a hypervisor which is just starting sees that it is not wanted; then the processes.
+        existed = False
+        with suppress(FileNotFoundError):
+            os.rename(folder, doomed)
+            existed = True
+        found, clean = kill_all(folder, lambda: is_locked(doomed / "lock"))
+        self._reap()
+        if not clean:
+            raise OutcomeUnknown(f"{name}: its processes do not die; look for them with `ps eww | grep {name}`")
+        shutil.rmtree(doomed, ignore_errors=True)
+        if not existed and not found:
+            raise Gone(f"{name} is absent")
+
+    @contextmanager
+    def _one_creator(self) -> Iterator[None]:
+        """Brokers that share a state folder create one after the other; the kernel frees the lock of a dead one."""
+        with open(self._root / ".creating", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._clean_up()
+            yield
+
+    def _clean_up(self) -> None:
+        """What creators and destroyers left that died at work; nobody else can be at it, or its lock is held."""
+        for folder in self._root.glob(".new-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._root.glob(".gone-*"):
+            if not is_locked(folder / "lock"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return [f for f in sorted(self._root.iterdir()) if attempt_of(self._installation, f.name) is not None]
+
+    def _living(self) -> int:
+        return sum(observed.state is not InstanceState.GONE for observed in self._list())
+
+    def _machine(self, folder: Path) -> Machine:
+        return Machine(**json.loads((folder / "record.json").read_text()))
+
+    def _reap(self) -> None:
+        """Hypervisors are children of the daemon that started them; a later daemon's init reaps them."""
+        self._hosts = [host for host in self._hosts if host.poll() is None]
+
+
+async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `call` in a thread; when cancelled, still waits for it, so that nothing happens behind the caller's back."""
+    work = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        work.exception()  # seen: the caller hears of the cancellation only
+        raise
+
+
+def _notice_s(folder: Path) -> float | None:
+    try:
+        notice: Mapping[str, float] = json.loads((folder / "notice").read_text())
+        return max(0.0, notice["dies_at"] - time.monotonic())
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None

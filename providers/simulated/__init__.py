@@ -1,0 +1,1 @@
+"""A simulated market, on real processes or in memory."""

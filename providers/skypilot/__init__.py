@@ -1,0 +1,1 @@
+"""Launches machines through a SkyPilot API server."""

@@ -1,0 +1,1 @@
+"""Runs inside the SkyPilot API server."""

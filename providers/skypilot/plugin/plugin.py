@@ -1,0 +1,92 @@
+"""gpubroker's part inside SkyPilot's API server, loaded through its plugin door into every one of its processes."""
+
+import fcntl
+import hmac
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sky
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from sky.server import plugins
+
+from providers.skypilot.plugin.patch import state_folder
+from providers.skypilot.plugin.patches import PATCHES
+from providers.skypilot.plugin.task_start import way_in
+from providers.skypilot.server_locks import acted_on, tidy
+from providers.skypilot.shared import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
+
+
+class GpuBroker(plugins.BasePlugin):
+    """The class that `SKYPILOT_SERVER_PLUGINS_CONFIG` names."""
+
+    @property
+    def name(self) -> str:
+        return "gpubroker"
+
+    @property
+    def version(self) -> str:
+        return PLUGIN_VERSION
+
+    def install(self, extension_context: plugins.ExtensionContext) -> None:
+        if sky.__version__ != SKY_VERSION:
+            raise RuntimeError(f"gpubroker needs skypilot=={SKY_VERSION}, not {sky.__version__}: pip install it")
+        _hold_server_lock()
+        for patch in PATCHES:
+            patch.apply()
+        if extension_context.app is not None:
+            tidy(state_folder())
+            _guard_door(extension_context.app)
+
+
+# ------------------------------------------------------------------------------------------------------ proof of life
+
+
+def _hold_server_lock() -> None:
+    """A shared flock on the server's file until this process ends; a server that was declared dead does not begin.
+
+    It is left open on purpose: the kernel lets go of it with the process.
+    """
+    server = os.environ.get(LOCK)
+    if not server or server in _held:
+        return
+    lock = os.open(state_folder() / SERVERS / server, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    if os.read(lock, len(DEAD)) == DEAD:
+        raise RuntimeError(f"gpubroker: API server {server} was declared dead; nothing runs in its name")
+    _held[server] = lock
+
+
+_held: dict[str, int] = {}
+
+
+# ----------------------------------------------------------------------------------------------------- the HTTP server
+
+
+def _guard_door(app: FastAPI) -> None:
+    """Only who has the token gets in: the port is on loopback, but so is every user of this host."""
+    token = os.environ.get(TOKEN)
+
+    async def knock(request: Request, call_next: Callable[[Request], Any]) -> Any:
+        if token and not hmac.compare_digest(request.headers.get(TOKEN_HEADER, ""), token):
+            return JSONResponse({"detail": "this API server belongs to a gpubroker daemon"}, status_code=401)
+        return await call_next(request)
+
+    app.middleware("http")(knock)
+    app.add_api_route("/gpubroker/launching/{cluster}", _is_launching, methods=["GET"])
+    app.add_api_route("/gpubroker/ssh/{cluster}", _way_in, methods=["GET"])
+
+
+def _is_launching(cluster: str) -> dict[str, bool]:
+    """Whether a worker acts on the name at this moment, whatever the request's status says."""
+    return {"launching": acted_on(state_folder(), Path(cluster).name)}
+
+
+def _way_in(cluster: str) -> dict[str, Any]:
+    """Address and login of each machine; empty for a cluster that SkyPilot has no record of."""
+    from sky import global_user_state
+
+    way = way_in(global_user_state.get_handle_from_cluster_name(cluster))
+    return way and way | {"key": way["key"].read_text()}

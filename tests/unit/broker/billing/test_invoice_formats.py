@@ -1,0 +1,86 @@
+"""What clouds bill, as their documentation shows it, and files that are none."""
+
+import gzip
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from broker.billing.invoice_formats import Format, read
+from broker.domain.errors import InvalidInput
+
+RUNPOD = [
+    {"amount": 100.5, "diskSpaceBilledGb": 50, "gpuTypeId": "NVIDIA L40S", "podId": "xedezhzb9la3ye",
+     "time": "2023-01-01T00:00:00Z", "timeBilledMs": 3600000},
+    {"amount": 1, "endpointId": "abc", "time": "2023-01-01T00:00:00Z"},
+]  # fmt: skip
+VAST = [
+    {"type": "charge", "description": "Instance 123 GPU charge: hours * $/hr", "timestamp": 1633036800,
+     "quantity": "10.000", "rate": "0.1000", "amount": "1.000", "instance_id": 123},
+    {"type": "charge", "description": "Instance 123 bandwidth", "timestamp": 1633036800, "amount": "0.25"},
+    {"type": "payment", "description": "Stripe", "timestamp": 1633036800, "amount": "10"},
+]  # fmt: skip
+CUR = (
+    "identity/LineItemId,lineItem/UsageStartDate,lineItem/UsageEndDate,lineItem/ResourceId,lineItem/UnblendedCost,"
+    "lineItem/CurrencyCode,lineItem/LineItemDescription\n"
+    "a,2026-01-01T00:00:00Z,2026-01-01T01:00:00Z,i-0abc,1.8610000000,USD,$1.861 per g6e.xlarge\n"
+    "b,2026-01-01T00:00:00Z,2026-01-01T01:00:00Z,vol-1,0.01,USD,gp3\n"
+)
+CUR_2 = (
+    "line_item_resource_id,line_item_unblended_cost,line_item_usage_start_date\n"
+    "arn:aws:ec2:us-east-1:1:instance/i-0abc,2.5,2026-01-01 00:00:00\n"
+)
+
+
+def test_a_pod_history_of_runpod() -> None:
+    found = read(json.dumps(RUNPOD).encode(), "runpod")
+    (line,) = found.lines
+    assert (line.machine, line.usd, found.ignored) == ("xedezhzb9la3ye", Decimal("100.5"), 1)
+    assert line.since == datetime(2023, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("whole", [VAST, {"invoices": VAST, "current": {}}])
+def test_charges_of_vast_by_id_or_description(whole: object) -> None:
+    found = read(json.dumps(whole).encode(), "vast")
+    assert [(line.machine, line.usd) for line in found.lines] == [("123", Decimal("1.000")), ("123", Decimal("0.25"))]
+    assert found.ignored == 1
+    assert found.lines[0].since == datetime(2021, 9, 30, 21, 20, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("text", "usd", "ignored"), [(CUR, "1.861", 1), (CUR_2, "2.5", 0)])
+def test_a_cost_and_usage_report_of_aws(text: str, usd: str, ignored: int) -> None:
+    for data in (text.encode(), gzip.compress(text.encode(), mtime=0)):
+        found = read(data, "aws")
+        assert [(line.machine, line.usd) for line in found.lines] == [("i-0abc", Decimal(usd))]
+        assert (found.ignored, found.lines[0].since) == (ignored, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_positions_of_lambda_are_by_type() -> None:
+    found = read(b"instance_type,usd,since,until\ngpu_1x_a10,$7.50,2026-01-01,2026-01-08\n", "lambda")
+    assert not found.by_machine
+    assert [(line.machine, line.usd) for line in found.lines] == [("gpu_1x_a10", Decimal("7.50"))]
+
+
+@pytest.mark.parametrize(
+    ("data", "fmt", "message"),
+    [
+        (b"\xff\xfe", "aws", "is no UTF-8"),
+        (gzip.compress(b"x", mtime=0)[:-4], "aws", "is damaged"),
+        (b"no json", "runpod", "no JSON"),
+        (b'{"a": 1}', "runpod", "must be a JSON list"),
+        (b"[1]", "vast", "record 1 is no object"),
+        (b'[{"podId": "p", "amount": "much"}]', "runpod", "record 1: amount: 'much' is no amount"),
+        (b'[{"podId": "p", "amount": "NaN"}]', "runpod", "is no amount"),
+        (b'[{"podId": "p", "amount": 1, "time": "noon"}]', "runpod", "record 1: time: 'noon' is no time"),
+        (b'[{"instance_id": 1, "amount": 1, "timestamp": 99999999999999999}]', "vast", "is no time"),
+        (b"a,b\n1,2\n", "aws", "no column lineItem/ResourceId"),
+        (CUR.replace("USD,$", "CNY,$").encode(), "aws", "line 2: the currency is CNY"),
+        (b"type,usd\n", "lambda", "no column instance_type"),
+        (b"instance_type,usd\na,b\n", "lambda", "line 2: usd: 'b' is no amount"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_with_its_line(data: bytes, fmt: Format, message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read(data, fmt)
+    assert message in str(refused.value)

@@ -1,0 +1,288 @@
+"""What a listing's prices and machines come to: changes of what an attempt is charged, and from when on."""
+
+from dataclasses import replace
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.billing.accrual import accrued
+from broker.billing.prices import Stood, price_changes, surplus_changes
+from broker.domain.instance import InstanceState
+from broker.domain.job import PriceChange
+from broker.domain.money import usd
+from tests.support import build
+from tests.unit.broker.billing.test_accrual_properties import change, more, priced, prices, seconds, seen
+
+TWO = tuple(seen("0.36", number=number) for number in (1, 2))
+THREE = tuple(seen("0.36", number=number) for number in (1, 2, 3))
+
+
+def stood(number: int, since: float | None = None, until: float | None = None, *, shown: float | None = None) -> Stood:
+    """`shown`: without it as soon as it may have stood."""
+    born, gone = (None if at is None else build.at(at) for at in (since, until))
+    first = (since or 0) if shown is None else shown
+    return Stood(id=str(number), since=born, shown=build.at(first), until=gone)
+
+
+BOTH = (stood(1), stood(2, 70))
+"""The second one did not stand yet at 70."""
+
+
+def test_a_rise_counts_from_the_last_charge_and_a_fall_from_now() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    assert price_changes(attempt, (seen("0.40"),), build.at(115), ()) == (change(100, "0.40"),)
+    assert price_changes(attempt, (seen("0.30"),), build.at(115), ()) == (change(115, "0.30"),)
+    assert price_changes(replace(attempt, charged_to=None), (seen("0.40"),), build.at(9), ()) == (change(0, "0.40"),)
+    assert not price_changes(attempt, (seen("0.36"),), build.at(115), ())
+    assert not price_changes(attempt, (seen(None),), build.at(115), ())
+    assert not price_changes(attempt, (), build.at(115), ())
+
+
+def test_a_rise_counts_from_no_earlier_than_the_change_before_it() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), prices=(change(110, "0.30"),))
+    assert price_changes(attempt, (seen("0.40"),), build.at(115), ()) == (change(110, "0.40"),)
+
+
+def test_a_bill_that_leaves_the_disk_out_is_not_believed_and_a_dearer_one_is() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    assert not price_changes(attempt, (seen("0.30", moves=False),), build.at(115), ())
+    assert not price_changes(attempt, (seen("0.362", moves=False),), build.at(115), ())
+    assert price_changes(attempt, (seen("0.50", moves=False),), build.at(115), ()) == (change(100, "0.50"),)
+    dear = replace(attempt, prices=(change(100, "0.50"),))
+    assert price_changes(dear, (seen("0.30", moves=False),), build.at(130), ()) == (change(130, "0.36"),)
+
+
+def test_a_machine_that_is_listed_as_gone_says_nothing_of_the_price() -> None:
+    """It tells of none, as one would whose price does not move."""
+    attempt = priced("0.36", charged_to=build.at(100), prices=(change(90, "0.30"),))
+    over = replace(seen(None, moves=False, number=2), state=InstanceState.GONE)
+    assert not price_changes(attempt, (seen("0.30"), over), build.at(115), ())
+    assert price_changes(attempt, (seen("0.20"), over), build.at(115), ()) == (change(115, "0.20"),)
+
+
+def test_the_mean_of_several_machines_counts_and_a_fall_once_all_are_seen() -> None:
+    two = replace(priced("0.36"), line=replace(build.line(), nodes=2))
+    both = (seen("0.40"), seen("0.50", number=2))
+    assert price_changes(two, both, build.at(9), ()) == (change(0, "0.45"),)
+    assert price_changes(two, (seen("0.40"),), build.at(9), ()) == (change(0, "0.40"),), "the other one is left out"
+    assert not price_changes(two, (seen("0.30"),), build.at(9), ())
+    assert not price_changes(two, (seen("0.30"), seen(None, number=2)), build.at(9), ())
+
+
+# ------------------------------------------------------------------------------------------------- a machine too many
+
+
+def test_a_machine_too_many_counts_from_when_it_may_have_come_and_until_it_is_seen_no_more() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
+    unknown = (stood(1), stood(2))
+    assert price_changes(attempt, TWO, build.at(115), unknown) == (more(0, "0.36"),), "nothing is known of its birth"
+    both = replace(attempt, prices=(more(70, "0.36"),))
+    assert not price_changes(both, TWO, build.at(130), BOTH)
+    gone = (stood(1), stood(2, 70, 128))
+    assert price_changes(both, TWO[:1], build.at(130), gone) == (change(130, "0.36"),)
+    assert accrued(replace(both, prices=(*both.prices, change(130, "0.36"))), build.at(170)) == usd(
+        Decimal("0.36") * (170 + 60) / 3600
+    )
+
+
+def test_a_machine_too_many_that_comes_and_goes_between_two_charges_counts_while_it_stood() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    gone = (stood(1), stood(2, 70, 112))
+    passed = (more(70, "0.36"), change(112, "0.36"))
+    assert price_changes(attempt, TWO[:1], build.at(115), gone) == passed
+    assert price_changes(attempt, (), build.at(115), gone) == passed, "whatever is listed now"
+    assert not price_changes(replace(attempt, prices=passed), TWO[:1], build.at(115), gone)
+    assert accrued(replace(attempt, prices=passed), build.at(150)) == usd(Decimal("0.36") * (150 + 42) / 3600)
+
+
+def test_where_the_price_moved_meanwhile_each_of_its_prices_counts_and_the_last_one_again_after_it() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), prices=(change(80, "0.72"), change(95, "0.12")))
+    gone = (stood(1), stood(2, 70, 90))
+    assert price_changes(attempt, (), build.at(115), gone) == (
+        more(70, "0.36"), more(80, "0.72"), change(90, "0.72"),
+    )  # fmt: skip
+    at_once = (stood(1), stood(2, 70, 95))
+    assert price_changes(attempt, (), build.at(115), at_once) == (more(70, "0.36"), more(80, "0.72"))
+
+
+def test_of_two_that_come_and_go_each_counts_for_its_own_time() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    three = (stood(1), stood(2, 30, 90), stood(3, 50, 70))
+    assert price_changes(attempt, TWO[:1], build.at(115), three) == (
+        more(30, "0.36"), more(50, "0.36", surplus=2), more(70, "0.36"), change(90, "0.36"),
+    )  # fmt: skip
+
+
+def test_a_machine_too_many_that_stood_while_nothing_was_listed_counts_from_before_the_last_charge() -> None:
+    attempt = priced("0.36", charged_to=build.at(1000))
+    assert price_changes(attempt, TWO, build.at(1015), BOTH) == (more(70, "0.36"),)
+    young = (stood(1), stood(2, 1005))
+    assert price_changes(attempt, TWO, build.at(1015), young) == (more(1005, "0.36"),)
+
+
+def test_a_machine_too_many_that_outlives_the_one_that_was_bought_is_charged_beside_it() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36").handle,))
+    outlived = (stood(1, None, 90), stood(2, 70))
+    assert price_changes(attempt, TWO[1:], build.at(115), outlived) == (more(70, "0.36"),)
+    assert not price_changes(attempt, TWO[:1], build.at(115), (stood(1),))
+    partly = replace(attempt, line=replace(attempt.line, nodes=2))  # one of two is recorded
+    assert not price_changes(partly, TWO, build.at(115), BOTH)
+
+
+def test_where_more_are_recorded_than_were_bought_each_beside_those_counts() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
+    found = price_changes(attempt, THREE, build.at(115), (stood(1), stood(2), stood(3, 90)))
+    assert found == (more(0, "0.36"), more(90, "0.36", surplus=2))
+
+
+def test_of_several_machines_that_are_not_recorded_the_youngest_are_too_many() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    each = (more(30, "0.36"), more(70, "0.36", surplus=2))
+    assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 30), stood(3, 70))) == each
+    assert price_changes(attempt, THREE[1:], build.at(115), (stood(2, 30), stood(3, 70))) == (more(70, "0.36"),)
+    unknown = (more(0, "0.36"), more(70, "0.36", surplus=2))
+    assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 70), stood(3))) == unknown
+
+
+def test_a_third_machine_counts_from_its_own_birth() -> None:
+    attempt = priced("0.36", charged_to=build.at(7200), prices=(more(70, "0.36"),))
+    born = (*BOTH, stood(3, 7190))
+    assert price_changes(attempt, THREE, build.at(7215), born) == (more(7190, "0.36", surplus=2),)
+
+
+def test_a_price_that_moves_as_a_machine_too_many_is_seen_hides_none_of_its_time() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    cheap = tuple(seen("0.12", number=number) for number in (1, 2))
+    fell = (change(115, "0.12"), more(70, "0.36"), more(115, "0.12"))
+    assert price_changes(attempt, cheap, build.at(115), BOTH) == fell
+    dear = tuple(seen("0.72", number=number) for number in (1, 2))
+    rose = (change(100, "0.72"), more(70, "0.36"), more(100, "0.72"))
+    assert price_changes(attempt, dear, build.at(115), BOTH) == rose
+    before = Decimal("0.36") * (100 + 30) + Decimal("0.72") * 2 * 15
+    assert accrued(replace(attempt, prices=rose), build.at(115)) == usd(before / 3600)
+
+
+def test_a_price_that_moved_before_it_was_seen_hides_none_of_its_time_either() -> None:
+    """One listing left it out, and told of the price."""
+    attempt = priced("0.36", charged_to=build.at(1015), prices=(change(1000, "0.72"),))
+    two = tuple(seen("0.72", number=number) for number in (1, 2))
+    assert price_changes(attempt, two, build.at(1016), BOTH) == (more(70, "0.36"), more(1000, "0.72"))
+
+
+def test_what_was_taken_for_gone_and_stands_costs_none_of_its_time_and_no_more() -> None:
+    attempt = priced("0.36", charged_to=build.at(115), prices=(more(70, "0.36"), change(115, "0.36")))
+    assert price_changes(attempt, TWO, build.at(130), BOTH) == (more(115, "0.36"),)
+    again = replace(attempt, prices=(*attempt.prices, more(115, "0.36")))
+    assert accrued(again, build.at(170)) == usd(Decimal("0.36") * (170 + 100) / 3600)
+
+
+def test_a_price_that_moves_as_a_machine_too_many_is_seen_no_more() -> None:
+    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36"),))
+    gone = (stood(1), stood(2, 70, 114))
+    assert price_changes(both, (seen("0.12"),), build.at(115), gone) == (change(115, "0.12"),)
+    assert price_changes(both, (seen("0.72"),), build.at(115), gone) == (more(100, "0.72"), change(115, "0.72"))
+
+
+def test_of_two_machines_too_many_one_goes() -> None:
+    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36", surplus=2),))
+    found = price_changes(both, TWO, build.at(115), (*BOTH, stood(3, 70, 114)))
+    assert found == (more(115, "0.36"),)
+
+
+def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
+    both = priced("0.36", prices=(more(0, "0.36"),), charged_to=build.at(100))
+    gone, over = replace(seen("0.36"), state=InstanceState.GONE), (stood(1), stood(2, 0, 110))
+    assert not price_changes(both, (), build.at(115), over)
+    assert not price_changes(both, (gone,), build.at(115), over)
+    assert price_changes(both, (seen("0.36"), gone), build.at(115), over) == (change(115, "0.36"),)
+    unsent = replace(both, create_sent_at=None, prices=())
+    assert not price_changes(unsent, (), build.at(115), BOTH), "nobody has bought anything"
+
+
+def test_where_it_was_told_already_who_knows_less_of_its_birth_tells_no_more() -> None:
+    """A broker that has just begun, or had no listing for long."""
+    attempt = priced("0.36", charged_to=build.at(36_050), prices=(more(36_000, "0.36"),))
+    young = (stood(1, shown=36_060), stood(2, shown=36_060))
+    assert not price_changes(attempt, TWO, build.at(36_065), young)
+    assert not price_changes(attempt, TWO, build.at(36_065), (stood(1, 0), stood(2, 9, shown=36_060)))
+    third = price_changes(attempt, THREE, build.at(36_075), (*young, stood(3, 36_065, shown=36_070)))
+    assert third == (more(36_065, "0.36", surplus=2),)
+
+
+def test_what_was_told_later_than_it_was_listed_says_nothing_of_its_birth() -> None:
+    attempt = priced("0.36", charged_to=build.at(205), prices=(more(200, "0.36"),))
+    late = (stood(1), stood(2, 70, shown=80))
+    assert price_changes(attempt, TWO, build.at(215), late) == (more(70, "0.36"),)
+    at_once = replace(attempt, prices=(more(80, "0.36"),))
+    assert not price_changes(at_once, TWO, build.at(215), late)
+
+
+def test_what_was_bought_may_have_stood_before_it_was_listed() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    found = price_changes(attempt, TWO, build.at(115), (stood(1, 60, shown=75), stood(2, 60, shown=80)))
+    assert found == (more(60, "0.36"),)
+
+
+def test_more_recorded_than_bought_are_too_many_and_so_is_what_stands_without_the_recorded_one() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
+    assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
+    never_listed = replace(attempt, handles=attempt.handles[:1])
+    assert price_changes(never_listed, TWO[1:], build.at(115), BOTH[1:]) == (more(70, "0.36"),)
+
+
+def test_what_went_before_the_recorded_one_came_was_no_machine_too_many() -> None:
+    """A cloud may try one after the other for one create."""
+    attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36", number=2).handle,))
+    assert not price_changes(attempt, TWO[1:], build.at(115), (stood(1, 10, 60), stood(2, 65)))
+    both = price_changes(attempt, TWO, build.at(115), (stood(1, 10, 90), stood(2, 65)))
+    assert both == (more(65, "0.36"), change(90, "0.36"))
+
+
+def test_one_that_came_and_went_costs_what_its_cloud_bills_at_the_least() -> None:
+    line = build.line(usd_per_hour=Decimal("0.36"), billing_minimum_s=60)
+    attempt = replace(priced("0.36", charged_to=build.at(100)), line=line)
+    short = (stood(1), stood(2, 68, 90, shown=70))
+    assert price_changes(attempt, TWO[:1], build.at(115), short) == (more(68, "0.36"),), "it bills still"
+    known = replace(attempt, prices=(more(68, "0.36"),))
+    assert not price_changes(known, TWO[:1], build.at(129), short)
+    assert price_changes(known, TWO[:1], build.at(131), short) == (change(131, "0.36"),)
+    assert price_changes(attempt, TWO[:1], build.at(145), short) == (more(68, "0.36"), change(130, "0.36"))
+
+
+machines = st.lists(st.tuples(seconds, st.none() | seconds), max_size=4)
+
+
+@given(
+    prices, st.lists(st.tuples(seconds, st.integers(0, 3), prices), max_size=8), machines, st.floats(0, 300), seconds
+)
+def test_machines_too_many_are_charged_once_and_no_less_whatever_was_known_of_them(
+    first: Decimal,
+    known: list[tuple[float, int, Decimal]],
+    lives: list[tuple[float, float | None]],
+    late: float,
+    until: float,
+) -> None:
+    """At each moment the greater of what is accrued already, and of what stood."""
+    attempt = priced(first, 1, prices=tuple(more(at, price, surplus=n) for at, n, price in known))
+    told = [stood(0), *(stood(n, born, gone, shown=born + late) for n, (born, gone) in enumerate(lives, 1))]
+    found = replace(attempt, prices=(*attempt.prices, *surplus_changes(attempt, attempt.prices, told)))
+    assert accrued(found, build.at(until)) >= accrued(attempt, build.at(until))
+    assert not surplus_changes(found, found.prices, told)
+    most = tuple(replace(one, surplus=max(one.surplus, len(lives))) for one in attempt.prices)
+    everywhere = PriceChange(since=attempt.created_at, usd_per_hour=first, surplus=len(lives))
+    assert accrued(found, build.at(until)) <= accrued(replace(attempt, prices=(everywhere, *most)), build.at(until))
+
+
+@given(prices, machines, seconds)
+def test_each_machine_too_many_costs_its_own_time(
+    price: Decimal, lives: list[tuple[float, float | None]], until: float
+) -> None:
+    attempt = priced(price, 1)
+    told = [stood(0), *(stood(number, *life) for number, life in enumerate(lives, 1))]
+    found = replace(attempt, prices=surplus_changes(attempt, (), told))
+    lasted = [max(0.0, min(until, until if gone is None else gone) - born) for born, gone in lives]
+    least = price * Decimal(str(round(until + sum(lasted), 6))) / 3600
+    paid = accrued(found, build.at(until))
+    assert least - usd("0.00001") <= paid <= least + price * (2 * len(lives) + 2) / 3600 * 4 + usd("0.00001")

@@ -1,0 +1,103 @@
+"""What a controller may have leased without an answer, or could not write, waits for nobody's lease to lapse."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from broker.controllers.base.claims import Claims
+from broker.controllers.base.context import Context
+from broker.domain.errors import BlobsUnavailable, StoreUnavailable
+from broker.domain.ids import Installation
+from broker.domain.job import Attempt
+from broker.ports import Blobs, Lane, Leased, Store
+from broker.store.memory.store import MemoryStore
+from tests.conformance.samples import HOUR, ManualClock, running
+
+TURNS = {"simulated": 0.0}
+
+
+class Losing(MemoryStore):
+    """Its answers are lost while `loses`, not what they were to."""
+
+    loses = False
+
+    async def claim_attempts(
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
+    ) -> Sequence[Leased]:
+        found = await super().claim_attempts(lane, owner=owner, lease_s=lease_s, limit=limit, turns=turns)
+        if self.loses:
+            raise StoreUnavailable("the commit's fate is unknown")
+        return found
+
+
+@pytest.fixture
+def store() -> Losing:
+    return Losing(ManualClock())
+
+
+@pytest.fixture
+async def attempt(store: Losing) -> Attempt:
+    return (await running(store))[0]
+
+
+@pytest.fixture
+def claims(store: Losing) -> Claims:
+    context = Context(
+        installation=Installation("abcd"), owner="own", store=cast(Store, store), blobs=cast(Blobs, None),
+        clock=ManualClock(), providers={},
+    )  # fmt: skip
+    return Claims(context, Lane.LIVENESS)
+
+
+async def taken(claims: Claims) -> Sequence[Leased]:
+    async with claims.leased(limit=9, turns=TURNS) as leased:
+        return leased
+
+
+async def test_what_a_lost_claim_leased_is_claimed_again_at_once(
+    store: Losing, attempt: Attempt, claims: Claims
+) -> None:
+    store.loses = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await taken(claims)
+    store.loses = False
+    (again,) = await taken(claims)
+    assert again.attempt.id == attempt.id
+    assert not await taken(claims)  # it is known to be leased
+
+
+async def test_what_could_not_be_written_is_due_for_whoever_comes_first(
+    store: Losing, attempt: Attempt, claims: Claims
+) -> None:
+    with pytest.raises(StoreUnavailable):
+        async with claims.leased(limit=9, turns=TURNS):
+            raise StoreUnavailable("no answer, nothing was written")
+    (again,) = await taken(claims)
+    assert again.attempt.id == attempt.id
+
+
+async def test_one_of_several_writes_without_an_answer_leaves_no_lease_behind(
+    store: Losing, attempt: Attempt, claims: Claims
+) -> None:
+    def write() -> None:
+        with claims.writing():
+            raise StoreUnavailable("the commit's fate is unknown")
+
+    async with claims.leased(limit=9, turns=TURNS):
+        with pytest.raises(StoreUnavailable):
+            write()
+    (again,) = await taken(claims)
+    assert again.attempt.id == attempt.id
+
+
+async def test_what_a_cloud_or_the_blobs_keep_from_being_decided_stays_leased_for_a_while(
+    store: Losing, attempt: Attempt, claims: Claims
+) -> None:
+    """Its lease lapses, so that a broker that reaches them has its turn."""
+    with pytest.raises(BlobsUnavailable):
+        async with claims.leased(limit=9, turns=TURNS):
+            raise BlobsUnavailable("the blob store does not answer")
+    assert not await taken(claims)
+    assert not await store.claim_attempts(Lane.LIVENESS, owner="other", lease_s=HOUR, limit=9, turns=TURNS)

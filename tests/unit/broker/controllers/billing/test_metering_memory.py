@@ -1,0 +1,60 @@
+"""A process that lives for months remembers nothing of attempts that are no more, whoever ended them."""
+
+from collections.abc import Sequence, Set
+from typing import cast
+
+from broker.controllers.base.context import Context
+from broker.controllers.billing.metering import Billing
+from broker.controllers.observation.attempt_observer import Looker
+from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.observation.inventory import Inventory
+from broker.domain.ids import AttemptId
+from broker.ports import BlobInfo, Blobs, Leased, Provider, Store
+from tests.support import build
+from tests.unit.broker.controllers.observation.test_inventory import Scripted
+from tests.unit.providers.clocks import SteppedClock
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Beat
+
+OTHER = AttemptId("b" * 13)
+
+
+class Beating:
+    """A blob store with the beats of two attempts."""
+
+    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+        return [BlobInfo(key=keys.beat(of, 0), bytes=1, etag="e") for of in (build.attempt().id, OTHER)]
+
+    async def get(self, key: str) -> bytes:
+        return Beat(attempt="a", boot="b", seq=1).model_dump_json().encode()
+
+
+class OneLives:
+    """A store in which one of them is left."""
+
+    async def live_attempts(self) -> Sequence[Leased]:
+        return [Leased(attempt=build.attempt(), job=build.active_job())]
+
+    async def charge(self, charges: object) -> None: ...
+
+
+class Counting:
+    kept: Set[AttemptId] = frozenset()
+
+    def keep(self, live: Set[AttemptId]) -> None:
+        self.kept = live
+
+
+async def test_billing_tells_what_lives_and_the_beats_of_the_others_are_dropped() -> None:
+    context = Context(
+        installation=build.INSTALLATION, owner="test", store=cast(Store, OneLives()), blobs=cast(Blobs, Beating()),
+        providers={"simulated": cast(Provider, Scripted())}, clock=SteppedClock(),
+    )  # fmt: skip
+    beats, told, inventory = Beats(context), Counting(), Inventory(context)
+    looker = Looker(context, inventory, beats)
+    await beats.refresh()
+    assert await beats.latest(OTHER) is not None
+    await Billing(context, inventory, (looker, told)).step()
+    assert told.kept == {build.attempt().id}
+    assert await beats.latest(OTHER) is None
+    assert await beats.latest(build.attempt().id) is not None

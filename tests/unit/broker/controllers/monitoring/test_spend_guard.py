@@ -1,0 +1,166 @@
+"""What people hear of a running job, beat by beat: each crossing once, whichever broker looks."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, cast
+
+from broker.controllers.base.context import Context
+from broker.controllers.monitoring.spend_guard import Guard
+from broker.domain.instance import Caps
+from broker.domain.job import AttemptState, Event, Job, Signal
+from broker.domain.observation import SpotHours
+from broker.domain.policy import Policy
+from broker.estimator.planning.corrections import NOTHING, Experience
+from broker.estimator.preemption_rate import place
+from broker.ports import Blobs, Change, Lane, Provider
+from broker.store.memory.store import MemoryStore
+from tests.conformance.samples import ManualClock, running
+from tests.support import build
+from trainer.contract.documents import Beat
+
+WHERE = ("provider", "cloud", "region", "accelerator")
+
+
+class Cloud:
+    name = "simulated"
+    caps = Caps(spot=True, teardown_s=0)
+
+
+class Desk:
+    """A store with one training attempt at $3.6 an hour, and as many brokers as a test asks for."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.seq = 0
+
+    def guard(self, learned: Experience = NOTHING) -> Guard:
+        return Guard(
+            Context(
+                installation=build.INSTALLATION, owner="one", store=self.store, blobs=cast(Blobs, None),
+                providers={"simulated": cast(Provider, Cloud())}, clock=self.clock,
+            ),
+            lambda: learned,
+        )  # fmt: skip
+
+    async def start(self, **spec: Any) -> Job:
+        changed = build.spec(**{"cap_usd": "10", "resources": {"spot": "never"}, **spec})
+        _, job = await running(self.store, spec=changed, cap_usd=changed.cap_usd)
+        return job
+
+    async def beat(self, after_s: float, **changes: Any) -> None:
+        """Time passes; the liveness controller records a beat."""
+        self.clock.time += timedelta(seconds=after_s)
+        self.seq += 1
+        (one,) = await self.store.claim_attempts(Lane.LIVENESS, owner="l", lease_s=1, limit=1)
+        values = {"attempt": one.attempt.id, "boot": "b", "seq": self.seq, "phase": "training", "total_steps": 1000}
+        beaten = replace(one.attempt, beat=Beat(**(values | changes)))
+        assert await self.store.apply([Change(attempt=(one.attempt, beaten))]) == [True]
+
+    async def told(self, job: Job) -> list[Event]:
+        return [e for e in await self.store.events(job.id, after=0, limit=99) if e.kind.startswith("job.")]
+
+
+async def test_what_own_machines_met_there_is_in_the_forecast() -> None:
+    """The cloud says nothing; a market that took away a machine every ten minutes takes this one too."""
+    finish = []
+    for preemptions in (0, 60_000):
+        desk = Desk()
+        job = await desk.start(resources={"spot": "allowed"})
+        (leased,) = await desk.store.live_attempts()
+        own = SpotHours(
+            **dict(zip(WHERE, place(leased.attempt.line.offer), strict=True)), hours=10_000, preemptions=preemptions
+        )
+        guard = desk.guard(Experience(spots={place(leased.attempt.line.offer): own}))
+        for step in range(0, 40, 2):
+            await desk.beat(20, step=step)
+            await guard.step()
+        now = await desk.store.job(job.id)
+        assert now is not None
+        assert now.forecast is not None
+        finish.append(now.forecast.finish_at)
+    assert finish[1] > finish[0]
+
+
+async def test_an_overrun_is_told_at_once_and_once_with_what_would_do() -> None:
+    desk = Desk()
+    job = await desk.start(cap_usd="0.1")
+    brokers = [desk.guard(), desk.guard()]
+    for step in range(0, 40, 2):
+        await desk.beat(20, step=step)
+        for broker in brokers:
+            await broker.step()
+    (told,) = [e for e in await desk.told(job) if e.kind == "job.overrun_forecast"]
+    assert "above its cap of $0.1000" in told.message
+    assert Decimal(told.data["would_do_usd"]) > Decimal(told.data["usd"]) > Decimal("0.1")
+    now = await desk.store.job(job.id)
+    assert now is not None
+    assert now.forecast is not None
+    assert (now.forecast.over_cap, now.forecast.step_s) == (True, 10)
+    await desk.store.raise_cap(job.id, Decimal(99), Event(job_id=job.id, kind="job.cap_raised", message=""))
+    await desk.beat(20, step=42)
+    await brokers[0].step()
+    now = await desk.store.job(job.id)
+    assert now is not None
+    assert now.forecast is not None
+    assert not now.forecast.over_cap
+
+
+async def test_a_deadline_that_will_be_missed_is_told() -> None:
+    desk = Desk()
+    job = await desk.start(deadline=(desk.clock.now() + timedelta(hours=1)).isoformat())
+    guard = desk.guard()
+    for step in range(0, 20, 2):
+        await desk.beat(20, step=step)
+        await guard.step()
+    assert [e.kind for e in await desk.told(job)] == ["job.late_forecast"]
+
+
+async def test_an_idle_machine_is_told_once_and_drained_where_that_is_asked_for() -> None:
+    desk = Desk()
+    job = await desk.start(idle={"action": "notify", "window_s": 60})
+    guard = desk.guard()
+    for _ in range(20):
+        await desk.beat(10, gpu_utilisation=0.0)
+        await guard.step()
+    (told,) = await desk.told(job)
+    assert told.kind == "job.idle"
+    assert told.message.endswith(f"it bills on; end it with `gpubroker cancel {job.id}`")
+    (attempt,) = await desk.store.attempts(job.id)
+    assert (attempt.idle, attempt.signal) == ("gpu", None)
+    await desk.beat(10, gpu_utilisation=1.0)
+    await guard.step()
+    (attempt,) = await desk.store.attempts(job.id)
+    assert attempt.idle is None
+
+
+async def test_a_team_s_policy_ends_what_is_idle_and_the_narrowest_counts() -> None:
+    desk = Desk()
+    house = {"name": "house", "idle": {"action": "notify", "window_s": 60}}
+    await desk.store.put_policy(Policy.model_validate(house))
+    own = {"name": "own", "team": "default", "idle": {"action": "drain", "window_s": 60}}
+    await desk.store.put_policy(Policy.model_validate(own))
+    job = await desk.start()
+    guard = desk.guard()
+    for _ in range(7):
+        await desk.beat(10, gpu_utilisation=0.0)
+        await guard.step()
+    (attempt,) = await desk.store.attempts(job.id)
+    assert attempt.signal is Signal.IDLE
+    (one,) = await desk.store.claim_attempts(Lane.INTERRUPTION, owner="i", lease_s=1, limit=1)
+    assert one.attempt.id == attempt.id, "its lane is left at once"
+    await guard.step()
+    assert len(await desk.told(job)) == 1
+
+
+async def test_a_hung_download_ends_so_that_the_job_goes_on_elsewhere() -> None:
+    desk = Desk()
+    job = await desk.start(idle={"download_s": 60})
+    guard = desk.guard()
+    for _ in range(7):
+        await desk.beat(10, phase="loading", network_bytes=5)
+        await guard.step()
+    (attempt,) = await desk.store.attempts(job.id)
+    assert attempt.signal is Signal.HUNG
+    assert attempt.state is AttemptState.TRAINING

@@ -1,0 +1,160 @@
+"""For how long beats can be read: what nobody saw in that time says nothing against a machine."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from broker.controllers.base.context import Context
+from broker.controllers.observation.attempt_observer import Looker
+from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.observation.inventory import Inventory
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.job import AttemptState
+from broker.ports import BlobInfo, Blobs, Store
+from tests.support import build
+from tests.unit.providers.clocks import SteppedClock
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Beat
+
+LOOK_S = 2.0
+OWN = build.attempt().id
+
+
+class Flaky:
+    """A blob store with the first machine's beat, if there is any, and those of others."""
+
+    away = False
+    beat: Beat | None = None
+
+    def __init__(self) -> None:
+        self.mates: dict[str, Beat] = {}
+
+    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+        if self.away:
+            raise BlobsUnavailable("503")
+        one = self.beat
+        found = [BlobInfo(key=keys.beat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
+        return found + [BlobInfo(key=key, bytes=9, etag=mate.boot + str(mate.seq)) for key, mate in self.mates.items()]
+
+    async def get(self, key: str) -> bytes | None:
+        found = self.mates.get(key, self.beat)
+        return found.model_dump_json().encode() if found else None
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.store, self.clock = Flaky(), SteppedClock()
+        context = Context(
+            installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, self.store),
+            providers={}, clock=self.clock,
+        )  # fmt: skip
+        self.beats = Beats(context)
+        self.looker = Looker(context, Inventory(context), self.beats)
+
+    async def looks(self, *away: bool) -> float | None:
+        for one in away:
+            self.clock.advance(LOOK_S)
+            self.store.away = one
+            try:
+                await self.beats.refresh()
+            except BlobsUnavailable:
+                continue
+        return self.beats.readable_s
+
+    async def ages(self) -> list[float]:
+        """Of the beat, and of what it says."""
+        watch = await self.beats.latest(OWN)
+        assert watch is not None
+        return [self.clock.monotonic() - at for at in (watch.changed, watch.progressed)]
+
+
+async def test_a_store_that_fails_some_calls_can_be_read_in_between() -> None:
+    """Else no boot deadline would ever come."""
+    watched = Watched()
+    assert await watched.looks(False) == 0
+    assert await watched.looks(*[True, False] * 10) == 20 * LOOK_S
+    assert await watched.looks(True) is None
+
+
+@pytest.mark.parametrize("looked", [True, False])
+async def test_after_an_outage_it_begins_anew_whether_anybody_looked_or_not(looked: bool) -> None:
+    watched = Watched()
+    await watched.looks(*[False] * 10)
+    if looked:
+        assert await watched.looks(*[True] * 1800) is None
+    else:
+        watched.clock.advance(3600)
+    assert await watched.looks(False) == 0
+    assert await watched.looks(False) == LOOK_S
+
+
+@pytest.mark.parametrize("looked", [True, False])
+async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -> None:
+    """Whether the store was away, or the database, so that nobody looked: a machine that has worked all the time is not
+    hung when both are back, and one that has stuck is not young again for one call that failed."""
+    watched = Watched()
+    watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
+    await watched.looks(*[False] * 10)
+    assert await watched.beats.latest(OWN) is not None
+    before = await watched.ages()
+    if looked:
+        await watched.looks(*[True] * 200)
+    else:
+        watched.clock.advance(400)
+    await watched.looks(False)
+    assert await watched.ages() == before
+    await watched.looks(False)
+    assert await watched.ages() == [age_s + LOOK_S for age_s in before]
+    await watched.looks(*[False] * 200, True, False)
+    assert await watched.ages() == [age_s + 201 * LOOK_S for age_s in before]
+
+
+async def test_a_broker_that_stood_still_takes_no_machine_for_silent_that_it_did_not_listen_to() -> None:
+    """Between its reading of the beats and its judgement: a listing that wrongly called them stopped was believed."""
+    watched = Watched()
+    watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
+    watched.store.mates = mate(1)
+    await watched.looks(False)
+    one = build.attempt(AttemptState.TRAINING, running_at=build.T0)
+    two = replace(one, line=replace(one.line, nodes=2))
+    await watched.looker.look(two, {one.line.offer.provider})
+    await watched.looks(False, False)
+    watched.clock.advance(24.0)
+    _, seen = await watched.looker.look(two, {one.line.offer.provider})
+    assert [seen.beat_age_s, seen.progress_age_s, seen.mates_age_s] == [2 * LOOK_S] * 3
+
+
+def mate(node: int, **changes: Any) -> dict[str, Beat]:
+    return {keys.beat(OWN, node): Beat(attempt=OWN, node=node, boot="b", seq=1, phase="training", **changes)}
+
+
+async def test_of_several_machines_the_one_that_is_silent_for_longest_counts_until_it_is_done() -> None:
+    watched = Watched()
+    watched.store.mates = mate(1)
+    await watched.looks(False)
+    beats = watched.beats
+    assert (beats.mates_age_s(OWN, 1), beats.mates_age_s(OWN, 2), beats.mates_age_s(OWN, 3)) == (None, 0.0, math.inf)
+    assert not beats.shown(OWN, 2), "the first one has not beaten yet"
+    await watched.looks(False)
+    watched.store.mates |= mate(2)
+    await watched.looks(False)
+    assert beats.mates_age_s(OWN, 3) == 2 * LOOK_S
+    watched.store.mates[keys.beat(OWN, 1)] = Beat(attempt=OWN, node=1, boot="b", seq=2, phase="done")
+    await watched.looks(False)
+    assert await beats.finished(OWN, 3) == 1
+    await watched.looks(False)
+    assert beats.mates_age_s(OWN, 3) == 2 * LOOK_S, "of the one that works"
+    assert await beats.finished(OWN, 2) == 1
+    assert beats.mates_age_s(OWN, 2) is None
+
+
+@pytest.mark.parametrize("name", ["01", "-1", "x", "16", "1/2", "", "\u0661"])
+async def test_what_is_no_beat_of_a_machine_is_not_watched(name: str) -> None:
+    """A machine may write any number of keys below its own."""
+    watched = Watched()
+    watched.store.mates = {f"{keys.BEATS}{OWN}/{name}": Beat(attempt=OWN, boot="b", seq=1)}
+    await watched.looks(False)
+    assert not watched.beats._watched

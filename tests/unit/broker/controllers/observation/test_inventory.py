@@ -1,0 +1,430 @@
+"""Absence is only proven by two listings that lie far enough apart and begin after the launcher was known dead."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.observation.inventory import UNHEARD, Inventory
+from broker.domain.errors import OutcomeUnknown
+from broker.domain.instance import Caps, InstanceState, Observed
+from broker.domain.job import AttemptState, Handle
+from broker.ports import Blobs, Provider, Store
+from tests.support import build
+from tests.unit.providers.clocks import SteppedClock
+
+LAG_S = 10.0
+NAME = build.attempt().name
+THERE = (Observed(handle=Handle(provider="scripted", id="i", name=NAME), state=InstanceState.RUNNING),)
+STARTS = (replace(THERE[0], state=InstanceState.STARTING),)
+ODD = (replace(THERE[0], state=InstanceState.UNKNOWN),)
+GONE = (Observed(handle=Handle(provider="scripted", id="i", name=NAME), state=InstanceState.GONE),)
+
+
+class Scripted:
+    """A cloud whose next listing is set by the test."""
+
+    name = "scripted"
+    caps = Caps(spot=True, list_lag_s=LAG_S)
+    now_lists: Sequence[Observed] = ()
+
+    async def list(self) -> Sequence[Observed]:
+        return self.now_lists
+
+
+def inventory(cloud: Scripted, clock: SteppedClock, name: str = "scripted") -> Inventory:
+    context = Context(
+        installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
+        providers={name: cast(Provider, cloud)}, clock=clock, rhythm=Rhythm(list_s=0),
+    )  # fmt: skip
+    return Inventory(context)
+
+
+async def listed(looks: Sequence[tuple[float, Any]]) -> tuple[Inventory, list[float]]:
+    """An inventory after looks at the given distances, and when each began."""
+    cloud, clock = Scripted(), SteppedClock()
+    seen, times = inventory(cloud, clock), []
+    for apart, shown in looks:
+        clock.advance(apart)
+        cloud.now_lists = shown
+        times.append(clock.monotonic())
+        await seen.refresh("scripted")
+    return seen, times
+
+
+@pytest.mark.parametrize("looks", [[(1, ()), (LAG_S, ()), (1, ())], [(1, ()), (2, ()), (LAG_S, ()), (2, ())]])
+async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
+    looks: Sequence[tuple[float, Any]],
+) -> None:
+    seen, times = await listed(looks)
+    found = seen.absent_since("scripted", NAME, times[0] - 1, born_by=build.T0 - timedelta(seconds=LAG_S))
+    assert found == build.T0 + timedelta(seconds=times[1])
+
+
+@pytest.mark.parametrize(("born_by_s", "bill_ends"), [(None, 4), (100, 4), (8, 4), (3, 3), (-LAG_S, 1)])
+async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: float | None, bill_ends: int) -> None:
+    """`born_by_s`: when it is known to have stood; else by the end of its launcher, at 5 s. All listings are empty."""
+    seen, times = await listed([(6, ()), (2, ()), (5, ()), (4, ()), (3, ()), (5, ())])
+    born_by = None if born_by_s is None else build.T0 + timedelta(seconds=born_by_s)
+    found = seen.absent_since("scripted", NAME, 5, born_by=born_by)
+    assert found == build.T0 + timedelta(seconds=times[bill_ends])
+
+
+async def test_what_was_left_out_before_its_launcher_was_known_to_be_at_rest_was_gone_by_then() -> None:
+    """Also long after those listings are forgotten, while it is followed."""
+    seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 2])
+    stood = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    for _ in range(9):
+        cast(SteppedClock, seen._context.clock).advance(LAG_S)
+        await seen.refresh("scripted")
+    found = seen.absent_since("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood)
+    assert found == build.T0 + timedelta(seconds=times[2])
+
+
+async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> None:
+    """The listings that first left it out are forgotten by then."""
+    seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    assert seen._listings["scripted"][0].begun > times[2]
+    stood = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+
+
+async def test_a_process_that_began_later_and_could_not_read_of_it_goes_by_its_first_two_listings() -> None:
+    """Nobody asked for it until they were forgotten."""
+    seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    assert seen._listings["scripted"][0].begun > times[1]
+    stood = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.absent_since("scripted", NAME, times[-1], born_by=stood) is None
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
+
+
+async def test_of_what_came_after_its_first_listings_a_process_knows_by_those_since() -> None:
+    seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    assert seen._listings["scripted"][0].begun > times[3]
+    assert seen.unseen_since("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
+
+
+async def test_a_process_that_could_not_read_that_it_came_to_stand_knows_when_it_was_unseen_since() -> None:
+    """It had asked since the create, and was cut off from the database; those listings are forgotten as well."""
+    seen, times = await listed([(1, ()), (5, ()), (5, ())])
+    sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 20))
+    assert seen.unseen_since("scripted", NAME, born_by=None, sent_at=sent) is not None
+    clock = cast(SteppedClock, seen._context.clock)
+    for _ in range(100):
+        clock.advance(5)
+        times.append(clock.monotonic())
+        await seen.refresh("scripted")
+    grown = [at for at in times if at >= 20 + LAG_S]
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=grown[1])
+
+
+async def test_of_two_listings_the_first_may_be_too_young_to_count() -> None:
+    """It is learned late when the machine stood; after that nothing was heard for minutes."""
+    seen, times = await listed([(39, ()), (3, ()), (300, ()), (5, ())])
+    sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 31))
+    assert seen.unseen_since("scripted", NAME, born_by=None, sent_at=sent) is not None
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+
+
+LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
+ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + timedelta(seconds=20), line=LINE)
+
+
+async def test_what_never_booted_may_have_billed_for_as_long_as_nothing_would_have_shown_it() -> None:
+    """However long its launcher cannot be judged: a lag after it stands, two listings in a row have to leave it out."""
+    seen, _ = await listed([(1, ()), *[(5, ())] * 40])
+    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 2 * 5 + LAG_S)
+    clock = cast(SteppedClock, seen._context.clock)
+    for apart in (60, 5, 5, 5):
+        clock.advance(apart)
+        await seen.refresh("scripted")
+    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 65 + LAG_S)
+
+
+@pytest.mark.parametrize("sent_s", [0, 90])
+async def test_a_process_that_could_not_read_of_it_knows_for_how_long_it_may_have_stood(sent_s: float) -> None:
+    """Whether it began before the create or after it; asked an hour later."""
+    seen, _ = await listed([(1, ()), *[(5, ())] * 700])
+    sent, ending = (build.T0 + timedelta(seconds=at) for at in (sent_s, 130))
+    attempt = replace(ENDING, create_sent_at=sent, terminating_since=ending)
+    assert seen.stood_until(attempt) == ending + timedelta(seconds=2 * 5 + LAG_S)
+
+
+async def test_what_never_booted_and_is_shown_bills_until_it_is_shown_no_more() -> None:
+    seen, times = await listed([(30, THERE), (5, ()), (5, ()), (5, ())])
+    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=times[2] + 10 + LAG_S)
+    cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
+    await seen.refresh("scripted")
+    assert seen.stood_until(ENDING) is None
+
+
+async def test_what_may_still_boot_has_no_such_bound() -> None:
+    seen, _ = await listed([(1, ()), *[(5, ())] * 5])
+    assert seen.stood_until(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
+
+
+OWN = build.attempt(line=LINE)
+SECOND = replace(THERE[0], handle=replace(THERE[0].handle, id="late"))
+TWO = (*THERE, SECOND)
+
+
+def stood(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[float | None, float | None]]:
+    """Of each machine since when and until when, in seconds."""
+
+    def told(at: datetime | None) -> float | None:
+        return None if at is None else (at - build.T0).total_seconds()
+
+    return {one.id: (told(one.since), told(one.until)) for one in seen.stood(OWN, max_age_s=max_age_s)}
+
+
+async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
+    """One listing may leave it out, and a lag may; and before the first listings nothing is known."""
+    looks = [(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, TWO)]
+    seen, times = await listed(looks)
+    found = {"i": (None, None), "late": (times[1] - LAG_S, None)}
+    assert stood(seen) == found
+    seen.unseen_since("scripted", NAME, born_by=build.T0)  # it is followed by another bound now
+    assert stood(seen) == found
+
+
+async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() -> None:
+    seen, _ = await listed([(1, tuple(replace(one, created_at=build.T0) for one in THERE))])
+    assert stood(seen) == {"i": (0, None)}
+
+
+async def test_a_cloud_whose_clock_is_ahead_moves_no_birth_behind_its_first_listing() -> None:
+    ahead = tuple(replace(one, created_at=build.at(300)) for one in THERE)
+    seen, times = await listed([(1, ahead)])
+    assert stood(seen) == {"i": (times[0], None)}
+
+
+async def test_a_house_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was charged once would have stood at another time as well."""
+    seen, _ = await listed([(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE)])
+    before, clock = stood(seen), cast(SteppedClock, seen._context.clock)
+    late = clock.now() + timedelta(hours=8)
+    monkeypatch.setattr(clock, "now", lambda: late)
+    assert stood(seen) == before
+    assert before["late"][1] is not None
+
+
+@pytest.mark.parametrize(("born", "since"), [(1500.0, 1440.0), (30.0, 2 - LAG_S)])
+async def test_after_a_long_time_without_listings_its_cloud_says_when_it_was_born(born: float, since: float) -> None:
+    late = (*THERE, replace(SECOND, created_at=build.at(born)))
+    seen, _ = await listed([(1, THERE), (1, THERE), (5, THERE), (2000, late)])
+    assert stood(seen)["late"] == (since, None)
+
+
+async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
+    """Also long after those listings are forgotten, and of what only one of them showed."""
+    looks = [(1, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE), *[(LAG_S, THERE)] * 11]
+    seen, times = await listed(looks)
+    assert seen._listings["scripted"][0].begun > times[4]
+    assert stood(seen)["late"] == (times[0] - LAG_S, times[4]), "one listing alone may leave it out"
+    seen, times = await listed([(1, TWO), (5, (*THERE, replace(SECOND, state=InstanceState.GONE))), (5, THERE)])
+    assert stood(seen)["late"] == (None, times[1]), "one that calls it gone is enough"
+    seen, _ = await listed([(1, TWO), (5, THERE), (5, THERE), (5, TWO)])
+    assert stood(seen)["late"] == (None, None), "it stands after all"
+
+
+async def test_where_the_last_listing_is_old_nothing_is_known_to_stand_after_it() -> None:
+    seen, times = await listed([(1, TWO), (5, TWO)])
+    cast(SteppedClock, seen._context.clock).advance(20)
+    assert stood(seen) == {"i": (None, times[1]), "late": (None, times[1])}
+    assert stood(seen, max_age_s=25) == {"i": (None, None), "late": (None, None)}
+
+
+async def test_of_what_no_listing_has_shown_nothing_has_stood() -> None:
+    seen, _ = await listed([])
+    assert stood(seen) == {}
+    seen, _ = await listed([(1, ()), (1, GONE)])
+    assert stood(seen) == {}
+    elsewhere = replace(OWN, line=replace(LINE, offer=replace(LINE.offer, provider="another broker's")))
+    assert not seen.stood(elsewhere, max_age_s=15)
+
+
+async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() -> None:
+    for looks, omitted in (
+        ([(1, THERE)], False), ([(1, THERE), (1, ())], True), ([(1, THERE), (1, ()), (1, ())], False),
+        ([(1, THERE), (1, GONE)], False), ([(1, ()), (1, THERE)], False), ([(1, ())], True), ([], False),
+    ):  # fmt: skip
+        seen, _ = await listed(looks)
+        assert seen.omits("scripted", OWN.name, 1) == omitted
+    first, _ = await listed([(1, THERE)])
+    assert first.omits("scripted", OWN.name, 2), "of the process's first listing nobody knows what it leaves out"
+
+
+async def test_what_is_shown_again_stands_again() -> None:
+    seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
+    born_by = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.unseen_since("scripted", NAME, born_by=born_by) is not None
+    cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
+    await seen.refresh("scripted")
+    assert seen.unseen_since("scripted", NAME, born_by=born_by) is None
+
+
+async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
+    seen, times = await listed([(1, ()), (1, ()), (LAG_S, ())])
+    assert seen.unseen_since("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
+    assert seen.unseen_since("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
+    seen.keep(set())
+    assert seen._followed["scripted"], "it may have been read before it came"
+    seen.keep({build.attempt().id})
+    seen.keep(set())
+    assert seen._followed["scripted"]
+    seen.keep(set())
+    assert not seen._followed["scripted"]
+
+
+async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
+    seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE), (1, GONE)])
+    found = seen.absent_since("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S))
+    assert found == build.T0 + timedelta(seconds=times[2])
+
+
+async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:
+    seen, times = await listed([(1, ()), (LAG_S, ()), (1, ())])
+    assert not seen.absent_since("scripted", NAME, times[0])
+
+
+async def test_two_listings_within_the_lag_prove_nothing() -> None:
+    seen, _ = await listed([(1, ()), (LAG_S / 2, ())])
+    assert not seen.absent_since("scripted", NAME, 0)
+
+
+async def test_listings_that_lag_and_one_that_leaves_it_out_prove_nothing() -> None:
+    """A machine that was just created: not shown yet, not shown yet, left out once."""
+    seen, _ = await listed([(1, ()), (LAG_S / 2, ()), (LAG_S, ())])
+    assert not seen.absent_since("scripted", NAME, 0)
+
+
+async def test_a_machine_that_shows_again_takes_the_proof_back() -> None:
+    seen, _ = await listed([(1, ()), (LAG_S, ()), (1, ()), (1, THERE)])
+    assert not seen.absent_since("scripted", NAME, 0)
+
+
+async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
+    seen, _ = await listed([(1, GONE), (LAG_S, GONE), (1, GONE)])
+    assert seen.absent_since("scripted", NAME, 0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "left_out"),
+    [
+        ([(LAG_S, THERE), (1, ()), (1.5, ()), (1.5, ())], True),
+        ([(LAG_S, THERE), (1, ()), (4, GONE)], True),
+        ([(LAG_S, THERE), (1, ()), (1, ()), (1, ())], False),  # not for long enough
+        ([(LAG_S, THERE), (9, ())], False),  # a single one
+        ([(LAG_S, ()), (1, ()), (2, THERE), (2, ()), (1, ())], False),
+        ([(1, ()), (4, ()), (4, ())], False),  # they may show a time before it was created
+    ],
+)
+async def test_several_listings_leave_out_what_stood_a_lag_before_them(
+    looks: Sequence[tuple[float, Any]], left_out: bool
+) -> None:
+    seen, times = await listed(looks)
+    assert seen.left_out("scripted", NAME, times[0] - looks[0][0]) == left_out
+
+
+@pytest.mark.parametrize("fault", [ValueError("not JSON"), TimeoutError("hangs")])
+async def test_a_cloud_that_breaks_is_one_that_did_not_answer(fault: Exception) -> None:
+    cloud = Scripted()
+
+    async def broken() -> Sequence[Observed]:
+        raise fault
+
+    cloud.list = broken  # type: ignore[method-assign]
+    assert await inventory(cloud, SteppedClock()).refresh_all(["scripted"]) == {"scripted"}
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 15), st.sampled_from([(), THERE, GONE])), max_size=12), st.floats(0, 60))
+async def test_absence_is_never_proven_while_the_last_lag_shows_it(
+    looks: list[tuple[float, Any]], since: float
+) -> None:
+    seen, times = await listed(looks)
+    if seen.absent_since("scripted", NAME, since):
+        clean = [t for t, (_, shown) in zip(times, looks, strict=True) if t > since and shown != THERE]
+        shows = [t for t, (_, shown) in zip(times, looks, strict=True) if shown == THERE]
+        assert clean[-2] - clean[0] >= LAG_S
+        assert not shows or shows[-1] < times[-1]
+
+
+SENT = build.attempt(line=build.line(provider="scripted"))
+"""Its create was sent when the clock began."""
+
+
+async def test_machines_run_since_the_last_listing_that_showed_none_that_does() -> None:
+    other = replace(STARTS[0], handle=replace(STARTS[0].handle, id="j"))
+    seen, times = await listed([(20, ()), (5, STARTS), (5, (other, *THERE)), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[1] - LAG_S)
+
+
+async def test_nothing_is_said_of_machines_that_only_start() -> None:
+    seen, _ = await listed([(20, ()), (5, STARTS)])
+    assert seen.running_at(SENT) is None
+
+
+async def test_a_machine_that_may_run_is_taken_to() -> None:
+    seen, times = await listed([(20, STARTS), (5, ODD), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
+
+
+async def test_a_machine_that_was_never_seen_starting_may_have_run_since_the_create() -> None:
+    seen, _ = await listed([(500, THERE), (5, ()), (5, THERE)])
+    assert seen.running_at(SENT) == SENT.create_sent_at
+
+
+async def test_one_listing_that_leaves_out_what_runs_moves_its_start_no_further() -> None:
+    """Nothing was heard while it began to run; two listings that leave it out are no omission."""
+    seen, times = await listed([(20, STARTS), (500, ()), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
+    seen, times = await listed([(20, STARTS), (500, ()), (5, ()), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[1] - LAG_S)
+
+
+async def test_what_is_recorded_of_the_start_is_kept() -> None:
+    seen, _ = await listed([(20, ()), (500, STARTS), (5, THERE)])
+    recorded = replace(SENT, running_at=build.at(7))
+    assert seen.running_at(recorded) == build.at(7)
+
+
+async def test_another_broker_s_cloud_is_one_that_did_not_answer() -> None:
+    cloud = Scripted()
+    found = inventory(cloud, SteppedClock())
+    assert await found.refresh_all(["scripted", "elsewhere"]) == {"elsewhere"}
+
+
+class Cut(Scripted):
+    """Answers no more, from when it is told so."""
+
+    away = True
+
+    async def list(self) -> Sequence[Observed]:
+        if self.away:
+            raise OutcomeUnknown("no connection")
+        return await super().list()
+
+
+async def test_who_hears_nothing_of_a_cloud_leaves_its_rows_to_others_until_it_does() -> None:
+    cloud, clock = Cut(), SteppedClock()
+    seen = inventory(cloud, clock)
+    turns = []
+    for _ in range(UNHEARD):
+        turns.append(seen.turns["scripted"])
+        assert await seen.refresh_all(["scripted"]) == {"scripted"}
+        clock.advance(1)
+    assert turns == [0.0] * UNHEARD
+    first = seen.turns["scripted"]
+    assert first > 0
+    for _ in range(UNHEARD):
+        await seen.refresh_all(["scripted"])
+    assert seen.turns["scripted"] > first, "whoever hears a little comes first"
+    cloud.away = False
+    await seen.refresh("scripted")
+    assert seen.turns["scripted"] == 0.0

@@ -1,0 +1,102 @@
+"""Who says that a launcher is through: its own host, as soon as nothing of its call can create any more."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, cast
+
+from broker.controllers.base.context import Context
+from broker.controllers.provisioning.creates_in_flight import Launchers
+from broker.controllers.provisioning.launcher_completion import Through
+from broker.domain.ids import Installation
+from broker.domain.instance import Liveness
+from broker.domain.job import AttemptState
+from broker.ports import Blobs, Change, Lane, Provider
+from broker.store.memory.store import MemoryStore
+from tests.conformance.samples import HOUR, ManualClock, in_state, running
+
+
+class Cloud:
+    """Knows of the launcher `own` alone."""
+
+    name = "simulated"
+
+    def __init__(self, own: str) -> None:
+        self.own, self.creating, self.cancelled = own, True, 0
+
+    async def launcher(self, launched_by: str, name: str) -> Liveness:
+        if launched_by != self.own:
+            return Liveness.ALIVE
+        return Liveness.ALIVE if self.creating else Liveness.DEAD
+
+    async def cancel(self, name: str) -> None:
+        self.cancelled += 1
+
+
+class Broker:
+    def __init__(self, store: MemoryStore, owner: str) -> None:
+        self.cloud = Cloud(owner)
+        context = Context(
+            installation=Installation("test"), owner=owner, store=store, blobs=cast(Blobs, None), clock=ManualClock(),
+            providers={"simulated": cast(Provider, cast(Any, self.cloud))},
+        )  # fmt: skip
+        self.launchers = Launchers(context)
+        self.through = Through(context, self.launchers)
+
+
+async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> None:
+    store = MemoryStore(ManualClock())
+    first, second = Broker(store, "first"), Broker(store, "second")
+    await running(store, AttemptState.LAUNCHING)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="first", lease_s=HOUR, limit=1)
+    ended = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="first")
+    first.launchers.begin(ended)
+    call = asyncio.create_task(asyncio.sleep(HOUR))
+    first.launchers.carry(ended.name, call)
+    await store.apply([Change(attempt=(leased.attempt, ended))])
+    said: Callable[[], Any] = store.unproven_launches
+
+    await second.through.step()
+    assert (len(await said()), second.cloud.cancelled) == (1, 0)
+    await first.through.step()
+    assert call.cancelling()
+    assert first.cloud.cancelled == 1
+    await asyncio.gather(call, return_exceptions=True)
+    await first.through.step()
+    assert len(await said()) == 1  # the cloud's side of it goes on
+    first.cloud.creating = False
+    await second.through.step()
+    assert len(await said()) == 1
+    await first.through.step()
+    assert await said() == []
+
+
+async def test_a_create_that_is_sent_again_is_not_over_because_an_earlier_one_was() -> None:
+    """By the same process, so under the same launcher: the boot deadline, which passes meanwhile, must wait for it."""
+    store = MemoryStore(ManualClock())
+    broker = Broker(store, "first")
+    await running(store, AttemptState.LAUNCHING)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="first", lease_s=HOUR, limit=1)
+    sent = replace(leased.attempt, launched_by="first")
+    broker.cloud.creating = False
+    assert await broker.launchers.dead_since(sent) is not None
+    broker.launchers.begin(sent)
+    broker.cloud.creating = True
+    broker.launchers.end(sent.name)  # given up on; the cloud's side of it goes on
+    assert await broker.launchers.dead_since(sent) is None
+
+
+async def test_what_was_known_before_another_broker_s_create_says_nothing_after_its_answer() -> None:
+    """It was not sent for a while, which this broker has seen; then another one sent it, and it was answered."""
+    store = MemoryStore(ManualClock())
+    broker = Broker(store, "watches")
+    attempt, _ = await running(store, AttemptState.LAUNCHING)
+    unsent = replace(attempt, launched_by="")
+    clock = cast(ManualClock, broker.launchers._context.clock)
+    before = await broker.launchers.dead_since(unsent)
+    clock.time += timedelta(seconds=300)
+    assert await broker.launchers.dead_since(unsent) == before
+    answered = replace(in_state(attempt, AttemptState.TERMINATING), launched_by="")
+    assert before is not None
+    assert await broker.launchers.dead_since(answered) == before + 300

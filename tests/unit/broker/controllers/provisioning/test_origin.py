@@ -1,0 +1,40 @@
+"""Which checkpoints of another job an attempt is told to start from."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.controllers.provisioning.placement import Placement
+from broker.domain.ids import attempt_id, job_id
+from broker.domain.job import AttemptState, Reason
+from tests.support import build
+from trainer.contract import object_keys as keys
+
+ORIGIN = job_id(b"another on")
+ENDED = build.attempt(AttemptState.ENDED, id=attempt_id(ORIGIN, 1), number=1, reason=Reason.PREEMPTED)
+LIVE = build.attempt(AttemptState.TRAINING, id=attempt_id(ORIGIN, 2), number=2)
+MILESTONE, LAST = (keys.checkpoint(ORIGIN, of.id, step, "n") + keys.MANIFEST for of, step in ((ENDED, 10), (LIVE, 900)))
+
+
+class House:
+    """Its store and its blobs."""
+
+    async def attempts(self, job: Any) -> Any:
+        return {ORIGIN: (ENDED, LIVE)}[job]
+
+    async def list(self, prefix: str) -> Any:
+        return [SimpleNamespace(key=key) for key in (MILESTONE, LAST) if key.startswith(prefix)]
+
+
+@pytest.mark.parametrize(("nodes", "named"), [(1, (LAST, MILESTONE)), (2, (MILESTONE,))])
+async def test_the_last_of_a_job_that_runs_is_named_and_to_several_machines_what_stays(
+    nodes: int, named: tuple[str, ...]
+) -> None:
+    house = House()
+    context = SimpleNamespace(store=house, blobs=house, rhythm=SimpleNamespace(poll_s=1.0))
+    spec = build.spec(init_from=f"job/{ORIGIN}", resources={"nodes": nodes})
+    job = replace(build.active_job(spec=spec), attempts=0)
+    placement = Placement(cast(Any, context), cast(Any, None), lambda: [])
+    assert await placement._resume_from(job) == named

@@ -1,0 +1,114 @@
+"""A destroy goes on whoever looks at its row meanwhile: one call a machine, whose answer is heard once."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from broker.controllers.base.context import Context
+from broker.controllers.termination.destroy_queue import LIMIT_S, Destroys
+from broker.domain.errors import Gone, OutcomeUnknown
+from broker.domain.job import Handle
+from broker.ports import Blobs, Provider, Store
+from tests.clouds.warp import LoopClock, WarpLoop
+from tests.support import build
+
+HANDLE = Handle(provider="slow", id="i-1", name=build.attempt().name)
+
+
+@dataclass
+class Slow:
+    """Takes so many seconds for a destroy, and then says this."""
+
+    takes_s: float = 0.0
+    says: Exception | None = None
+    asked: list[str] = field(default_factory=list)
+
+    async def destroy(self, handle: Handle) -> None:
+        self.asked.append(handle.id)
+        await asyncio.sleep(self.takes_s)
+        if self.says is not None:
+            raise self.says
+
+
+def told(story: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=WarpLoop) as runner:
+        runner.run(story)
+
+
+def destroys(cloud: Slow) -> Destroys:
+    context = Context(
+        installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
+        providers={"slow": cast(Provider, cloud)}, clock=LoopClock(),
+    )  # fmt: skip
+    return Destroys(context)
+
+
+def test_a_call_that_takes_long_is_one_call_however_often_it_is_asked_for() -> None:
+    async def story() -> None:
+        cloud = Slow(takes_s=45)
+        own = destroys(cloud)
+        answers = [await own.ask("slow", HANDLE) for _ in range(45)]
+        assert (answers, cloud.asked) == ([False] * 44 + [True], ["i-1"])
+        await own.ask("slow", HANDLE)
+        assert cloud.asked == ["i-1", "i-1"]  # until the machine is absent it is asked for again
+        await own.close()
+
+    told(story())
+
+
+def test_whoever_asks_may_be_cut_and_the_call_goes_on() -> None:
+    async def story() -> None:
+        cloud = Slow(takes_s=3)
+        own = destroys(cloud)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await own.ask("slow", HANDLE)
+        await asyncio.sleep(5)
+        assert await own.ask("slow", HANDLE)
+        assert cloud.asked == ["i-1"]
+
+    told(story())
+
+
+@pytest.mark.parametrize("says", [Gone("absent"), OutcomeUnknown("503")])
+def test_what_the_cloud_says_is_heard_by_the_next_who_asks(says: Exception) -> None:
+    async def story() -> None:
+        own = destroys(Slow(takes_s=3, says=says))
+        assert not await own.ask("slow", HANDLE)
+        await asyncio.sleep(5)
+        with pytest.raises(type(says)):
+            await own.ask("slow", HANDLE)
+
+    told(story())
+
+
+@pytest.mark.parametrize("cloud", [Slow(takes_s=1e9), Slow(says=KeyError("id"))])
+def test_a_cloud_that_hangs_and_one_that_breaks_our_code_have_not_taken_it(cloud: Slow) -> None:
+    async def story() -> None:
+        own = destroys(cloud)
+        with suppress(OutcomeUnknown):
+            await own.ask("slow", HANDLE)
+            await asyncio.sleep(LIMIT_S)
+        with pytest.raises(OutcomeUnknown):
+            await own.ask("slow", HANDLE)
+
+    told(story())
+
+
+def test_answers_about_what_is_over_are_forgotten() -> None:
+    async def story() -> None:
+        own = destroys(Slow(takes_s=3))
+        await own.ask("slow", HANDLE)
+        own.keep(set())  # under way, so its answer may still be of use
+        assert len(own._calls) == 1
+        await asyncio.sleep(5)
+        own.keep({build.attempt().id})
+        assert len(own._calls) == 1
+        own.keep(set())
+        assert len(own._calls) == 0
+
+    told(story())

@@ -1,0 +1,44 @@
+"""Who may give which rights."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.domain.tenancy import over_since, stays, withheld
+from tests.support.build import at
+
+SCOPES = ["read", "submit", "manage", "metrics", "admin"]
+
+
+@given(st.sets(st.sampled_from(SCOPES)), st.lists(st.sampled_from(SCOPES), unique=True))
+def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: list[str]) -> None:
+    given_out = set(wanted) - set(withheld(own, wanted))
+    assert "admin" in own or given_out <= own - {"metrics", "admin"}
+    assert "admin" not in own or given_out == set(wanted)
+
+
+@pytest.mark.parametrize(("own", "wanted", "left"), [
+    (["read", "manage"], ["read", "manage"], []),
+    (["read", "manage"], ["read", "submit", "admin"], ["submit", "admin"]),
+    (["metrics", "manage"], ["metrics"], ["metrics"]),
+    (["admin"], ["metrics", "admin", "submit"], []),
+])  # fmt: skip
+def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list[str]) -> None:
+    assert withheld(own, wanted) == left
+
+
+@pytest.mark.parametrize(("ends", "over"), [
+    ([], None),
+    ([None], None),
+    ([1, None], None),
+    ([1, 9], None),
+    ([1, 5], 5),
+    ([3], 3),
+])  # fmt: skip
+def test_somebodys_time_is_over_with_the_last_token(ends: list[int | None], over: int | None) -> None:
+    times = [None if end is None else at(end) for end in ends]
+    assert over_since(times, at(5)) == (None if over is None else at(over))
+
+
+def test_the_default_team_stays() -> None:
+    assert [stays("default"), stays("red")] == [True, False]

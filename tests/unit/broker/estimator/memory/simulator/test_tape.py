@@ -1,0 +1,226 @@
+"""The tape's rules are those of PyTorch's autograd and allocator."""
+
+import pytest
+
+from broker.estimator.memory.simulator.tape import BLOCK, EARLIER, Tape, Weight
+
+COUNT = 1024
+
+
+def tape_in(segment: str = "all") -> Tape:
+    tape = Tape()
+    tape.enter(segment, "activations")
+    return tape
+
+
+def test_sizes_are_rounded_up_to_the_allocators_blocks() -> None:
+    tape = tape_in()
+    t = tape.new(1, 4)
+    assert tape.total == BLOCK
+    tape.drop(t)
+    assert tape.total == 0
+    assert tape.peaks["all"][0] == BLOCK
+
+
+def test_what_backward_needs_outlives_its_maker_until_backward_has_passed() -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, 4, grad=True)
+    y = tape.op([x], COUNT, 4, saves=[x])
+    tape.drop(x)
+    assert tape.total == 2 * 4 * COUNT
+    y.gradient = tape.new(COUNT, 4)
+    tape.drop(y)
+    tape.backward()
+    assert tape.total == 4 * COUNT  # the gradient of x
+    assert x.gradient is not None
+
+
+def test_nothing_is_kept_for_what_needs_no_gradient() -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, 4)
+    y = tape.op([x], COUNT, 4, saves=[x])
+    tape.drop(x, y)
+    assert tape.total == 0
+    assert tape.nodes == []
+
+
+def test_nothing_is_kept_while_checkpointing_does_not_record() -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, 4, grad=True)
+    tape.recording = False
+    y = tape.op([x], COUNT, 4, saves=[x])
+    views = tape.split(y, (COUNT // 2, COUNT // 2))
+    tape.drop(x, y, *views)
+    assert tape.total == 0
+    assert y.grad
+
+
+def test_a_second_gradient_is_added_in_place_unless_the_first_is_shared() -> None:
+    alone, shared = tape_in(), tape_in()
+    for tape, passes in ((alone, False), (shared, True)):
+        x = tape.new(COUNT, 4, grad=True)
+        y = tape.op([x], COUNT, 4)
+        z = tape.op([x, y], COUNT, 4, passes=passes)
+        z.gradient = tape.new(COUNT, 4)
+        tape.drop(x, y, z)
+        tape.enter("backward", "temporary")
+        tape.backward()
+        assert tape.total == 4 * COUNT
+        assert x.gradient is not None
+    # alone: gradients of z, x and y; shared: one for z, x and y, then y's own for x while the sum is made
+    assert alone.peaks["backward"][0] == 3 * 4 * COUNT
+    assert shared.peaks["backward"][0] == 2 * 4 * COUNT
+
+
+def test_a_sum_of_shared_gradients_is_a_tensor_of_its_own() -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, 4, grad=True)
+    residual = tape.op([x], COUNT, 4, passes=True)
+    z = tape.op([x, residual], COUNT, 4, passes=True)
+    held = z.gradient = tape.new(COUNT, 4)
+    held.hold()
+    tape.backward()
+    assert x.gradient is not held
+    assert x.gradient is not None
+
+
+def test_a_gradient_changes_type_where_an_addition_did() -> None:
+    tape = tape_in()
+    half = tape.new(COUNT, 2, grad=True)
+    wide = tape.new(COUNT, 4, grad=True)
+    out = tape.op([half, wide], COUNT, 4, passes=True)
+    out.gradient = tape.new(COUNT, 4)
+    tape.backward()
+    assert half.gradient is not None
+    assert half.gradient.width == 2
+    assert wide.gradient is not None
+    assert wide.gradient.width == 4
+
+
+def test_a_gradient_is_there_beside_its_cast_to_a_narrower_type() -> None:
+    tape = tape_in()
+    narrow, wide = tape.new(COUNT, 2, grad=True), tape.new(COUNT, 4, grad=True)
+    product = tape.product(narrow, wide)
+    tape.drop(narrow, wide)
+    product.gradient = tape.new(COUNT, 4)
+    tape.drop(product)
+    tape.enter("backward", "temporary")
+    tape.backward()
+    # both numbers, the product's gradient, theirs, and the first as wide as it was computed
+    assert tape.peaks["backward"][0] == (2 + 4 + 4 + 2 + 4 + 4) * COUNT
+
+
+def test_a_view_holds_the_whole_and_gradients_of_views_are_joined() -> None:
+    tape = tape_in()
+    whole = tape.new(COUNT, 2, grad=True)
+    left, right = tape.split(whole, (COUNT // 4, 3 * COUNT // 4))
+    tape.drop(whole, left)
+    assert tape.total == 2 * COUNT
+    used = tape.op([right], right.count, 2)
+    tape.drop(right)
+    assert tape.total == used.size
+    used.gradient = tape.new(used.count, 2)
+    tape.drop(used)
+    tape.backward()
+    assert whole.gradient is not None
+    assert tape.total == 2 * COUNT
+
+
+def test_work_that_no_loss_reaches_is_freed_without_gradients() -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, 4, grad=True)
+    y = tape.op([x], COUNT, 4, saves=[x])
+    tape.drop(x, y)
+    tape.backward()
+    assert tape.total == 0
+
+
+def test_kernels_take_bytes_that_only_the_peak_knows() -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, 4, grad=True)
+    y = tape.op([x], COUNT, 4, scratch=1 << 20, back=1 << 21)
+    assert tape.peaks["all"][1]["temporary"] == 1 << 20
+    y.gradient = tape.new(COUNT, 4)
+    tape.enter("backward", "temporary")
+    tape.backward()
+    assert tape.peaks["backward"][0] >= 1 << 21
+    assert tape.live["temporary"] == x.size
+
+
+@pytest.mark.parametrize(("computed", "kept"), [(4, 4), (2, 4)])
+def test_a_weights_gradient_stays_in_its_own_type(computed: int, kept: int) -> None:
+    tape = tape_in()
+    x = tape.new(COUNT, computed)
+    w = Weight(COUNT, kept, trained=True, grad_width=kept)
+    y = tape.op([x], COUNT, computed, saves=[x], weights=[(w, computed)])
+    tape.drop(x)
+    y.gradient = tape.new(COUNT, computed)
+    tape.drop(y)
+    tape.backward()
+    assert tape.live["gradients"] == tape.total == kept * COUNT
+
+
+def test_a_tied_weight_has_one_gradient_and_an_earlier_one_is_added_to() -> None:
+    peaks = []
+    for first in (None, EARLIER):
+        tape = tape_in()
+        w = Weight(COUNT, 4, trained=True, grad_width=4)
+        w.gradient = first
+        for _ in range(2):
+            y = tape.op([], 1, 4, weights=[(w, 4)])
+            y.gradient = tape.new(1, 4)
+            tape.drop(y)
+            tape.backward()
+        assert tape.total == (0 if first is EARLIER else 4 * COUNT)
+        peaks.append(tape.peaks["all"][0])
+    assert peaks[0] > peaks[1]
+
+
+@pytest.mark.parametrize(("computed", "tensors"), [(2, 2), (4, 3)])
+def test_a_tied_weights_gradients_are_added_in_place_unless_the_first_is_a_product_s_view(
+    computed: int, tensors: int
+) -> None:
+    """torch's profiler shows it of an embedding that is the head too: add_ under autocast, which casts, else add."""
+    tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
+    read = tape.op((), 1, 4, weights=[(weight, 4)])  # as an encoder does, last in the backward pass
+    words = tape.op((), 1, 4, weights=[(weight, 4)])
+    logits = tape.op([words], 1, 4, weights=[(weight, computed)], keeps=True)
+    logits.gradient, read.gradient = tape.new(1, 4), tape.new(1, 4)
+    tape.drop(words, logits, read)
+    tape.backward(1)
+    assert tape.peaks["all"][0] // (4 * COUNT) == tensors
+    tape.enter("encoder", "temporary")
+    tape.backward()
+    assert tape.peaks["encoder"][0] // (4 * COUNT) == 2, "the sum of two is nobody's view"
+
+
+def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:
+    tape = tape_in("one")
+    tape.drop(tape.new(COUNT, 4))
+    tape.enter("two", "temporary")
+    tape.drop(tape.new(COUNT, 2))
+    tape.enter("one", "activations")
+    tape.drop(tape.new(COUNT, 1))
+    assert {name: peak for name, (peak, _) in tape.peaks.items()} == {"one": 4 * COUNT, "two": 2 * COUNT}
+    tape.leap({"weights": 10}, 3)
+    assert tape.live["weights"] == 30
+    assert tape.peaks["one"][0] == 4 * COUNT
+
+
+def test_a_layer_is_computed_again_only_up_to_what_was_saved_last() -> None:
+    """Non-reentrant checkpointing stops there; what comes after has no bytes, but still its place in the graph."""
+    tape = Tape()
+    tape.enter("all", "activations")
+    x = tape.new(1024, 4, grad=True)
+    weight = Weight(1024, 4, trained=True, grad_width=4)
+    tape.stop = 2
+    made = tape.op([x], 1024, 4, saves=[x])
+    product = tape.op([made], 1024, 4, weights=[(weight, 4)])
+    last = tape.op([product], 1024, 4, scratch=4096)
+    assert tape.last_saving == 2
+    assert tape.total == 2 * 4096
+    last.gradient = tape.new(1024, 4)
+    tape.drop(made, product, last)
+    tape.backward()
+    assert x.gradient is not None
+    assert weight.gradient is not None

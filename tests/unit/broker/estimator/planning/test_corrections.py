@@ -1,0 +1,270 @@
+"""Observations of ended attempts move later estimates of speed and memory, and nothing else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.domain.ids import attempt_id
+from broker.domain.job import Attempt, Job, Reason
+from broker.domain.observation import Observation
+from broker.domain.offer import GIB, Drop, QuoteLine
+from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
+from broker.estimator.memory.shortfall import MOST
+from broker.estimator.planning.corrections import LEAST, NOTHING, Assessed, Experience, assess, learn, like, observed
+from broker.estimator.planning.fit import fit
+from broker.estimator.planning.plan_search import Planner
+from broker.estimator.speed.hardware import TABLE
+from broker.estimator.speed.throughput import step_seconds
+from broker.lifecycle.recovery import remedy
+from tests.support import build
+from trainer.contract.documents import Beat, Final, Outcome
+
+SHAPE = ModelShape(
+    name="secret-name", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
+    vocabulary=128_256, tied_embeddings=True, parameters=1_235_814_400, known=True,
+)  # fmt: skip
+WORK = Workload(
+    shape=SHAPE, method="lora", lora_r=16, micro_batch=4, global_batch=24, sequence=2048, tokens_per_row=1000.0,
+    steps=100,
+)  # fmt: skip
+OFFER = build.offer()
+L40S = TABLE["l40s"]
+PLAN = Plan(micro_batch=4, accumulation=6)
+
+
+def estimated_rate(work: Workload = WORK) -> float:
+    return work.global_batch * work.tokens_per_row / step_seconds(Planner(work).run(PLAN, L40S), L40S)
+
+
+def estimated_need(work: Workload = WORK) -> MemoryNeed:
+    return Planner(work).need(plan_of(work), L40S)
+
+
+def plan_of(work: Workload) -> Plan:
+    rows = work.micro_batch
+    checkpointing = work.gradient_checkpointing
+    return Plan(micro_batch=rows, accumulation=work.global_batch // rows, gradient_checkpointing=checkpointing)
+
+
+def seen(number: int = 1, **changes: Any) -> Observation:
+    values: dict[str, Any] = {
+        "attempt_id": attempt_id(build.JOB_ID, number), "hardware": "l40s", "nodes": 1, "cores": 8,
+        "workload": WORK, "device_bytes": OFFER.gpu_memory_bytes,
+    }  # fmt: skip
+    values |= changes
+    return Observation(**({"plan": plan_of(values["workload"]) if values["workload"].shape else PLAN} | values))
+
+
+def knows(*observations: Observation) -> Experience:
+    found = [assess(one) for one in observations]
+    assert all(isinstance(one, Assessed) for one in found)
+    return learn([one for one in found if one is not None])
+
+
+def ended(**changes: Any) -> Attempt:
+    new = build.attempt().id
+    final = {"attempt": new, "outcome": Outcome.COMPLETED, "step": 40, "tokens_per_s": 5000.0, "peak_memory_bytes": GIB}
+    given_final = changes.pop("final", {})
+    made = None if given_final is None else Final.model_validate(final | given_final)
+    return build.attempt(**({"final": made, "line": line()} | changes))
+
+
+def line(**changes: Any) -> QuoteLine:
+    return replace(build.line(**changes), plan=PLAN)
+
+
+JOB = build.active_job(workload=WORK)
+
+
+# ------------------------------------------------------------------------------------------------------------ observed
+
+
+def test_an_ended_attempt_leaves_its_speed_and_its_peak_and_no_name() -> None:
+    found = observed(JOB, ended())
+    assert found is not None
+    assert (found.hardware, found.tokens_per_s, found.peak_bytes) == ("l40s", 5000.0, GIB)
+    assert found.device_bytes == OFFER.gpu_memory_bytes
+    assert "secret-name" not in repr(found)
+
+
+def test_one_that_was_preempted_counts_by_its_last_beat_if_it_ran_for_long_enough() -> None:
+    def preempted(step: int, resumed: int) -> Observation | None:
+        beat = Beat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)
+        return observed(JOB, ended(final=None, beat=beat, reason=Reason.PREEMPTED))
+
+    long = preempted(60, 50)
+    assert long is not None
+    assert long.tokens_per_s == 900.0
+    assert preempted(59, 50) is None
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt"),
+    [
+        (build.active_job(), ended()),
+        (JOB, ended(line=build.line())),
+        (JOB, build.attempt(line=line())),
+        (JOB, ended(line=line(accelerator="mystery"))),
+        (JOB, ended(final={"step": 3, "resumed_from": 3})),
+        (JOB, ended(final={"tokens_per_s": None, "peak_memory_bytes": None})),
+    ],
+    ids=["a script", "no plan", "no word", "unknown hardware", "no step", "no figures"],
+)
+def test_what_tells_nothing_is_not_kept(job: Job, attempt: Attempt) -> None:
+    assert observed(job, attempt) is None
+
+
+def test_few_steps_tell_of_memory_and_not_of_speed() -> None:
+    found = observed(JOB, ended(final={"step": 3}))
+    assert found is not None
+    assert (found.tokens_per_s, found.peak_bytes) == (None, GIB)
+
+
+def test_a_simulated_machine_tells_of_the_processor_and_not_of_the_gpus_memory() -> None:
+    simulated = line(emulated_on="cpu", emulated_vcpus=2)
+    found = observed(JOB, ended(line=simulated, reason=Reason.OOM))
+    assert found is not None
+    assert (found.hardware, found.cores, found.peak_bytes, found.out_of_memory) == ("cpu", 2, None, False)
+
+
+def test_memory_that_ran_out_is_kept_with_what_there_was_unless_it_was_the_machines_own() -> None:
+    short = {"outcome": Outcome.OOM, "step": 0, "tokens_per_s": None, "ran_out": "device"}
+    found = observed(JOB, ended(final=short, reason=Reason.OOM))
+    assert found is not None
+    assert (found.out_of_memory, found.peak_bytes) == (True, None)
+    assert observed(JOB, ended(final=short | {"ran_out": "host"}, reason=Reason.OOM)) is None
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+def test_a_run_moves_the_next_estimate_and_narrows_its_interval() -> None:
+    before, now = fit(WORK, OFFER), fit(WORK, OFFER, learned=knows(seen(tokens_per_s=0.9 * estimated_rate())))
+    assert before.pace is not None
+    assert now.pace is not None
+    assert 1.05 < now.pace.step_s / before.pace.step_s < 1 / 0.9
+    assert now.pace.spread < before.pace.spread
+    assert (before.pace.runs, now.pace.runs) == (0, 1)
+    ready = knows(seen(tokens_per_s=0.9 * estimated_rate()))
+    ready.prepare("l40s")
+    assert fit(WORK, OFFER, learned=ready).pace == now.pace
+    assert "by 1 observed run on such hardware" in now.pace.evidence
+    other_gpu = replace(OFFER, accelerator="l4", gpu_memory_bytes=TABLE["l4"].memory_bytes)
+    learned = knows(seen(tokens_per_s=0.9 * estimated_rate()))
+    assert fit(WORK, other_gpu, learned=learned).pace == fit(WORK, other_gpu).pace
+
+
+def test_a_speed_counts_as_measured_once_own_runs_of_its_like_were_seen() -> None:
+    work = replace(WORK, shape=replace(SHAPE, family="gemma2"))
+    rate = estimated_rate(work)
+    tiers = []
+    for learned in (Experience(), knows(seen(tokens_per_s=rate)), knows(seen(workload=work, tokens_per_s=rate))):
+        found = fit(work, OFFER, learned=learned).pace
+        assert found is not None
+        tiers.append(found.tier)
+    assert tiers == ["unchecked", "unchecked", "measured"], "of another family nothing was seen"
+
+
+@pytest.mark.parametrize("rate", [1e9, 0.0, None])
+def test_what_no_gpu_can_do_is_not_believed(rate: float | None) -> None:
+    assert knows(seen(tokens_per_s=rate)).speeds == {}
+
+
+def test_hardware_that_is_not_in_the_table_any_more_is_left_out() -> None:
+    assert assess(seen(hardware="mystery")) is None
+    assert assess(seen(workload=replace(WORK, shape=None))) is None
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+@given(st.lists(st.floats(0.5, 1.8), min_size=1, max_size=6), st.integers(1, 4))
+def test_no_estimate_is_below_what_its_like_was_seen_to_need(shares: list[float], rows: int) -> None:
+    work = replace(WORK, micro_batch=rows)
+    plain = estimated_need(work)
+    peaks = [min(OFFER.gpu_memory_bytes, int(plain.peak * share)) for share in shares]
+    learned = knows(*(seen(n, workload=work, peak_bytes=peak) for n, peak in enumerate(peaks, 1)))
+    need = learned.need(work, plain, True, False)
+    assert need.required >= max(peaks) + need.context
+    assert LEAST * plain.peak - 1 <= need.peak <= MOST * plain.peak
+
+
+def test_different_runs_within_the_estimate_narrow_its_margin_and_repeats_of_one_do_not() -> None:
+    def known(works: list[Workload]) -> MemoryNeed:
+        learned = knows(*(seen(n, workload=w, peak_bytes=estimated_need(w).peak) for n, w in enumerate(works, 1)))
+        return learned.need(WORK, estimated_need(), True, False)
+
+    once, repeated = known([WORK]), known([WORK] * 5)
+    several = known([replace(WORK, sequence=length) for length in (512, 1024, 1500, 2048, 3000)])
+    assert repeated == once
+    assert several.margin < once.margin < estimated_need().margin
+    assert several.correction == pytest.approx(1.0, abs=0.01)
+    assert "by 5 observed runs" in several.source
+
+
+def test_peaks_above_the_estimate_raise_it_for_other_plans_too() -> None:
+    works = [replace(WORK, sequence=length) for length in (512, 1024, 1500)]
+    learned = knows(*(seen(n, workload=w, peak_bytes=int(1.1 * estimated_need(w).peak)) for n, w in enumerate(works)))
+    raised = learned.need(WORK, estimated_need(), True, False)
+    assert raised.correction > 1.04
+    assert raised.required > estimated_need().required
+
+
+def test_a_peak_larger_than_the_device_is_not_believed() -> None:
+    assert knows(seen(peak_bytes=OFFER.gpu_memory_bytes + 1)).floors == {}
+
+
+def test_a_process_on_a_cpu_is_measured_with_its_own_context() -> None:
+    need = Planner(WORK).need(PLAN, TABLE["cpu"])
+    base: dict[str, Any] = {"hardware": "cpu", "device_bytes": 256 * GIB}
+    learned = knows(seen(**base, peak_bytes=need.peak + need.context))
+    assert [y for _, y in learned.peaks] == [pytest.approx(0.0)]
+    assert knows(seen(**base, peak_bytes=need.context)).peaks == []
+
+
+def test_a_plan_that_ran_out_is_not_chosen_again_there_until_it_is_seen_to_fit() -> None:
+    has = int(1.2 * estimated_need().required)
+    offer = replace(OFFER, gpu_memory_bytes=has)
+    assert fit(WORK, offer).drop is None
+    short = seen(1, out_of_memory=True, device_bytes=has)
+    again = fit(replace(WORK, steps=7), offer, learned=knows(short))
+    assert again.drop is Drop.MEMORY
+    assert again.memory is not None
+    assert "has run out of memory" in again.memory.source
+    smaller = replace(WORK, micro_batch=2, gradient_checkpointing=True)
+    assert fit(smaller, offer, learned=knows(short)).drop is None
+    other = seen(2, workload=smaller, device_bytes=has, peak_bytes=GIB)
+    assert fit(WORK, offer, learned=knows(short, other)).drop is Drop.MEMORY
+    fits = seen(3, device_bytes=has, peak_bytes=estimated_need().peak)
+    assert fit(WORK, offer, learned=knows(short, fits)).drop is None
+
+
+def test_one_machine_that_lies_does_not_price_everybody_out() -> None:
+    short = seen(out_of_memory=True, device_bytes=80 * GIB)
+    need = knows(short).need(WORK, estimated_need(), True, False)
+    assert need.correction == MOST
+
+
+def test_a_jobs_own_change_of_plan_counts_before_anybody_has_learned_of_it() -> None:
+    job = build.job(workload=WORK)
+    changed = remedy(job, line(gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
+    need = NOTHING.need(replace(WORK, memory_scale=changed.memory_scale), estimated_need(), True, False)
+    assert need.correction == changed.memory_scale > 1
+
+
+def test_alike_is_what_needs_the_same_memory() -> None:
+    same = replace(WORK, steps=1, eval_rows=9, tokens_per_row=3.0, shape=replace(SHAPE, name="other", bundled=True))
+    assert like(same) == like(WORK)
+    assert like(replace(WORK, micro_batch=2)) != like(WORK)
+
+
+def test_of_what_is_divided_between_gpus_only_the_speed_is_learned() -> None:
+    plan = Plan(parallelism="fsdp", devices=8, micro_batch=1, accumulation=3)
+    learned = knows(seen(plan=plan, peak_bytes=GIB, tokens_per_s=1000.0))
+    assert len(learned.speeds["l40s"]) == 1
+    assert (learned.floors, learned.peaks) == ({}, [])
+    sharded = knows(seen(peak_bytes=GIB)).need(replace(WORK, memory_scale=1.5), estimated_need(), True, True)
+    assert (sharded.correction, sharded.floor) == (1.5, 0)

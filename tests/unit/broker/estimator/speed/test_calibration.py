@@ -1,0 +1,100 @@
+"""Own runs correct the estimate by as much as they can be believed, and no single one by much that lies far off."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.estimator.speed.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Path, Prior, believe
+
+HERE = ("l40s", "lora", "llama")
+OTHERS: tuple[Path, ...] = (("l40s", "lora", "qwen2"), ("l40s", "full", "llama"), ("a100-40gb", "lora", "llama"))
+LOGS = st.floats(-0.2, 0.2)
+
+
+def shift(*logs: float, path: Path = HERE, prior: Prior = GPU_PRIOR) -> float:
+    return believe([(HERE, y) for y in logs], path, prior).shift
+
+
+def test_without_a_run_nothing_changes() -> None:
+    assert believe([], HERE, GPU_PRIOR) is NO_RUNS
+    assert believe([(OTHERS[2], 0.3)], HERE, GPU_PRIOR) is NO_RUNS  # another GPU's
+
+
+def test_one_run_is_believed_as_far_as_its_variance_is_shared() -> None:
+    """The exact posterior, by hand, of one small deviation: v / (v + s^2), nearly, as Student's t weighs it 5 / 4."""
+    shared = sum(level**2 for level in GPU_PRIOR.levels)
+    tiny = 1e-6
+    assert shift(tiny) / tiny == pytest.approx(shared / (shared + GPU_PRIOR.run**2 * 4 / 5), rel=1e-3)
+    of_gpu = GPU_PRIOR.levels[0] ** 2 / (shared + GPU_PRIOR.run**2 * 4 / 5)
+    assert shift(tiny, path=("l40s", "full", "gemma")) / tiny == pytest.approx(of_gpu, rel=1e-3)
+
+
+def test_what_is_nearer_is_believed_more() -> None:
+    same, family, method = (believe([(HERE, 0.1)], path, GPU_PRIOR) for path in (HERE, *OTHERS[:2]))
+    assert same.shift > family.shift > method.shift > 0
+    assert same.scale < family.scale < method.scale < 1
+
+
+def test_siblings_are_known_by_each_other() -> None:
+    """Runs of two methods tell of a third."""
+    runs: list[tuple[Path, float]] = [(HERE, 0.1), (OTHERS[1], 0.1)]
+    third: Path = ("l40s", "qlora", "llama")
+    assert believe(runs, third, GPU_PRIOR).shift > believe(runs[:1], third, GPU_PRIOR).shift
+
+
+@given(st.lists(LOGS, min_size=1, max_size=12))
+def test_a_correction_stays_between_the_estimate_and_the_runs(logs: list[float]) -> None:
+    assert min(0.0, *logs) - 1e-9 <= shift(*logs) <= max(0.0, *logs) + 1e-9
+
+
+@given(LOGS, st.integers(1, 10))
+def test_more_of_the_same_is_believed_more_and_narrows_the_interval(y: float, runs: int) -> None:
+    fewer, more = (believe([(HERE, y)] * n, HERE, GPU_PRIOR) for n in (runs, 2 * runs))
+    assert abs(more.shift) >= abs(fewer.shift) - 1e-9
+    assert more.scale < fewer.scale
+    assert abs(shift(*[y] * 40) - y) <= 0.01 + 0.05 * abs(y)
+
+
+@given(st.lists(st.floats(-0.05, 0.05), min_size=4, max_size=12), st.floats(0.5, 3.0), st.booleans())
+def test_an_outlier_does_not_wreck_it(logs: list[float], size: float, faster: bool) -> None:
+    """A throttled host at half speed or worse, a run with stalls, a clock that is wrong."""
+    outlier = size if faster else -size
+    assert abs(shift(*logs, outlier) - shift(*logs)) < 0.02
+
+
+def test_a_lone_outlier_moves_little_and_widens_until_others_say_the_same() -> None:
+    alone = believe([(HERE, -0.7)], HERE, GPU_PRIOR)
+    assert -0.05 < alone.shift < 0
+    assert alone.scale > 1
+    assert shift(*[-0.36] * 3) < -0.3  # a GPU that is a third slower than estimated is one, after three runs
+
+
+@pytest.mark.parametrize("prior", [GPU_PRIOR, CPU_PRIOR])
+def test_runs_that_disagree_keep_the_interval_wide(prior: Prior) -> None:
+    wide = prior.run * 4
+    agreed = believe([(HERE, 0.0)] * 8, HERE, prior)
+    assert believe([(HERE, wide), (HERE, -wide)] * 4, HERE, prior).scale > 1.5 * agreed.scale
+
+
+def test_nine_of_ten_next_runs_are_in_the_interval() -> None:
+    """In a world that is as assumed, one host in ten throttled: 90 % of the others, wherever they are."""
+    draw, inside, asked = random.Random(7), 0, 0
+    for _ in range(150):
+        gpu = draw.gauss(0, 0.05)
+        means: dict[Path, float] = {}
+        runs: list[tuple[Path, float]] = []
+        for _ in range(draw.randint(1, 10)):
+            path: Path = ("l40s", draw.choice(["lora", "full"]), draw.choice(["llama", "qwen2"]))
+            method = means.setdefault(path[:2], gpu + draw.gauss(0, 0.03))
+            mean = means.setdefault(path, method + draw.gauss(0, 0.03))
+            runs.append((path, mean + draw.gauss(0, 0.04) - (0.7 if draw.random() < 0.1 else 0.0)))
+        path = runs[-1][0]
+        belief = believe(runs, path, GPU_PRIOR)
+        half = 1.645 * GPU_PRIOR.whole * belief.scale
+        inside += abs(means[path] + draw.gauss(0, 0.04) - belief.shift) <= half
+        asked += 1
+    assert inside / asked >= 0.88
+    assert math.isfinite(half)

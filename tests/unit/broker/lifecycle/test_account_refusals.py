@@ -1,0 +1,105 @@
+"""What a refusal of a create is about, and which of them count together."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.domain.job import Attempt, AttemptState, JobState, Reason
+from broker.domain.offer import Offer
+from broker.lifecycle.account_refusals import (
+    BLOCK_S,
+    MOST_S,
+    account_keys,
+    account_refused,
+    block_s,
+    of_account,
+    refused_in_a_row,
+    told_refusals,
+)
+from broker.lifecycle.transitions import after_attempt
+from tests.support import build
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CREDIT = "runpod: insufficient balance"
+
+
+def offer(**changes: object) -> Offer:
+    base = replace(build.attempt(AttemptState.ENDED).line.offer, provider="sky", cloud="runpod", region="us")
+    return replace(base, accelerator="h100", spot=False, **changes)  # type: ignore[arg-type]
+
+
+def refused(message: str = CREDIT, **changes: object) -> Attempt:
+    made = build.attempt(AttemptState.ENDED, reason=Reason.REJECTED, first_beat_at=None, handles=(), booted_at=None)
+    found = of_account(offer(), message)
+    detail = f"{found.words} ({message})" if found else message
+    return replace(made, line=replace(made.line, offer=offer()), running_at=None, **{"detail": detail, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("message", "key"),
+    [
+        (CREDIT, "account:sky/runpod/"),
+        ("runpod: Insufficient credits in the account; pay in at the cloud", "account:sky/runpod/"),
+        ("RunPod refuses the key (401): make one", "account:sky/runpod/"),
+        ("AWS: RunInstances: UnauthorizedOperation: You are not authorized", "account:sky/runpod/"),
+        ("AWS: RunInstances: VcpuLimitExceeded: more than; raise the quota", "account:sky/runpod/us/h100/on-demand"),
+        ("aws: found no quota for p5.48xlarge; raise the account's quota", "account:sky/runpod/us/h100/on-demand"),
+        ("aws: instance type x9 not found; ask for another place or machine", None),
+        ("RunPod: POST /v1/pods: 400 bad request", None),
+    ],
+)
+def test_a_refusal_is_of_the_account_or_of_one_offer(message: str, key: str | None) -> None:
+    found = of_account(offer(), message)
+    assert (found.key if found else None) == key
+    if found is not None:
+        assert found.key in account_keys(offer())
+        assert message not in found.words
+
+
+def test_another_kind_of_machine_has_another_quota() -> None:
+    found = of_account(offer(), "quota")
+    assert found is not None
+    assert found.key not in account_keys(replace(offer(), spot=True))
+    assert found.key not in account_keys(replace(offer(), accelerator="l4"))
+
+
+def test_a_refusal_of_the_account_costs_no_retry_and_one_of_an_offer_does() -> None:
+    job = replace(build.active_job(), retries_used=build.active_job().spec.retry.max)
+    for attempt, state in ((refused(), JobState.RECOVERING), (refused("400 bad request"), JobState.FAILED)):
+        after = after_attempt(job, attempt, Reason.REJECTED, attempt.detail, NOW)
+        assert (after.state, after.retries_used) == (state, job.retries_used)
+
+
+def test_what_was_refused_before_a_cloud_was_asked_is_not_of_the_account() -> None:
+    assert account_refused(refused())
+    assert not account_refused(refused(detail="secret out of credit is no longer set"))
+    assert not account_refused(refused(booted_at=NOW))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "counted"),
+    [
+        ([refused(), refused()], 2),
+        ([refused(), replace(refused(), reason=Reason.PREEMPTED, first_beat_at=NOW)], 0),
+        ([replace(refused(), reason=Reason.PREEMPTED, first_beat_at=NOW), refused()], 1),
+        ([refused(), replace(refused(), reason=Reason.PREEMPTED), refused()], 2),
+    ],
+)
+def test_refusals_before_one_that_came_up_do_not_count(earlier: Sequence[Attempt], counted: int) -> None:
+    assert len(refused_in_a_row(earlier)) == counted
+
+
+def test_an_account_is_left_alone_for_longer_each_time() -> None:
+    found = of_account(offer(), CREDIT)
+    assert found is not None
+    blocks = [block_s(found, [refused()] * times) for times in (0, 1, 2, 3, 50)]
+    assert blocks == [BLOCK_S, 2 * BLOCK_S, 4 * BLOCK_S, MOST_S, MOST_S]
+    assert block_s(found, [refused("quota")] * 3) == BLOCK_S
+
+
+def test_refusals_are_told_of_the_providers_that_a_job_may_use() -> None:
+    blocks = {"account:sky/runpod/": "no credit", "account:lambda/": "no key", "cloud/x": "sold out"}
+    assert list(told_refusals(blocks, ())) == ["no credit", "no key"]
+    assert list(told_refusals(blocks, ("lambda",))) == ["no key"]

@@ -1,0 +1,341 @@
+"""Unknown is never taken for dead, and a false death is never declared."""
+
+import math
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.domain.instance import InstanceState, Liveness, Observed
+from broker.domain.job import AttemptState, Handle
+from broker.domain.offer import GIB
+from broker.lifecycle.liveness import (
+    TAKEN_AWAY,
+    Observation,
+    Patience,
+    bought,
+    fault,
+    haste,
+    judge,
+    liveness,
+    mismatch,
+    progress_of,
+)
+from broker.lifecycle.state_machine import AttemptEvent
+from tests.support import build
+from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
+
+PATIENCE = Patience()
+BEAT = Beat(attempt="x", boot="b", seq=1, phase="training", step=3)
+NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
+
+
+def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Observed:
+    attempt = build.attempt()
+    own = Observed(handle=Handle(provider="simulated", id="i-1", name=attempt.name), state=state)
+    return replace(own, **changes)
+
+
+def verdict(state: AttemptState = AttemptState.TRAINING, at: float = 10, **seen: Any) -> AttemptEvent | None:
+    return judge(build.attempt(state), Observation(**seen), build.at(at), PATIENCE, 600)
+
+
+observations = st.builds(
+    Observation,
+    beat=st.none() | st.just(BEAT),
+    beat_age_s=st.none() | st.floats(0, 5000),
+    progress_age_s=st.none() | st.floats(0, 5000),
+    seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
+    absent=st.booleans(),
+    left_out=st.booleans(),
+    store_ok_s=st.none() | st.floats(0, 1e4),
+)
+
+
+@given(observations)
+def test_death_is_only_declared_by_the_cloud(seen: Observation) -> None:
+    states = {o.state for o in seen.seen}
+    dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
+    assert not dead or TAKEN_AWAY & states or ((seen.absent or seen.left_out) and not states)
+
+
+@given(observations)
+def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) -> None:
+    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.missed_s
+    if fresh and not TAKEN_AWAY & {o.state for o in seen.seen}:
+        assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
+
+
+def test_a_machine_beside_those_that_were_bought_tells_nothing_of_them() -> None:
+    """It is destroyed, listed as gone for an hour, and may be told of its own end."""
+    beside = Handle(provider="simulated", id="i-2", name=build.attempt().name)
+    shown = (machine(), machine(InstanceState.GONE, handle=beside))
+    one = replace(build.attempt(AttemptState.TRAINING), handles=(machine().handle,))
+    assert bought(one, shown) == (machine(),)
+    assert bought(replace(one, handles=()), shown) == shown
+    assert bought(replace(one, line=replace(one.line, nodes=2)), shown) == shown, "the other one is not recorded yet"
+
+
+@given(observations, st.sampled_from([AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING]))
+def test_an_outage_of_our_own_store_hangs_nobody(seen: Observation, state: AttemptState) -> None:
+    event = judge(build.attempt(state), seen, build.at(10), PATIENCE, 600)
+    assert event is not AttemptEvent.HUNG or seen.store_ok
+
+
+@pytest.mark.parametrize(
+    ("seen", "dead"),
+    [
+        ({"beat_age_s": 15.0}, True),
+        ({"beat_age_s": 14.9}, False),  # three beats are not missing yet
+        ({"beat_age_s": None}, False),  # nobody has seen it beat: an agent that starts
+        ({"beat_age_s": 15.0, "store_ok_s": None}, False),
+        ({"beat_age_s": 15.0, "seen": (machine(),)}, False),
+        ({"beat_age_s": 15.0, "left_out": False}, False),
+    ],
+)
+def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict[str, Any], dead: bool) -> None:
+    found = liveness(1, Observation(**{"left_out": True} | seen), PATIENCE)
+    assert (found is Liveness.DEAD) == dead
+
+
+@pytest.mark.parametrize(
+    ("seen", "share"),
+    [
+        ({"beat_age_s": 7.4}, 0.0),
+        ({"beat_age_s": 7.5}, 1.0),
+        ({"beat_age_s": 7.5, "seen": (machine(),)}, 0.5),
+        ({"beat_age_s": 60.0, "seen": (machine(),)}, 0.0),
+        ({"beat_age_s": 60.0}, 1.0),
+        ({"beat_age_s": None}, 0.0),
+        ({"beat_age_s": 60.0, "store_ok_s": None}, 0.0),
+    ],
+)
+def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dict[str, Any], share: float) -> None:
+    assert haste(Observation(**seen), PATIENCE) == share
+
+
+def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
+    """It may be gone, and the listing one that leaves it out."""
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
+        seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        assert judge(two, seen, build.at(10), PATIENCE, 600) is event
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "expected"),
+    [
+        ({"beat_age_s": 1.0, "mates_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"beat_age_s": 1.0, "mates_age_s": math.inf}, AttemptState.BOOTING, None),
+        ({"beat_age_s": 1.0, "mates_age_s": 299.0}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "mates_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"beat_age_s": 1.0, "mates_age_s": math.inf}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "mates_age_s": 300.0, "store_ok_s": None}, AttemptState.TRAINING, None),
+    ],
+)
+def test_all_of_several_machines_must_beat(
+    seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
+) -> None:
+    two = build.attempt(state, line=replace(build.line(), nodes=2), create_sent_at=build.at(0))
+    shown = (machine(), machine(handle=Handle(provider="simulated", id="i-2", name=two.name)))
+    assert judge(two, Observation(seen=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
+    if expected is None and state is AttemptState.BOOTING:
+        assert judge(two, Observation(seen=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
+            AttemptEvent.DEADLINE
+        )
+
+
+@pytest.mark.parametrize(
+    ("second", "seen", "expected"),
+    [
+        (InstanceState.STARTING, {"mates_age_s": 599.0}, None),
+        (InstanceState.STARTING, {"mates_age_s": 600.0}, AttemptEvent.HUNG),
+        (InstanceState.STOPPED, {"mates_age_s": 9.9}, None),
+        (InstanceState.STOPPED, {"mates_age_s": 10.0}, AttemptEvent.GONE),
+        (InstanceState.STOPPED, {"mates_age_s": 10.0, "store_ok_s": None}, None),
+        (InstanceState.STOPPED, {"finished": 1}, None),
+        (InstanceState.GONE, {"finished": 1}, None),
+        (InstanceState.GONE, {"finished": 1, "lost": frozenset({"i-2"})}, None),
+        (InstanceState.GONE, {"finished": 1, "beat_age_s": 20.0}, AttemptEvent.GONE),
+        (InstanceState.GONE, {"finished": 1, "lost": frozenset({"i-1"})}, AttemptEvent.GONE),
+        (InstanceState.GONE, {"mates_age_s": 1.0}, AttemptEvent.GONE),
+    ],
+)
+def test_the_machine_that_is_silent_for_longest_decides_and_one_that_is_finished_is_not_missed(
+    second: InstanceState, seen: dict[str, Any], expected: AttemptEvent | None
+) -> None:
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
+    looked = Observation(**{"seen": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
+    assert judge(two, looked, build.at(10), PATIENCE, 600) is expected
+
+
+def test_a_first_machine_that_hangs_is_found_though_the_other_one_is_done_and_gone() -> None:
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    looked = Observation(seen=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
+    assert judge(two, looked, build.at(10), PATIENCE, 600) is None
+    stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=PATIENCE.stuck_s)
+    assert judge(two, stuck, build.at(10), PATIENCE, 600) is AttemptEvent.HUNG
+
+
+@pytest.mark.parametrize(("beat_s", "ages"), [(5.0, (9.9, 10.0)), (10.0, (19.9, 20.0)), (60.0, (119.0, 120.0))])
+def test_a_machine_that_is_called_stopped_is_believed_to_be_once_two_beats_are_due(
+    beat_s: float, ages: tuple[float, float]
+) -> None:
+    """However seldom agents are asked for one: between two of them a listing may blink."""
+    asked = replace(PATIENCE, beat_s=beat_s)
+    found = [
+        liveness(1, Observation(seen=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
+        for age in ages
+    ]
+    assert found[0] is not Liveness.DEAD
+    assert found[1] is Liveness.DEAD
+
+
+def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
+    assert liveness(1, Observation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
+    assert liveness(1, Observation(), PATIENCE) is Liveness.UNKNOWN
+    assert liveness(2, Observation(seen=(machine(),)), PATIENCE) is Liveness.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "expected"),
+    [
+        ({"final": Final(attempt="x", outcome=Outcome.COMPLETED)}, AttemptState.TRAINING, AttemptEvent.FINAL),
+        ({"seen": (machine(InstanceState.GONE),)}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(), machine(InstanceState.GONE))}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STOPPED),)}, AttemptState.BOOTING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 10.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 9.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 599.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(InstanceState.UNKNOWN),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "lost": frozenset("1"), "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"absent": True, "beat": BEAT, "beat_age_s": 60.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"seen": (machine(accelerator="a6000"),)}, AttemptState.BOOTING, AttemptEvent.MISMATCH),
+        ({"seen": (machine(), machine(fault="no image"))}, AttemptState.BOOTING, AttemptEvent.SETUP_FAILED),
+        ({"seen": (machine(fault="no image"),), "beat": BEAT}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"seen": (machine(fault="no image"),)}, AttemptState.TRAINING, None),
+        ({"seen": (machine(notice_s=30.0),)}, AttemptState.BOOTING, AttemptEvent.NOTICE),
+        ({"seen": (machine(notice_s=30.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(notice_s=900.0),)}, AttemptState.TRAINING, None),
+        ({"beat": NOTICED, "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "progress_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 4.0}, AttemptState.TRAINING, None),
+        ({"seen": (), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),)}, AttemptState.BOOTING, None),
+        ({"absent": True, "beat": BEAT, "beat_age_s": 20.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(notice_s=150.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(notice_s=900.0), machine(notice_s=30.0))}, AttemptState.DRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 299.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.DRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "progress_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": None}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": 19.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(InstanceState.UNKNOWN),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 1e6},
+         AttemptState.TRAINING, None),
+        ({"seen": (machine(), machine(InstanceState.STARTING)), "beat": BEAT, "beat_age_s": 400.0},
+         AttemptState.TRAINING, None),
+    ],
+)  # fmt: skip
+def test_what_an_observation_amounts_to(
+    seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
+) -> None:
+    assert verdict(state, **seen) is expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "limit_s"),
+    [("training", 3, 1800), ("training", 0, 7200), ("evaluating", 3, 7200), ("saving", 3, 7200), ("loading", 0, None)],
+)
+def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
+    phase: Any, step: int, limit_s: float | None
+) -> None:
+    """An agent may take an hour to deliver results; a set-up that stands still is judged by what it has received."""
+    beat = BEAT.model_copy(update={"phase": phase, "step": step})
+
+    def after(age_s: float) -> AttemptEvent | None:
+        return verdict(seen=(machine(),), beat=beat, beat_age_s=1.0, progress_age_s=age_s)
+
+    assert after((limit_s or 1e6) - 1) is None
+    assert after(limit_s or 1e6) is (AttemptEvent.HUNG if limit_s else None)
+
+
+def test_in_training_a_step_is_progress_and_elsewhere_words_saves_and_what_was_sent_are() -> None:
+    def differs(phase: Any, **changes: Any) -> bool:
+        beat = BEAT.model_copy(update={"phase": phase})
+        return progress_of(beat) != progress_of(beat.model_copy(update=changes))
+
+    saved = {"checkpoint": CheckpointRef(manifest="m", step=3)}
+    others: list[dict[str, Any]] = [{"message": "row 5"}, saved, {"sent_bytes": 1 << 20}]
+    assert differs("training", step=4)
+    assert not any(differs("training", **one) for one in others)
+    assert all(differs("saving", **one) for one in others)
+    assert not differs("saving", seq=9, sent_bytes=1000)
+
+
+def test_the_fault_of_any_machine_is_told() -> None:
+    assert fault((machine(), machine(fault="no image"))) == "no image"
+    assert fault((machine(),)) is None
+
+
+def test_booting_has_a_deadline() -> None:
+    assert verdict(AttemptState.BOOTING, at=600, seen=(machine(),)) is None
+    assert verdict(AttemptState.BOOTING, at=601, seen=(machine(),)) is AttemptEvent.DEADLINE
+
+
+@pytest.mark.parametrize(("store_ok_s", "event"), [(None, None), (19.9, None), (20.0, AttemptEvent.DEADLINE)])
+def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None, event: AttemptEvent | None) -> None:
+    """An agent that could not write while the blob store was away writes as soon as it is back."""
+    assert verdict(AttemptState.BOOTING, at=9000, seen=(machine(),), store_ok_s=store_ok_s) is event
+
+
+def test_what_is_called_stopped_is_believed_to_be_only_while_beats_can_be_read() -> None:
+    """Else every machine that works is silent, and a listing that blinks would end it."""
+    seen = (machine(InstanceState.STOPPED),)
+    assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=None) is None
+    assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=0.0) is AttemptEvent.GONE
+
+
+def test_a_wrong_machine_is_told_by_its_cloud_alone() -> None:
+    seen = (machine(accelerator="a6000"),)
+    assert verdict(AttemptState.BOOTING, seen=seen, store_ok_s=None) is AttemptEvent.MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"accelerator": "t4"}, "t4"),
+        ({"gpus": 2}, "1 GPUs, got 2"),
+        ({"spot": False}, "asked for spot, got the other"),
+        ({"gpu_memory_bytes": 43 * GIB}, "asked for 48 GiB a GPU, got 43"),
+        ({"usd_per_hour": Decimal("0.365")}, "asked for $0.3600/h, billed $0.3650/h"),
+    ],
+)
+def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
+    found = mismatch(build.offer(), (machine(**changes),))
+    assert found is not None
+    assert word in found
+
+
+def test_a_bid_that_was_not_asked_for_is_named() -> None:
+    assert mismatch(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other"
+
+
+def test_what_is_within_the_slack_is_what_was_asked_for() -> None:
+    assert mismatch(build.offer(gpu_memory_bytes=40 * GIB), (machine(gpu_memory_bytes=36 * GIB),)) is None
+    assert mismatch(build.offer(), (machine(usd_per_hour=Decimal("0.3646")),)) is None
+
+
+def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:
+    assert mismatch(build.offer(), (machine(),)) is None
+    assert mismatch(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None
+    assert mismatch(build.offer(), (machine(gpu_memory_bytes=44 * GIB, usd_per_hour=Decimal("0.364")),)) is None

@@ -1,0 +1,135 @@
+"""The sweep destroys what nobody answers for, and never a foreign machine."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.domain.ids import Installation, InstanceName, attempt_of
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import AttemptState, Handle
+from broker.lifecycle.orphans import Orphan, orphans, spared
+from providers.common.skypilot_names import cluster_of
+from tests.support import build
+
+
+def observed(name: str, state: InstanceState = InstanceState.RUNNING, id: str = "i-1") -> Observed:
+    return Observed(handle=Handle(provider="simulated", id=id, name=InstanceName(name)), state=state)
+
+
+LIVE = build.attempt(handles=(Handle(provider="simulated", id="i-1", name=build.attempt().name),))
+ENDED = build.attempt(AttemptState.ENDED, ended_at=build.T0)
+
+
+def test_a_live_attempts_machine_is_left_alone() -> None:
+    assert orphans(build.INSTALLATION, [observed(LIVE.name)], {LIVE.id: LIVE}) == ()
+
+
+def test_unknown_ended_and_second_machines_are_orphans() -> None:
+    machine, twin = observed(LIVE.name), observed(LIVE.name, id="i-2")
+    assert orphans(build.INSTALLATION, [machine], {}) == (
+        Orphan(observed=machine, id=LIVE.id, attempt=None, why="no attempt of ours has this name", born=None),
+    )
+    assert orphans(build.INSTALLATION, [machine], {ENDED.id: ENDED}) == (
+        Orphan(observed=machine, id=ENDED.id, attempt=ENDED, why="its attempt has ended", born=None),
+    )
+    assert orphans(build.INSTALLATION, [machine, twin], {LIVE.id: LIVE}) == (
+        Orphan(observed=twin, id=LIVE.id, attempt=LIVE, why="a second machine under one name", born=None),
+    )
+
+
+def test_an_orphan_was_born_with_the_first_machine_under_its_name_that_stands_if_the_cloud_tells_of_all() -> None:
+    first, second = (
+        replace(observed(ENDED.name, id=i), created_at=build.at(at)) for i, at in (("i-1", 60), ("i-2", 70))
+    )
+    gone = replace(observed(ENDED.name, InstanceState.GONE, id="i-0"), created_at=build.at(0))
+    silent, other = observed(ENDED.name, id="i-3"), replace(observed("gb-other"), created_at=build.at(1))
+    found = orphans(build.INSTALLATION, [gone, second, first, other], {ENDED.id: ENDED})
+    assert [orphan.born for orphan in found] == [build.at(60)] * 2
+    found = orphans(build.INSTALLATION, [first, silent], {ENDED.id: ENDED})
+    assert [orphan.born for orphan in found] == [None] * 2
+
+
+def test_what_the_cloud_calls_gone_and_what_is_foreign_hides_no_orphan_behind_it() -> None:
+    gone, foreign, ours = (
+        observed(LIVE.name, InstanceState.GONE),
+        observed("gb-othr-aaaaaaaaaaaaa"),
+        observed(LIVE.name),
+    )
+    found = orphans(build.INSTALLATION, [gone, foreign, ours, gone], {})
+    assert [orphan.observed for orphan in found] == [ours]
+
+
+def test_the_machines_of_a_launch_appear_one_by_one_and_none_is_an_orphan() -> None:
+    one, two = observed(LIVE.name), observed(LIVE.name, id="i-2")
+    launching = replace(LIVE, state=AttemptState.LAUNCHING)
+    assert orphans(build.INSTALLATION, [one, two], {LIVE.id: launching}) == ()
+    unrecorded = replace(LIVE, handles=())
+    assert orphans(build.INSTALLATION, [one, two], {LIVE.id: unrecorded}) == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gb-test", "gb-test-", "gb-test-short", "gb-othr-aaaaaaaaaaaaa", "gb-test-AAAAAAAAAAAAA", "gb-testx-aaaaaaaaaaaaa",
+     "gb-test-aaaaaaaaaaaaa-2", "xgb-test-aaaaaaaaaaaaa", "gb-test-aaaaaaaaaaaa1"],
+)  # fmt: skip
+def test_look_alike_names_are_foreign(name: str) -> None:
+    assert orphans(build.INSTALLATION, [observed(name)], {}) == ()
+
+
+OUR_NAME = re.compile("gb-test-[a-z2-7]{13}", re.ASCII)
+OUR_LABEL = re.compile(OUR_NAME.pattern + "(-[0-9a-f]{8}(-(head|worker))?)?", re.ASCII)
+OURS = st.from_regex(OUR_NAME, fullmatch=True)
+LOOKS_LIKE = str.maketrans(
+    {"a": "\N{CYRILLIC SMALL LETTER A}", "e": "\N{CYRILLIC SMALL LETTER IE}", "-": "\N{NON-BREAKING HYPHEN}", "t": "T",
+     "2": "\N{FULLWIDTH DIGIT TWO}", "g": "\N{LATIN SMALL LETTER SCRIPT G}"}
+)  # fmt: skip
+MUTATIONS = (
+    str.upper, str.title, lambda n: n.translate(LOOKS_LIKE), lambda n: n.replace("gb-test", "gb-abcd"),
+    lambda n: n.replace("gb-test", "gb-test2"), lambda n: f"x{n}", lambda n: f"my-{n}-copy", lambda n: f"{n}-copy",
+    lambda n: f"{n}-1a2b3c4d-head-old", lambda n: f"{n}a", lambda n: n[:-1], lambda n: f" {n}", lambda n: f"{n}\n",
+    lambda n: f"{n}-1A2B3C4D", lambda n: n.replace("-", "_"), lambda n: n + "\0", lambda n: n[::-1],
+)  # fmt: skip
+"""What a name of ours becomes in somebody else's hands; few of them leave it as it is."""
+
+
+def alike(name: str, twists: Iterable[Callable[[str], str]]) -> str:
+    for twist in twists:
+        name = twist(name)
+    return name
+
+
+names = st.text(max_size=40) | OURS | st.builds(alike, OURS, st.lists(st.sampled_from(MUTATIONS), max_size=2))
+
+
+@given(names)
+def test_only_exactly_our_names_are_ours(name: str) -> None:
+    """By a rule of the test's own, so that both have to be wrong; a listed label may bear what SkyPilot adds."""
+    ours = attempt_of(build.INSTALLATION, name)
+    assert (ours is not None) is (OUR_NAME.fullmatch(name) is not None)
+    assert len(orphans(build.INSTALLATION, [observed(name)], {})) == (ours is not None)
+    assert (cluster_of(build.INSTALLATION, name) is not None) is (OUR_LABEL.fullmatch(name) is not None)
+    assert attempt_of(Installation("abcd"), name) is None or name.startswith("gb-abcd-")
+
+
+@given(OURS, st.from_regex("-[0-9a-f]{8}(-(head|worker))?", fullmatch=True))
+def test_what_skypilot_makes_of_our_name_is_ours(name: str, suffix: str) -> None:
+    """What is not recognised would bill for ever."""
+    assert cluster_of(build.INSTALLATION, name + suffix) == name
+
+
+def test_what_an_older_database_cannot_know_is_only_reported() -> None:
+    (unknown,) = orphans(build.INSTALLATION, [observed(LIVE.name)], {})
+    (late,) = orphans(build.INSTALLATION, [observed(ENDED.name)], {ENDED.id: ENDED})
+    assert spared(unknown, report_only=False, bought=False) is None
+    assert spared(late, report_only=False, bought=None) is None
+    assert [
+        spared(orphan, report_only=True, bought=bought) for orphan in (unknown, late) for bought in (False, None)
+    ] == ["only reported: the database is new to this home"] * 4
+    assert [spared(unknown, report_only=False, bought=bought) for bought in (True, None)] == [
+        "only reported: this installation bought it, so the database is older than the machine (a backup?)",
+        "only reported: the blob store, which would tell who bought it, cannot be read",
+    ]

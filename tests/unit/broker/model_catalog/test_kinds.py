@@ -1,0 +1,55 @@
+"""Encoders: those whose code is another's are estimated as that, others are not taken for decoders."""
+
+from typing import Any
+
+import pytest
+
+from broker.model_catalog.config_defaults import SAME_CODE
+from broker.model_catalog.encoder_shape import ENCODERS
+from broker.model_catalog.task_shape import task_shape
+from broker.sizing.estimate import BadAsk, estimate
+from trainer.contract.architectures import BOTH_WAYS
+
+BASE: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "num_attention_heads": 8, "vocab_size": 1000,
+    "max_position_embeddings": 514, "type_vocab_size": 1, "num_labels": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "as_one"), SAME_CODE.items())
+@pytest.mark.parametrize("task", [None, "text_classification", "token_classification"])
+def test_a_kind_of_the_same_code_is_estimated_as_that(kind: str, as_one: str, task: str | None) -> None:
+    found, same = (estimate(config={"model_type": k, **BASE}, seq=512, task=task) for k in (kind, as_one))
+    assert found["notes"] == [f"{kind} is estimated as the {as_one} that its code is", *same["notes"]]
+    assert {**found, "notes": []} == {**same, "notes": []}
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaForTokenClassification", "CamembertForSequenceClassification"])
+def test_its_class_tells_the_task(name: str) -> None:
+    kind = "camembert" if name.startswith("Camem") else "xlm-roberta"
+    task = "token_classification" if "Token" in name else "text_classification"
+    found = estimate(config={"model_type": kind, "architectures": [name], **BASE}, seq=512)
+    assert f"task {task}, by the config's architectures" in found["notes"]
+    assert task_shape(kind, {"model_type": kind, **BASE}, task) is not None, "a job of it has a quote with hours"
+
+
+@pytest.mark.parametrize("kind", sorted(SAME_CODE))
+def test_the_counts_are_those_of_its_classes(kind: str) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.AutoModelForSequenceClassification.from_config(
+            transformers.AutoConfig.for_model(kind, **BASE)
+        )
+    found = estimate(config={"model_type": kind, **BASE}, seq=512, method="full")
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", sorted(BOTH_WAYS - ENCODERS - SAME_CODE.keys()))
+def test_no_other_encoder_is_taken_for_a_decoder(kind: str) -> None:
+    with pytest.raises(BadAsk, match=rf"is an encoder \({kind}\) that nobody estimates; known are bert, camembert"):
+        estimate(config={"model_type": kind, **BASE}, seq=512)
+
+
+def test_one_that_is_built_as_a_decoder_is_one_of_an_unknown_kind() -> None:
+    found = estimate(config={"model_type": "rembert", "is_decoder": True, **BASE}, seq=512)
+    assert found["evidence"] == "unchecked"

@@ -1,0 +1,172 @@
+"""The forecast follows what is measured, and people hear once of each crossing."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from broker.domain.instance import Caps
+from broker.domain.job import Attempt, Forecast, Job
+from broker.domain.observation import SpotHours
+from broker.domain.offer import GIB, HostFacts
+from broker.estimator.preemption_rate import History, failures_per_hour, place
+from broker.quote.forecast import Pace, cap_that_does, differs, forecast, told_late, told_over, watch
+from tests.support import build
+from trainer.contract.documents import Beat, CheckpointRef
+from trainer.contract.save_interval import interval_s
+
+CAPS = Caps(spot=True, teardown_s=0)
+LINE = build.line(usd_per_hour=Decimal("3.6"), spot=False)
+
+
+def beat(step: int, total: int = 100, **changes: Any) -> Beat:
+    return Beat(**{"attempt": "x", "boot": "b", "seq": step, "step": step, "total_steps": total, **changes})
+
+
+def at_step(step: int, **changes: Any) -> Attempt:
+    return build.attempt(**{"line": LINE, "beat": beat(step), **changes})
+
+
+def made(
+    attempt: Attempt, job: Job, step_s: float | None = 10.0, at: float = 500, history: History | None = None
+) -> Forecast:
+    found = forecast(attempt, job, CAPS, step_s, build.at(at), history or {})
+    assert found is not None
+    return found
+
+
+def job(cap: str = "10", **spec: Any) -> Job:
+    changed = {"cap_usd": cap, **spec}
+    return build.job(spec_changes=changed, state=build.active_job().state, attempts=1)
+
+
+# --------------------------------------------------------------------------------------------------------------- pace
+
+
+def test_the_pace_is_the_time_between_steps_with_what_lay_between_them() -> None:
+    pace = watch(None, at_step(0), 0)
+    assert pace is None, "set-up"
+    pace = watch(pace, at_step(10), 100)
+    assert pace == Pace(boot="b", since_s=100, since_step=10, at_s=100, step=10)
+    assert pace.step_s is None
+    pace = watch(pace, at_step(10), 110)
+    assert pace is not None
+    assert pace.at_s == 100, "time without a step counts with the next"
+    pace = watch(pace, at_step(14), 160)
+    assert pace is not None
+    assert pace.step_s == 15
+
+
+@pytest.mark.parametrize(("step", "at"), [(11, 500), (20, 110)])
+def test_too_little_evidence_is_none(step: int, at: float) -> None:
+    pace = watch(watch(None, at_step(10), 100), at_step(step), at)
+    assert pace is not None
+    assert pace.step_s is None
+
+
+def test_a_new_start_of_the_trainer_is_watched_anew() -> None:
+    pace = watch(None, at_step(10), 100)
+    resumed = watch(pace, at_step(0, beat=beat(12, boot="other", resumed_from=5)), 200)
+    assert resumed is not None
+    assert (resumed.since_s, resumed.since_step) == (200, 12)
+    assert watch(pace, at_step(0, beat=beat(5, boot="other", resumed_from=5)), 200) is None
+    back = watch(pace, at_step(4), 200)
+    assert back is not None
+    assert back.since_step == 4
+    assert watch(pace, at_step(0, beat=None), 200) is None
+
+
+# ----------------------------------------------------------------------------------------------------------- forecast
+
+
+def test_the_rest_costs_its_steps_at_the_price_of_now() -> None:
+    attempt = at_step(50)
+    found = made(attempt, job())
+    assert found.usd == Decimal("0.5") + Decimal("0.5"), "500 s so far and 500 s to come at a tenth of a cent"
+    assert found.finish_at == build.at(1000)
+    dearer = replace(attempt, prices=build.changes((500, "7.2")))
+    assert made(dearer, job()).usd == Decimal("1.5")
+    others = replace(job(), spent_usd=Decimal("2.5"))
+    assert made(replace(attempt, charged_usd=Decimal("0.5")), others).usd == Decimal(3)
+
+
+def test_preemptions_to_come_and_saves_cost_as_well() -> None:
+    spot = replace(LINE, offer=replace(LINE.offer, spot=True, preemptions_per_hour=6.0))
+    slow = made(at_step(50, line=spot, first_beat_at=build.at(150)), job(checkpoint={"every_s": 300}))
+    assert slow.finish_at == build.at(500 + 500 / (1 - 300 / 600))
+    often = replace(spot, offer=replace(spot.offer, preemptions_per_hour=600.0))
+    assert made(at_step(50, line=often), job()).finish_at == build.at(500 + 5000)
+    own = SpotHours(provider="simulated", cloud="runpod", region="eu", accelerator="l40s", hours=1e9, preemptions=10**9)
+    disturbed = made(at_step(50, line=often, first_beat_at=build.at(150)), job(), history={place(often.offer): own})
+    assert (disturbed.finish_at - build.at(1000)).total_seconds() == pytest.approx(500 / 11, abs=0.1), (
+        "one an hour was seen, so the cloud's word counts for nothing: 300 s of each are lost"
+    )
+    facts = replace(LINE, offer=replace(LINE.offer, facts=HostFacts(egress_usd_per_gib=Decimal("0.1"))))
+    saved = CheckpointRef(manifest="m", step=50, bytes=GIB)
+    sending = at_step(0, line=facts, beat=beat(50, checkpoint=saved, sent_bytes=2 * GIB))
+    assert made(sending, job(checkpoint={"every_s": 300})).usd == Decimal(1) + Decimal("0.1") * (2 + 2)
+
+
+def test_a_preemption_loses_as_much_as_the_trainers_own_interval_lets_it() -> None:
+    spot = replace(LINE, offer=replace(LINE.offer, spot=True, preemptions_per_hour=6.0))
+    saved = CheckpointRef(manifest="m", step=50, bytes=GIB, save_s=10.0)
+    running = at_step(50, line=spot, first_beat_at=build.at(150), beat=beat(50, checkpoint=saved))
+    every_s = interval_s(10.0, 6.0 + failures_per_hour(spot.offer, 1), 300.0)
+    assert 60 < every_s < 120
+    lost_s = every_s / 2 + 10 + 150
+    finish_at = made(running, job(checkpoint={"every_s": 300})).finish_at
+    assert (finish_at - build.at(500)).total_seconds() == pytest.approx(500 / (1 - lost_s / 600), abs=1e-3)
+
+
+def test_without_evidence_nothing_is_said() -> None:
+    for attempt, step_s in ((at_step(50), None), (at_step(0, beat=None), 1.0), (at_step(0, beat=beat(5, 0)), 1.0)):
+        assert forecast(attempt, job(), CAPS, step_s, build.at(500), {}) is None
+
+
+def test_people_are_told_once_until_there_is_room_again() -> None:
+    """1.0 is expected; a cap that it passes is told, and taken back only at 5 % less."""
+    attempt = at_step(50)
+    enough, short = job("1.01"), job("0.99")
+    assert not made(attempt, enough).over_cap
+    told = made(attempt, short)
+    assert told.over_cap
+    assert made(attempt, replace(enough, forecast=told)).over_cap, "hardly enough"
+    assert not made(attempt, replace(job("1.06"), forecast=told)).over_cap
+
+
+def test_its_time_is_told_likewise() -> None:
+    attempt = at_step(50)
+    late = made(attempt, job(deadline="2026-01-01T00:16:00Z"))
+    assert late.late
+    assert not made(attempt, job(deadline="2026-01-01T00:17:00Z")).late
+    assert made(attempt, replace(job(deadline="2026-01-01T00:17:00Z"), forecast=late)).late
+    assert made(attempt, job(max_duration=999)).late
+    assert not made(attempt, job(max_duration=1001)).late
+
+
+def test_the_words_say_by_how_much_and_what_helps() -> None:
+    attempt, short = at_step(50, charged_usd=Decimal("0.5")), replace(job("0.9"), spent_usd=Decimal("0.5"))
+    found = made(attempt, short)
+    assert cap_that_does(found, short, Decimal("0.111")) == Decimal("1.17")
+    words = told_over(found, short, Decimal("0.111"))
+    assert words.startswith("expected to cost $1.0000 by its end at 2026-01-01 00:16 UTC (P50), $0.1000 above its cap")
+    assert words.endswith(f"`gpubroker cap {short.id} 1.17` would do")
+    timed = job(deadline="2026-01-01T00:10:00Z")
+    assert "7 min after its deadline" in told_late(made(attempt, timed), attempt, timed, build.at(500))
+    both = job(max_duration=600)
+    assert "7 min after its deadline or max_duration" in told_late(made(attempt, both), attempt, both, build.at(500))
+    assert told_late(found, attempt, short, build.at(500)), "the deadline was taken away meanwhile"
+
+
+def test_small_changes_are_not_written_down() -> None:
+    found = made(at_step(50), job())
+    assert not differs(found, found)
+    assert not differs(None, None)
+    assert differs(found, None)
+    assert differs(None, found)
+    assert differs(replace(found, over_cap=True), found)
+    assert differs(replace(found, finish_at=found.finish_at + timedelta(seconds=61)), found)
+    assert differs(replace(found, usd=found.usd * 2), found)
+    assert not differs(replace(found, usd=found.usd + Decimal("0.001")), found)

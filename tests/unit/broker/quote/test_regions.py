@@ -1,0 +1,31 @@
+"""A region that nothing is sold in is named with the one that was meant."""
+
+import pytest
+
+from broker.domain.regions import unsold
+from broker.quote.summary import summary
+from tests.support.machines import offer, quoted
+
+
+@pytest.mark.parametrize(
+    ("asked", "sold", "said"),
+    [
+        (("us-est-1",), {"us-east-1", "ap-south-2"}, ("us-est-1 (did you mean us-east-1?)",)),
+        (("de",), {"DE", "DK"}, ("de (did you mean DE?)",)),
+        (("UK",), {"DE", "GB"}, ("UK (there are DE, GB)",)),
+        (("zz",), set("abcdefghijklmnop"), ("zz (there are a, b, c, d, e, f, g, h, i, j, k, l, …)",)),
+        (("DE",), {"DE"}, ()),
+        (("DE",), set(), ()),
+        ((), {"DE"}, ()),
+    ],
+)
+def test_what_is_not_sold_in_is_named(asked: tuple[str, ...], sold: set[str], said: tuple[str, ...]) -> None:
+    assert unsold(asked, sold) == said
+
+
+def test_a_quote_and_the_reason_of_a_waiting_job_name_it() -> None:
+    made = quoted([offer(region="us-east-1")], resources={"regions": ["us-est-1", "us-east-1"]})
+    assert (made.kept, made.unsold_regions) == (1, ("us-est-1 (did you mean us-east-1?)",))
+    made = quoted([offer(region="us-east-1")], resources={"regions": ["us-est-1"]})
+    assert summary(made).endswith("1 are in other regions; no offer is in us-est-1 (did you mean us-east-1?)")
+    assert quoted([offer()]).unsold_regions == ()

@@ -1,0 +1,32 @@
+"""What a machine tells is heard once, from whichever of its documents."""
+
+from typing import Any
+
+from broker.reporting.agent_messages import MOST, news
+from tests.support import build
+from trainer.contract.documents import Beat, Final, Outcome, Told
+
+
+def beat(*seqs: int, boot: str = "b") -> Beat:
+    return Beat(attempt="a", boot=boot, seq=1, told=tuple(told(seq) for seq in seqs))
+
+
+def told(seq: int) -> Told:
+    return Told(seq=seq, kind="skipped", message=f"number {seq}")
+
+
+def heard(before: dict[str, Any], after: dict[str, Any]) -> list[int]:
+    return [one.seq for one in news(build.attempt(**before), build.attempt(**after))]
+
+
+def test_each_thing_is_heard_once_in_its_order() -> None:
+    final = Final(attempt="a", outcome=Outcome.COMPLETED, boot="b", told=(told(2), told(3)))
+    assert heard({}, {"beat": beat(1, 2)}) == [1, 2]
+    assert heard({"beat": beat(1, 2)}, {"beat": beat(1, 2)}) == []
+    assert heard({"beat": beat(1, 2)}, {"beat": beat(1, 2), "final": final}) == [3]
+    assert heard({"beat": beat(1, 2)}, {"beat": beat(2, 3), "final": final}) == [3]
+
+
+def test_a_new_start_of_the_agent_counts_anew_and_nobody_tells_without_end() -> None:
+    assert heard({"beat": beat(1, 2)}, {"beat": beat(1, boot="c")}) == [1]
+    assert heard({}, {"beat": beat(MOST, MOST + 1)}) == [MOST]

@@ -1,0 +1,28 @@
+"""What attempts did twice, from what they told."""
+
+from dataclasses import dataclass
+
+from broker.reporting.progress import steps, steps_redone
+from trainer.contract.documents import Beat, Final, Outcome
+
+
+@dataclass(frozen=True)
+class Ran:
+    beat: Beat | None = None
+    final: Final | None = None
+
+
+def ran(end: int, start: int | None = None) -> Ran:
+    return Ran(beat=Beat(attempt="a", boot="b", seq=1, step=end, resumed_from=start))
+
+
+def test_steps_come_from_the_last_word_as_well() -> None:
+    final = Final(attempt="a", outcome=Outcome.COMPLETED, step=45)
+    assert steps(Ran()) == (None, None)
+    assert steps(Ran(beat=ran(18, 10).beat, final=final)) == (10, 45)
+
+
+def test_redone_is_what_the_resume_went_back() -> None:
+    assert steps_redone([ran(20), Ran(), ran(30, 15), ran(45, 30)]) == 5
+    assert steps_redone([ran(20), ran(18, 15)]) == 3
+    assert steps_redone([]) == 0

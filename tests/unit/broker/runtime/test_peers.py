@@ -1,0 +1,142 @@
+"""Brokers on one database must be able to ask about each other's machines."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.blobs import ObstoreBlobs
+from broker.controllers.base.context import Rhythm
+from broker.controllers.monitoring.dead_man_switch import Deadman
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import Installation
+from broker.domain.instance import Caps
+from broker.ports import Blobs, Provider
+from broker.runtime.peers import LOOK_S, OtherBroker, Seat, lease_moves, refuse_others, seat_of
+from broker.store.memory.store import MemoryStore
+from tests.unit.providers.clocks import SteppedClock
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Lease
+
+CLOUDS = {"aws": "", "local": "one"}
+
+
+class Other(SteppedClock):
+    """A broker that touches its lease each `every_s` while this one waits, as long as it lives."""
+
+    def __init__(self, blobs: ObstoreBlobs, seat: Seat, *, lives: bool, every_s: float) -> None:
+        super().__init__()
+        self._blobs, self._seat, self._lives, self._every_s, self._seq = blobs, seat, lives, every_s, 0
+        self._due = self.monotonic() + every_s
+
+    async def touch(self) -> None:
+        self._seq += 1
+        seat = self._seat
+        lease = Lease(
+            broker="other/1", seq=self._seq, every_s=self._every_s, home=seat.home, clouds=dict(seat.clouds),
+            database=seat.database,
+        )  # fmt: skip
+        await self._blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        if self._lives and self.monotonic() >= self._due:
+            self._due += self._every_s
+            await self.touch()
+
+
+async def started(own: Seat, other: Seat, *, lives: bool = True, every_s: float = 20.0) -> float:
+    """Seconds for which a start waited beside another broker."""
+    blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
+    clock = Other(blobs, other, lives=lives, every_s=every_s)
+    await clock.touch()
+    begun = clock.monotonic()
+    await refuse_others(blobs, clock, own)
+    return clock.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+    ("clouds", "words"),
+    [
+        ({"local": "one"}, "broker other/1 lives, and lacks the provider 'aws'"),
+        ({**CLOUDS, "vast": ""}, "has the provider 'vast'; stop it, or give both the same providers"),
+        (
+            {"aws": "", "local": "two"},
+            "has 'local' on another computer or home; stop it, or set providers.local to null",
+        ),
+    ],
+)
+async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
+    own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds=clouds)
+    with pytest.raises(OtherBroker) as refused:
+        await started(own, other)
+    assert words in str(refused.value)
+    assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and in nobody's way"
+
+
+async def test_a_broker_does_not_start_on_a_copy_of_the_database_beside_one_that_lives_on_the_other() -> None:
+    own, other = (Seat(home=home, clouds=CLOUDS, database=home) for home in ("here", "there"))
+    with pytest.raises(OtherBroker, match="works on another database") as refused:
+        await started(own, other)
+    assert "stop it first" in str(refused.value)
+    await started(own, other, lives=False)
+    assert await started(own, replace(other, database="here")) == 0
+    assert await started(replace(own, database=""), other) == 0, "it is not known"
+
+
+@pytest.mark.parametrize("every_s", [0.5, 20.0, 200.0])
+async def test_a_broker_is_waited_for_by_its_own_rhythm(every_s: float) -> None:
+    own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds={})
+    with pytest.raises(OtherBroker):
+        await started(own, other, every_s=every_s)
+    assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
+
+
+async def test_a_lease_tells_the_rhythm_of_whose_it_is() -> None:
+    blobs, clock = ObstoreBlobs.open("memory://", Installation("abcd")), SteppedClock()
+    seat, rhythm = Seat(home="there", clouds=CLOUDS), Rhythm(deadman_s=7)
+    broker: Any = SimpleNamespace(store=MemoryStore(clock), blobs=blobs, owner="there/1", seat=seat, rhythm=rhythm)
+    await Deadman(broker).step()
+    lease = Lease.model_validate_json(await blobs.get(keys.BROKER_LEASE) or b"")
+    assert (lease.home, lease.clouds, lease.every_s) == ("there", CLOUDS, 7)
+
+
+async def test_a_start_waits_for_nobody_who_has_the_same_clouds_or_sat_in_the_same_home() -> None:
+    own = Seat(home="here", clouds=CLOUDS)
+    for other in (Seat(home="there", clouds=CLOUDS), Seat(home="here", clouds={"runpod": ""}), Seat()):
+        assert await started(own, other) == 0
+
+
+async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
+    class Away:
+        async def get(self, key: str) -> bytes | None:
+            raise BlobsUnavailable("no answer")
+
+    own = Seat(home="here", clouds=CLOUDS)
+    await refuse_others(cast(Blobs, Away()), SteppedClock(), own)
+    blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
+    await blobs.put(keys.BROKER_LEASE, b"{")
+    await refuse_others(blobs, SteppedClock(), own)
+
+
+def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_path: Path) -> None:
+    @dataclass
+    class Cloud:
+        caps: Caps
+
+    clouds: dict[str, Any] = {"aws": Cloud(Caps(spot=True)), "local": Cloud(Caps(spot=False, reaches_local_files=True))}
+    one, two = (seat_of(tmp_path / name, cast(dict[str, Provider], clouds), "") for name in ("one", "two"))
+    assert (one.clouds["aws"], one.clouds["local"]) == ("", one.home)
+    assert one.home != two.home
+    assert str(tmp_path) not in one.home
+
+
+@pytest.mark.parametrize("every_s", [0.5, 60.0, 200.0])
+async def test_who_watches_for_less_than_two_rounds_of_a_lease_watches_for_these(every_s: float) -> None:
+    """Else a sweep without a database would destroy the machines of a broker that lives."""
+    blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
+    other = Other(blobs, Seat(home="there", clouds=CLOUDS), lives=True, every_s=every_s)
+    await other.touch()
+    assert await lease_moves(blobs, other, 1.0)

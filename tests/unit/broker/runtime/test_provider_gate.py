@@ -1,0 +1,323 @@
+"""A bad cloud is paused and tried in the background, and is in nobody's way; time is the loop's own and takes none."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.observation.inventory import Inventory
+from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
+from broker.domain.ids import Installation, InstanceName
+from broker.domain.instance import Caps, Observed
+from broker.domain.job import Handle
+from broker.domain.offer import GpuAsk, Offer
+from broker.runtime.provider_gate import YIELDS_S, Gate, GateLimits, full_jitter_s, gated
+from broker.store.memory.store import MemoryStore
+from tests.clouds.paper import FarBlobs
+from tests.clouds.warp import LoopClock, WarpLoop
+
+HERE = Installation("abcd")
+HANDLE = Handle(provider="paper", id="i-1", name=InstanceName("gb-abcd-aaaaaaaaaaaaa"))
+
+
+@dataclass
+class Paper:
+    """A cloud whose answers are written down: each call takes the next one, the last stays."""
+
+    name: str = "paper"
+    answers: list[Exception | float | None] = field(default_factory=lambda: [None])
+    """An error, seconds that it hangs, or None: it answers."""
+    calls: list[float] = field(default_factory=list)
+    caps: Caps = field(default_factory=lambda: Caps(spot=False))
+
+    async def list(self) -> Sequence[Observed]:
+        self.calls.append(asyncio.get_running_loop().time())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, float):
+            await asyncio.sleep(answer)
+        elif answer is not None:
+            raise answer
+        return ()
+
+    async def destroy(self, handle: Handle) -> None:
+        await self.list()
+
+    async def confirm(self, *_: Any) -> None:
+        await self.list()
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        await self.list()
+        return ()
+
+    async def create(self, *_: Any) -> Sequence[Handle]:
+        await self.list()
+        return (HANDLE,)
+
+    async def close(self) -> None: ...
+
+
+def told(story: Coroutine[Any, Any, None]) -> None:
+    """In a loop in which waiting takes no time."""
+    with asyncio.Runner(loop_factory=WarpLoop) as runner:
+        runner.run(story)
+
+
+def gate_of(paper: Any, **limits: Any) -> Gate:
+    return Gate(paper, LoopClock(), GateLimits(**limits), back_off_s=lambda failures: 2.0**failures)
+
+
+async def refused(gate: Gate) -> Throttled:
+    with pytest.raises(Throttled) as raised:
+        await gate.list()
+    return raised.value
+
+
+def test_a_cloud_is_not_asked_again_before_it_wants_to_be() -> None:
+    async def story() -> None:
+        paper = Paper(answers=[Throttled("429", after_s=30.0), None])
+        gate, clock = gate_of(paper), LoopClock()
+        assert (await refused(gate)).after_s == 30
+        while clock.monotonic() < 32:
+            assert (await refused(gate)).after_s == pytest.approx(32 - clock.monotonic())
+            await clock.sleep(1)
+        await gate.list()
+        assert paper.calls == [0.0, 32.0]
+
+    told(story())
+
+
+def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> None:
+    async def story() -> None:
+        paper = Paper(answers=[Throttled("429", after_s=300.0), None])
+        gate = gate_of(paper)
+        with pytest.raises(Throttled):
+            await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
+        await gate.list()
+        await gate.destroy(HANDLE)
+        with pytest.raises(Throttled):
+            await gate.offers(GpuAsk())
+        assert len(paper.calls) == 3
+
+    told(story())
+
+
+def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
+    """However often a destroy, or a listing, was refused: a cloud that asks for no pause is asked again within 15 s."""
+
+    async def story() -> None:
+        for call in ("destroy", "list"):
+            paper, clock = Paper(answers=[Throttled("429", after_s=0.0)]), LoopClock()
+            gate = gate_of(paper)
+            while len(paper.calls) < 10:
+                with suppress(Throttled):
+                    await (gate.destroy(HANDLE) if call == "destroy" else gate.list())
+                await clock.sleep(0.5)
+            spans = [later - earlier for earlier, later in zip(paper.calls, paper.calls[1:], strict=False)]
+            assert max(spans) <= 15.5
+
+    told(story())
+
+
+def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
+    async def story() -> None:
+        paper, clock = Paper(answers=[Throttled("429", after_s=30.0), None]), LoopClock()
+        gate = gate_of(paper)
+        for _ in range(2):
+            with pytest.raises(Throttled):
+                await gate.destroy(HANDLE)
+        await gate.list()
+        await clock.sleep(33)
+        await gate.destroy(HANDLE)
+        assert paper.calls == [0.0, 0.0, 33.0]
+
+    told(story())
+
+
+def test_a_cloud_that_does_not_answer_is_tried_in_the_background_until_it_does() -> None:
+    async def story() -> None:
+        down: list[Exception | float | None] = [OutcomeUnknown("503")] * 6
+        paper, clock = Paper(answers=[*down, None]), LoopClock()
+        gate = gate_of(paper)
+        for _ in range(3):
+            with pytest.raises(OutcomeUnknown):
+                await gate.list()
+        asked = len(paper.calls)
+        await refused(gate)
+        with pytest.raises(Throttled):
+            await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
+        assert len(paper.calls) == asked
+        with pytest.raises(OutcomeUnknown):
+            await gate.destroy(HANDLE)  # ends a bill, so it is asked for all the same
+        await clock.sleep(60)
+        await gate.list()
+        await gate.close()
+        assert paper.calls[4:7] == [2.0, 6.0, 14.0]  # 2, 4 and 8 s apart
+
+    told(story())
+
+
+def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCaptureFixture) -> None:
+    """As of a cloud that comes back with a page of its own: nobody else would ever ask it again."""
+
+    async def story() -> None:
+        paper = Paper(answers=[*[OutcomeUnknown("503")] * 3, KeyError("instances"), None])
+        gate = gate_of(paper)
+        for _ in range(3):
+            with pytest.raises(OutcomeUnknown):
+                await gate.list()
+        await LoopClock().sleep(60)
+        assert list(await gate.list()) == []
+        await gate.close()
+
+    told(story())
+    assert "KeyError: 'instances'" in caplog.text
+
+
+@pytest.mark.parametrize("error", [Rejected("403"), NoCapacity("none left")])
+def test_a_refusal_is_an_answer(error: ProviderError) -> None:
+    async def story() -> None:
+        gate = gate_of(Paper(answers=[error]))
+        for _ in range(10):
+            with pytest.raises(type(error)):
+                await gate.list()
+
+    told(story())
+
+
+def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
+    async def story() -> None:
+        gate = gate_of(Paper(answers=[*[OutcomeUnknown("SkyPilot")] * 10, None]))
+        for _ in range(10):
+            with pytest.raises(OutcomeUnknown):
+                await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
+        assert list(await gate.list()) == []
+
+    told(story())
+
+
+def test_a_caller_that_runs_out_of_time_says_nothing_of_the_cloud_but_whoever_waits_for_a_listing_does() -> None:
+    async def story() -> None:
+        paper = Paper(answers=[1e9])
+        gate = gate_of(paper)
+
+        async def cut(call: Awaitable[object]) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await call
+
+        for _ in range(5):
+            await cut(gate.confirm((HANDLE,), None, None))  # type: ignore[arg-type]
+            await cut(gate.destroy(HANDLE))
+        assert len(paper.calls) == 10
+        for _ in range(3):
+            await cut(gate.list())
+        assert (await refused(gate)).after_s == 5.0
+        await gate.close()
+
+    told(story())
+
+
+def test_calls_come_no_faster_than_the_cloud_takes_them_and_the_queue_is_bounded() -> None:
+    async def story() -> None:
+        paper = Paper(caps=Caps(spot=False, calls_per_s=1.0))
+        gate = gate_of(paper, waiting=10)
+        answers = await asyncio.gather(*(gate.list() for _ in range(40)), return_exceptions=True)
+        assert sum(isinstance(one, Throttled) for one in answers) == 40 - 4 - 10  # at once, and in the queue
+        spans = [later - earlier for earlier, later in zip(paper.calls[4:], paper.calls[5:], strict=False)]
+        assert len(paper.calls) == 14
+        assert min(spans) >= 1 - 1e-6
+
+    told(story())
+
+
+def test_each_machine_is_destroyed_once_before_any_is_again_and_listings_wait_for_neither() -> None:
+    """Of 20 machines and prices, at a cloud that takes a call a second; whoever asks gives up after 10 s."""
+
+    async def story() -> None:
+        paper, clock = Paper(caps=Caps(spot=False, calls_per_s=1.0)), LoopClock()
+        gate, asked = gate_of(paper), Counter[str]()
+
+        async def again_and_again(what: str, call: Callable[[], Awaitable[object]]) -> None:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(10):
+                        await call()
+                        asked[what] += 1
+                await clock.sleep(1)
+
+        machines = [replace(HANDLE, id=f"i-{n}") for n in range(20)]
+        calls: dict[str, Callable[[], Awaitable[object]]] = {one.id: partial(gate.destroy, one) for one in machines}
+        calls["prices"] = partial(gate.offers, GpuAsk())
+        asking = [asyncio.create_task(again_and_again(what, call)) for what, call in calls.items()]
+        while clock.monotonic() < 60:
+            begun = clock.monotonic()
+            await gate.list()
+            assert clock.monotonic() - begun <= 1 + 1e-6
+            await clock.sleep(2)
+        assert asked.keys() == calls.keys()
+        for task in asking:
+            task.cancel()
+
+    told(story())
+
+
+def test_after_a_refusal_machines_that_were_never_destroyed_come_before_those_that_were() -> None:
+    """Also where they are asked for later; with nobody before them, the others come too."""
+
+    async def story() -> None:
+        paper, clock = Paper(answers=[None, Throttled("429", after_s=10.0), None]), LoopClock()
+        gate, other = gate_of(paper), replace(HANDLE, id="i-2")
+        await gate.destroy(HANDLE)
+        with pytest.raises(Throttled):
+            await gate.destroy(HANDLE)
+        await clock.sleep(13)  # the cloud's pause and our own back-off
+        with pytest.raises(Throttled):
+            await gate.destroy(HANDLE)
+        await gate.destroy(other)
+        await gate.destroy(HANDLE)
+        paper.answers = [Throttled("429", after_s=10.0), None]
+        with pytest.raises(Throttled):
+            await gate.destroy(other)
+        await clock.sleep(12 + YIELDS_S)
+        await gate.destroy(HANDLE)
+
+    told(story())
+
+
+def test_one_bad_cloud_slows_no_other() -> None:
+    """It hangs for an hour of rounds: those of the first three calls wait for it, no other does."""
+
+    async def story() -> None:
+        clock, bad, good = LoopClock(), Paper("bad", answers=[1e9]), Paper("good")
+        providers = gated({"bad": bad, "good": good}, {"bad", "good"}, clock)  # type: ignore[dict-item]
+        context = Context(
+            installation=HERE, owner="one", store=MemoryStore(clock), blobs=FarBlobs.in_memory(HERE),
+            providers=providers, clock=clock, rhythm=Rhythm(),
+        )  # fmt: skip
+        inventory, slow, rounds = Inventory(context), 0, 0
+        while clock.monotonic() < 3600:
+            begun = clock.monotonic()
+            assert await inventory.refresh_all(["bad", "good"]) == {"bad"}
+            slow += clock.monotonic() - begun > 1
+            rounds += 1
+            await clock.sleep(2)
+        assert slow == 3
+        assert len(good.calls) == rounds
+        assert len(bad.calls) < 300
+        for provider in providers.values():
+            await provider.close()
+
+    told(story())
+
+
+def test_back_off_has_full_jitter() -> None:
+    drawn = [full_jitter_s(4) for _ in range(200)]
+    assert 0 <= min(drawn) < 2
+    assert 6 < max(drawn) <= 8
+    assert max(full_jitter_s(40) for _ in range(50)) <= 60

@@ -1,0 +1,153 @@
+"""Another account lists nothing, which is not absence; and whoever asks too often is a nuisance."""
+
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
+from providers.common.account_guard import Account
+
+
+@dataclass
+class Cloud:
+    """`owners`: marks of the account by key."""
+
+    key: str = "a"
+    owners: dict[str, Sequence[str]] = field(default_factory=lambda: {"a": ("me",), "a2": ("me",), "b": ("someone",)})
+    asked: int = 0
+    errors: list[ProviderError] = field(default_factory=list)
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+    name: str = "paper"
+
+    async def credential(self) -> str:
+        return f"digest of {self.key}"
+
+    async def account(self) -> Sequence[str]:
+        self.asked += 1
+        marks = self.owners[self.key]
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        if self.errors:
+            raise self.errors.pop(0)
+        return marks
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "paper" / "account.json"
+
+
+async def test_the_cloud_is_asked_at_the_start_and_when_the_key_has_changed(file: Path) -> None:
+    cloud = Cloud()
+    account = Account(cloud, file)
+    await asyncio.gather(*(account.verify() for _ in range(5)))
+    assert cloud.asked == 1
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    cloud.key = "a2"
+    await account.verify()
+    await account.verify()
+    assert cloud.asked == 2
+    assert account.owns("digest of a2")
+    assert not account.owns("digest of a")
+
+
+async def test_another_account_is_refused_in_one_line_with_the_fix_also_after_a_restart(file: Path) -> None:
+    cloud = Cloud()
+    await Account(cloud, file).verify()
+    cloud.key = "b"
+    for account in (Account(cloud, file), Account(cloud, file)):
+        with pytest.raises(OutcomeUnknown) as e:
+            await account.verify()
+        said = str(e.value)
+        assert "\n" not in said
+        assert all(part in said for part in ("paper", "account someone", "of me", "put the old ones back", str(file)))
+        assert not account.owns("digest of b")
+    cloud.key = "a"
+    await account.verify()
+    assert account.owns("digest of a")
+
+
+async def test_a_person_moves_to_another_account_by_removing_the_file(file: Path) -> None:
+    cloud = Cloud()
+    account = Account(cloud, file)
+    await account.verify()
+    cloud.key = "b"
+    file.unlink()
+    await account.verify()
+    cloud.key = "a"
+    with pytest.raises(OutcomeUnknown):
+        await account.verify()
+
+
+async def test_the_old_key_is_looked_at_again_after_another_was_refused(file: Path) -> None:
+    """A cloud's session may be of the other one by then."""
+    cloud = Cloud()
+    account = Account(cloud, file)
+    await account.verify()
+    cloud.key = "b"
+    with pytest.raises(OutcomeUnknown):
+        await account.verify()
+    cloud.key, before = "a", cloud.asked
+    await account.verify()
+    assert cloud.asked == before + 1
+
+
+async def test_a_key_that_is_exchanged_meanwhile_is_no_answer(file: Path) -> None:
+    cloud = Cloud()
+    account = Account(cloud, file)
+    with pytest.raises(OutcomeUnknown, match="exchanged meanwhile"):
+        async with account.same():
+            cloud.key = "b"
+
+    async def exchanged() -> None:
+        cloud.key, cloud.meanwhile = "b", None
+
+    cloud.key, cloud.meanwhile = "a2", exchanged
+    with pytest.raises(OutcomeUnknown, match="exchanged meanwhile"):
+        await account.verify()
+    assert not account.owns("digest of b")
+
+
+@pytest.mark.parametrize("error", [Rejected("the key is refused"), Throttled("429"), OutcomeUnknown("500")])
+async def test_a_cloud_that_does_not_say_is_asked_again(file: Path, error: ProviderError) -> None:
+    cloud = Cloud(errors=[error])
+    account = Account(cloud, file)
+    with pytest.raises(type(error)):
+        await account.verify()
+    assert not file.exists()
+    await account.verify()
+
+
+async def test_a_key_is_known_by_what_it_shares_with_the_last_answer(file: Path) -> None:
+    """As at Lambda: nothing says whose a key is, but the SSH key of the first launch is an account's own."""
+    cloud = Cloud(owners={"a": ("key a",), "a2": ("key a2", "ssh"), "b": ("key b", "other ssh")})
+    account = Account(cloud, file)
+    await account.verify()
+    cloud.key = "a2"
+    with pytest.raises(OutcomeUnknown, match="account key a2, the jobs' machines of key a;"):
+        await account.verify()
+    cloud.key, cloud.owners["a"] = "a", ("key a", "ssh")
+    await account.verify()
+    account.bought()
+    asked = cloud.asked
+    assert account.owns("digest of a"), "a launch that waits for its turn goes on with its key"
+    await account.verify()
+    assert cloud.asked == asked + 1
+    cloud.key = "a2"
+    await account.verify()
+    cloud.key = "b"
+    with pytest.raises(OutcomeUnknown):
+        await account.verify()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}', '{"account": 7}'])
+async def test_a_file_that_cannot_be_read_is_named(file: Path, text: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(OutcomeUnknown, match="correct or remove it") as e:
+        await Account(Cloud(), file).verify()
+    assert str(file) in str(e.value)

@@ -1,0 +1,93 @@
+"""Every answer of an API, and every silence, is told apart by what it says about the request."""
+
+import socket
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from aiohttp import web
+
+from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
+from providers.common.http_json import Rest
+from tests.unit.providers.answers import Api, serving
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    async with serving() as api:
+        yield api
+
+
+async def call(api: Api) -> object:
+    rest = Rest("Cloud", api.url + "/", {"Authorization": "Bearer test-key"}, key_help="make one at https://x")
+    try:
+        return await rest.call("GET", "/a", query={"q": "1"})
+    finally:
+        await rest.close()
+
+
+async def test_the_answer_is_decoded(api: Api) -> None:
+    api.routes["GET /a"] = lambda body, query: {"q": query["q"]}
+    assert await call(api) == {"q": "1"}
+    assert api.asked == [("GET /a", None, "Bearer test-key")]
+    api.routes["GET /a"] = lambda body, query: web.Response(status=200)
+    assert await call(api) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "says"),
+    [
+        (400, Rejected, "400 why so"),
+        (401, Rejected, "make one at https://x"),
+        (403, Rejected, "make one at https://x"),
+        (404, OutcomeUnknown, "404 why so"),
+        (408, OutcomeUnknown, "408"),
+        (409, Rejected, "409"),
+        (429, Throttled, "too many requests"),
+        (500, OutcomeUnknown, "500 why so"),
+        (503, OutcomeUnknown, "503"),
+        (304, OutcomeUnknown, "304"),
+    ],
+)
+async def test_statuses(api: Api, status: int, kind: type[ProviderError], says: str) -> None:
+    api.routes["GET /a"] = lambda body, query: web.Response(status=status, text="" if status == 304 else "why\n so")
+    with pytest.raises(kind, match=says) as e:
+        await call(api)
+    assert e.type is kind
+    assert "\n" not in str(e.value)
+    assert "test-key" not in str(e.value)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [
+    ("2.5", 2.5), ("soon", 5.0), (None, 5.0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0),
+    ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0),
+])  # fmt: skip
+async def test_retry_after(api: Api, header: str | None, seconds: float) -> None:
+    headers = {"Retry-After": header} if header else {}
+    api.routes["GET /a"] = lambda body, query: web.Response(status=429, headers=headers)
+    with pytest.raises(Throttled) as e:
+        await call(api)
+    assert e.value.after_s == seconds
+
+
+async def test_retry_after_a_date(api: Api) -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    api.routes["GET /a"] = lambda body, query: web.Response(status=429, headers={"Retry-After": then})
+    with pytest.raises(Throttled) as e:
+        await call(api)
+    assert 3000 < e.value.after_s <= 3600
+
+
+async def test_no_json(api: Api) -> None:
+    api.routes["GET /a"] = lambda body, query: web.Response(text="<html>")
+    with pytest.raises(OutcomeUnknown, match="not JSON"):
+        await call(api)
+
+
+async def test_nobody_there(api: Api) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        api.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(OutcomeUnknown, match="Cloud: GET /a"):
+            await call(api)

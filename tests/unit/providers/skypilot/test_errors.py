@@ -1,0 +1,97 @@
+"""What a failed launch means."""
+
+import pytest
+
+from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
+from providers.skypilot.api_client import Failure
+from providers.skypilot.errors import meaning, one_line
+from providers.skypilot.shared import NOTHING
+
+NONE_LEFT = "QueryError: There are no longer any instances available with the requested specifications."
+SOLD_OUT = "RuntimeError: Failed to launch instances.; ClientError: An error occurred (InsufficientInstanceCapacity)"
+QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInstances: more vCPU than your limit of 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected", "says"),
+    [
+        ("ResourcesUnavailableError", NONE_LEFT, NoCapacity, "no longer any instances available"),
+        ("ResourcesUnavailableError", SOLD_OUT, NoCapacity, "InsufficientInstanceCapacity"),
+        ("ResourcesUnavailableError", "HTTPError: 410 Client Error: Gone for url: x/asks/7/", NoCapacity, "410"),
+        ("ResourcesUnavailableError", "HTTPError: 400 Client Error: Bad Request for url: x/asks/7/", NoCapacity, "400"),
+        (
+            "ResourcesUnavailableError",
+            "RuntimeError: gpubroker: gb-x-head is EXITED before it was ready",
+            NoCapacity,
+            "",
+        ),
+        ("ResourcesUnavailableError", QUOTA, Rejected, "raise the account's quota"),
+        ("ResourcesUnavailableError", "Found no quota for g6e.xlarge", Rejected, "raise the account's quota"),
+        ("ResourcesUnavailableError", "ClientError: ExpiredToken: it is expired", Rejected, "log in again"),
+        ("ResourcesUnavailableError", "QueryError: Unauthorized", Rejected, "gpubroker doctor"),
+        ("ResourcesUnavailableError", "HTTPError: 401 Client Error", Rejected, "gpubroker doctor"),
+        ("ResourcesUnavailableError", "TimeoutError: pod 7x4013k does not answer", OutcomeUnknown, "7x4013k"),
+        ("ResourcesUnavailableError", "RuntimeError: pull access denied for x", ImageRefused, "check trainer.image"),
+        ("ResourcesUnavailableError", "toomanyrequests: rate limit", Rejected, "check trainer.image"),
+        ("CommandError", "pull access denied for x", OutcomeUnknown, ""),
+        ("ResourcesUnavailableError", "ConnectionError: reset by peer", OutcomeUnknown, "reset by peer"),
+        ("ResourcesUnavailableError", "Failed to provision all possible resources: image_id=x", OutcomeUnknown, ""),
+        ("ResourcesMismatchError", "the cluster exists with other resources", Rejected, ""),
+        ("RuntimeError", f"{NOTHING}AuthenticationError: Unauthorized request", Rejected, "gpubroker doctor"),
+        ("RuntimeError", f"{NOTHING}ResourcesMismatchError: other resources", Rejected, ""),
+        ("RuntimeError", f"{NOTHING}ValueError: Invalid zone 'x' for region 'y'", Rejected, "ask for another place"),
+        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", Throttled, "no route to host"),
+        ("RuntimeError", f"{NOTHING}QueryError: out of stock", NoCapacity, "out of stock"),
+        ("AuthenticationError", "Unauthorized request", OutcomeUnknown, ""),
+        ("CommandError", "setup failed with return code 1", OutcomeUnknown, ""),
+        ("BrokenProcessPool", "a worker died", OutcomeUnknown, ""),
+        ("RequestCancelled", "", OutcomeUnknown, "RequestCancelled"),
+        ("CANCELLED", "request 1 ended without a result", OutcomeUnknown, ""),
+    ],
+)
+def test_only_what_left_nothing_behind_is_a_refusal(
+    kind: str, message: str, expected: type[ProviderError], says: str
+) -> None:
+    found = meaning(Failure(kind=kind, message=message), "aws", [])
+    assert type(found) is expected
+    assert str(found).startswith("aws: ")
+    assert says in str(found)
+    assert NOTHING not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("An error occurred (PendingVerification) when calling RunInstances: being validated", "registration"),
+        ("An error occurred (Blocked) when calling RunInstances: not recognized as a valid account", "registration"),
+        ("An error occurred (OptInRequired) when calling RunInstances: You are not subscribed", "registration"),
+        ("RuntimeError: global/account-inactive: Your account is inactive.", "registration"),
+        ("Account suspended", "registration"),
+        ("This account is currently blocked", "registration"),
+        ("There are not enough funds in your account to rent this pod", "pay in"),
+        ("Your balance is too low to rent a GPU", "pay in"),
+        ("Your account lacks credit; see the billing page.", "pay in"),
+        ("insufficient_credit", "pay in"),
+        ("Please add a payment method", "pay in"),
+        ("(RequestExpired) when calling RunInstances: Request has expired.", "clock is wrong"),
+        ("(SignatureDoesNotMatch): Signature not yet current: 20261126T200500Z", "clock is wrong"),
+        ("(ExpiredToken): The security token included in the request is expired", "have expired"),
+    ],
+)
+def test_what_a_person_must_mend_is_a_refusal_with_the_fix(said: str, fix: str) -> None:
+    for failure in (
+        Failure(kind="ResourcesUnavailableError", message=said),
+        Failure(kind="RuntimeError", message=f"{NOTHING}ValueError: {said}"),
+    ):
+        found = meaning(failure, "cloud", [])
+        assert type(found) is Rejected
+        assert fix in str(found).rpartition("; ")[2]
+    assert type(meaning(Failure(kind="RuntimeError", message=said), "cloud", [])) is OutcomeUnknown
+
+
+def test_a_message_is_one_short_line_without_secrets() -> None:
+    said = one_line("\x1b[33mfirst\n second\t key=s3cret \x1b[0m" + "x" * 1000 + " the cause", ["s3cret", ""])
+    assert said.startswith("first second key=***")
+    assert said.endswith("the cause")
+    assert len(said) <= 600
+    assert "\x1b" not in said

@@ -1,0 +1,82 @@
+"""The keys in the home of SkyPilot's server are those that lie at their source, whole, and nobody else's to read."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from broker.domain.ids import Installation
+from providers.registry import ProvidersConfig, _account, _launcher
+from providers.skypilot.key_copies import KeyCopies
+from providers.skypilot.launcher import SkyConfig
+from tests.unit.providers.clocks import SteppedClock
+
+KEYS = {"lambda": {".lambda_cloud/lambda_keys": b"api_key = the-first-key\n"}}
+
+
+def content(home: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+def test_a_changed_source_is_written_anew_and_an_unchanged_one_left_alone(tmp_path: Path) -> None:
+    read = {"lambda": dict(KEYS["lambda"])}
+    copies = KeyCopies(tmp_path, lambda: read)
+    copies.refresh()
+    path = tmp_path / ".lambda_cloud/lambda_keys"
+    assert (content(tmp_path), stat.S_IMODE(path.stat().st_mode)) == (KEYS["lambda"], 0o600)
+    path.write_bytes(b"renewed by SkyPilot itself")
+    copies.refresh()
+    assert path.read_bytes() == b"renewed by SkyPilot itself"
+    read["lambda"] = {".lambda_cloud/lambda_keys": b"api_key = the-second-key\n"}
+    with path.open("rb") as reading:
+        copies.refresh()
+        assert reading.read() == b"renewed by SkyPilot itself", "renamed: who reads the old one reads all of it"
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"api_key = the-second-key\n", 0o600)
+    assert {"the-first-key", "the-second-key"} <= copies.words
+
+
+def test_files_that_are_gone_at_the_source_go_as_well(tmp_path: Path) -> None:
+    """Old keys would go before the new log-in."""
+    read = {"aws": {".aws/credentials": b"old", ".aws/sso/cache/a.json": b"{}"}, **KEYS}
+    copies = KeyCopies(tmp_path, lambda: read)
+    copies.refresh()
+    read["aws"] = {".aws/config": b"[default]\n", ".aws/sso/cache/b.json": b"{}"}
+    KeyCopies(tmp_path, lambda: read).refresh()
+    assert content(tmp_path) == {**read["aws"], **KEYS["lambda"]}
+
+
+def test_a_cloud_that_is_left_out_keeps_its_files(tmp_path: Path) -> None:
+    read = {"aws": {".aws/credentials": b"old"}, **KEYS}
+    copies = KeyCopies(tmp_path, lambda: read)
+    copies.refresh()
+    del read["aws"]
+    copies.refresh()
+    assert ".aws/credentials" in content(tmp_path)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_skypilot_gets_no_key_of_an_account_that_nobody_looks_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """Only one that is known to be of the account that is listed."""
+    monkeypatch.setenv("VAST_API_KEY", "the-first-key")
+    rented = ProvidersConfig.model_validate({"vast": {}}).rented()
+    ours = Installation("aaaa")
+    cloud, account = _account("vast", rented["vast"], ours, tmp_path, SteppedClock())
+    launcher = _launcher(SkyConfig(), rented, {"vast": (cloud, account)}, ours, tmp_path / "sky")
+    assert launcher._keys is not None
+    if asked:
+        monkeypatch.setattr(cloud, "account", answer)
+        await account.verify()
+    launcher._keys.refresh()
+    home = tmp_path / "sky/home"
+    assert content(home) == ({".config/vastai/vast_api_key": b"the-first-key"} if asked else {})
+    monkeypatch.setenv("VAST_API_KEY", "the-second-key")
+    launcher._keys.refresh()
+    assert content(home) == ({".config/vastai/vast_api_key": b"the-first-key"} if asked else {})
+    await launcher.close()
+    await cloud.close()
+
+
+async def answer() -> tuple[str, ...]:
+    return ("me",)

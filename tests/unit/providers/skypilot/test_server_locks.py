@@ -1,0 +1,105 @@
+"""Files by which servers and workers are proven to live or to be dead, and that do not pile up."""
+
+import ast
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from providers.skypilot import server_keeper as sky_host
+from providers.skypilot import shared as sky_facts
+from providers.skypilot.server_locks import Lives, acted_on, acting, tidy
+from providers.skypilot.shared import LAUNCHING, SERVERS
+
+NAME = "gb-abcd-aaaaaaaaaaaaa"
+
+
+def servers(state: Path) -> set[str]:
+    return {path.name for path in (state / SERVERS).iterdir()}
+
+
+def test_a_servers_file_goes_with_it_and_its_death_stays_proven(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    (died, lock), (mine, mine_lock) = lives.new(), lives.new()
+    lives.reap(mine)
+    assert (lives.dead(died), servers(tmp_path)) == (False, {died, mine}), "it lives"
+    os.close(lock)
+    lives.reap(mine)
+    assert (lives.dead(died), servers(tmp_path)) == (True, {mine})
+    assert Lives(tmp_path).dead(died), "the next daemon knows it as well"
+    assert not lives.dead(mine)
+    lives.drop(mine, mine_lock)
+    assert (lives.dead(mine), servers(tmp_path)) == (True, set())
+
+
+def test_of_another_folders_server_nothing_is_known(tmp_path: Path) -> None:
+    there, lock = Lives(tmp_path / "there").new()
+    os.close(lock)
+    assert not Lives(tmp_path / "here").dead(there)
+
+
+def test_a_name_is_locked_while_any_worker_acts_on_it_and_then_gone(tmp_path: Path) -> None:
+    assert not acted_on(tmp_path, NAME)
+    with acting(tmp_path, NAME):
+        with acting(tmp_path, NAME):
+            assert acted_on(tmp_path, NAME)
+        tidy(tmp_path)
+        assert acted_on(tmp_path, NAME), "the other has ended, and one acts on it yet"
+    assert not acted_on(tmp_path, NAME)
+    assert list((tmp_path / LAUNCHING).iterdir()) == []
+
+
+def _act(state: Path, times: int) -> None:
+    for _ in range(times):
+        with acting(state, NAME):
+            if not acted_on(state, NAME):
+                raise SystemExit("a worker acts on the name, and nobody sees it")
+
+
+def test_workers_that_come_and_go_at_once_never_lock_a_file_that_is_gone(tmp_path: Path) -> None:
+    workers = [multiprocessing.get_context("fork").Process(target=_act, args=(tmp_path, 300)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+
+
+def test_the_name_of_a_killed_worker_is_tidied_up(tmp_path: Path) -> None:
+    (tmp_path / LAUNCHING).mkdir()
+    (tmp_path / LAUNCHING / NAME).touch()
+    tidy(tmp_path)
+    assert list((tmp_path / LAUNCHING).iterdir()) == []
+
+
+def test_the_log_is_kept_within_bounds_and_its_writers_go_on(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"x" * sky_host.LOG_BYTES)
+        sky_host.shorten(log)
+        assert log.stat().st_size == sky_host.LOG_BYTES
+        writer.write(b"y")
+        sky_host.shorten(log)
+        writer.write(b"after\n")
+    assert log.read_bytes() == b"after\n"
+    assert (tmp_path / "server.log.1").stat().st_size == sky_host.LOG_BYTES + 1
+
+
+def test_the_plugins_version_follows_from_all_of_its_code() -> None:
+    root = Path(sky_facts.__file__).parents[1]
+    imported = {
+        name
+        for part in sky_facts._PARTS
+        if part.endswith(".py")
+        for name in _ours(ast.parse((root / part).read_text()))
+    }
+    assert {name for name in imported if (root / name).is_file()} <= set(sky_facts._PARTS)
+
+
+def _ours(tree: ast.Module) -> Iterator[str]:
+    """The files of `providers` that a module imports, each by its path."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("providers"):
+            path = (node.module or "").replace(".", "/").removeprefix("providers").lstrip("/")
+            yield f"{path}.py"
+            yield from (f"{path}/{alias.name}.py" for alias in node.names)

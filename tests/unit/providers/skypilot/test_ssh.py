@@ -1,0 +1,117 @@
+"""Handing a task over to machines: `ssh` is a program of the test that runs what it is told in a home of its own."""
+
+import stat
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from providers.skypilot import ssh as sky_ssh
+from providers.skypilot.ssh import packed, start
+
+SSH = """#!/bin/bash
+# The machine of the home that is the first argument; what was said and asked stays in its folder.
+cd "$1" || exit
+n=$(cat tries 2>/dev/null || echo 0); echo $((n + 1)) >tries
+if [ "$n" -lt "$(cat deaf 2>/dev/null || echo 0)" ]; then echo "Connection refused" >&2; exit 255; fi
+printf '%s\\n' "$*" >>argv
+HOME=$1 bash -c "${@: -1}"
+code=$?
+if [ -e breaks ]; then rm breaks; exit 255; fi # after it was done
+exit $code
+"""
+ENV = "SECRET='it is $HOME'\nSKYPILOT_NODE_RANK=0\n"
+
+
+def script() -> str:
+    return (files("providers") / "machine" / "start.sh").read_text()
+
+
+class Machine:
+    """A home, and its ssh."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir()
+        self.home, program = home, home / "ssh"
+        program.write_text(SSH)
+        program.chmod(0o755)
+        self.ssh: Sequence[str] = (str(program), str(home))
+
+    @property
+    def folder(self) -> Path:
+        return self.home / ".gpubroker"
+
+    def text(self, name: str, within_s: float = 300.0) -> str:
+        """Of a file, as soon as it is there."""
+        until = time.monotonic() + within_s
+        while not (self.folder / name).exists():
+            assert time.monotonic() < until, [path.name for path in self.folder.iterdir()]
+            time.sleep(0.02)
+        return (self.folder / name).read_text()
+
+
+def task(
+    setup: str = "echo set up; umask", run: str = 'echo "$SECRET $SKYPILOT_NODE_RANK"; echo once >>times'
+) -> bytes:
+    return packed({"env": ENV, "start.sh": script(), "setup.sh": setup, "run.sh": run})
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sky_ssh, "AGAIN_S", 0.01)
+
+
+def test_a_task_is_run_once_whatever_connections_break(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m")
+    (machine.home / "deaf").write_text("3")
+    (machine.home / "breaks").touch()
+    start([(machine.ssh, task())])
+    start([(machine.ssh, task())])
+    assert machine.text("code") == "0\n"
+    assert machine.text("log").splitlines()[:2] == ["set up", "0022"]
+    assert "it is $HOME 0" in machine.text("log")
+    assert machine.text("times") == "once\n"
+    assert "it is" not in (machine.home / "argv").read_text()
+
+
+def test_secrets_are_read_by_nobody_else_and_do_not_stay(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m")
+    subprocess.run([*machine.ssh, sky_ssh.DELIVER], input=task(), check=True)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (machine.folder, machine.folder / "env")}
+    assert modes == {".gpubroker": 0o700, "env": 0o600}
+    start([(machine.ssh, task())])
+    machine.text("code")
+    assert not (machine.folder / "env").exists()
+
+
+def test_what_fails_in_setup_is_not_run(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "m")
+    start([(machine.ssh, task(setup="echo gpubroker-setup: no; exit 3"))])
+    assert machine.text("code") == "3\n"
+    assert not (machine.folder / "running").exists()
+    assert not (machine.folder / "times").exists()
+
+
+def test_none_of_several_machines_begins_before_all_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sky_ssh, "ANSWER_S", 0.3)
+    machines = [Machine(tmp_path / name) for name in ("a", "b")]
+    (machines[1].home / "deaf").write_text("1000")
+    with pytest.raises(RuntimeError, match="ended with 255: Connection refused"):
+        start([(machine.ssh, task()) for machine in machines])
+    assert not (machines[0].folder / "started").exists()
+    (machines[1].home / "deaf").unlink()
+    start([(machine.ssh, task()) for machine in machines])
+    assert [machine.text("code") for machine in machines] == ["0\n", "0\n"]
+
+
+def test_a_machine_that_answers_and_does_not_do_it_is_given_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sky_ssh, "REFUSE_S", 0.1)
+    machine = Machine(tmp_path / "m")
+    machine.folder.touch()
+    with pytest.raises(RuntimeError, match=r"ended with 1: mkdir: cannot create directory"):
+        start([(machine.ssh, task())])

@@ -1,0 +1,129 @@
+"""What a machine says of its task, read as over SSH: by a shell of another home."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from providers.skypilot import task_status as sky_job
+from providers.skypilot.task_status import SkyJob, look, verdict
+
+NOT_FOUND = "Error response from daemon: manifest unknown"
+PULL = f"""{NOT_FOUND}
+gpubroker-setup: the pull failed (3 of 3)
+gpubroker-setup: cannot pull r.example/t@sha256:0; check trainer.image, and the registry's login if it is private
+"""
+
+
+def machine(home: Path, *, running_s: float | None = None, code: int | None = None, log: str = "") -> Sequence[str]:
+    """What `start.sh` has written below `home`, and argv as `SkyLauncher.ssh` gives it."""
+    folder = home / ".gpubroker"
+    (folder / "started").mkdir(parents=True)
+    (folder / "log").write_text(log)
+    if running_s is not None:
+        (folder / "running").touch()
+        os.utime(folder / "running", (time.time() - running_s,) * 2)
+    if code is not None:
+        (folder / "code").write_text(f"{code}\n")
+    return shell(home)
+
+
+def shell(home: Path) -> Sequence[str]:
+    return ["env", "-i", f"HOME={home}", f"PATH={os.environ['PATH']}", "sh", "-c"]
+
+
+def job(status: str, log: str = "", ran_s: float = 0.0) -> SkyJob:
+    return SkyJob(status=status, ran_s=ran_s, log=log)
+
+
+async def test_a_machine_is_asked_how_it_fares(tmp_path: Path) -> None:
+    seen = await look(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
+    assert seen is not None
+    assert (seen.status, 100 <= seen.ran_s < 130) == ("RUNNING", True)
+    assert seen.log.endswith(PULL)
+    assert len(seen.log) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("running_s", "code", "status"),
+    [
+        (None, None, "SETTING_UP"), (None, 1, "FAILED_SETUP"), (9, None, "RUNNING"), (9, 0, "SUCCEEDED"),
+        (9, 137, "FAILED"),
+    ],
+)  # fmt: skip
+async def test_where_a_machine_stands(tmp_path: Path, running_s: float | None, code: int | None, status: str) -> None:
+    seen = await look(machine(tmp_path, running_s=running_s, code=code))
+    assert seen is not None
+    assert seen.status == status
+
+
+async def test_a_machine_on_which_nothing_was_started_yet_has_no_job(tmp_path: Path) -> None:
+    assert await look(shell(tmp_path)) is None
+    assert await look(["false"]) is None
+    (tmp_path / ".gpubroker").mkdir()
+    assert await look(shell(tmp_path)) is None
+
+
+async def test_a_machine_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sky_job, "LOOK_S", 0.2)
+    assert await look(["sh", "-c", "exec sleep 60", "0"]) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (job("SETTING_UP", PULL), False),
+        (job("RUNNING", ran_s=1), False),
+        (job("RUNNING", ran_s=61), True),
+        (job("SUCCEEDED"), True),
+        (job("RUNNING", "gpubroker-run: the trainer ended with 65", 1), True),
+    ],
+)
+def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, expected: bool) -> None:
+    assert verdict(seen, []) is expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (
+            job("FAILED_SETUP", PULL),
+            "cannot pull r.example/t@sha256:0; check trainer.image, and the registry's login if it is private"
+            f" (it said: {NOT_FOUND})",
+        ),
+        (
+            job("FAILED_SETUP", "gpubroker-setup: no trainer in this image"),
+            "no trainer in this image",
+        ),
+        (
+            # The machine waits to end itself, and so it is still said to run.
+            job("RUNNING", "docker: no runtime\ngpubroker-run: the trainer ended with 125", 1),
+            "the trainer cannot run on this machine (exit code 125); check trainer.image (it said: docker: no runtime)",
+        ),
+        (job("FAILED"), "the machine's task ended as FAILED"),
+    ],
+)
+def test_a_failure_is_told_in_one_line_with_what_to_do(seen: SkyJob, expected: str) -> None:
+    assert verdict(seen, []) == expected
+
+
+def test_no_secret_is_told() -> None:
+    log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch s3cret"
+    told = verdict(job("FAILED_SETUP", log), ["s3cret"])
+    assert told == "cannot fetch *** (it said: GET https://store.example/t?key=***)"
+
+
+def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> None:
+    """A former daemon has launched it."""
+    log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch the trainer"
+    assert verdict(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"
+
+
+async def test_a_host_that_answers_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it sends within the time of one look is kept in the daemon's memory."""
+    monkeypatch.setattr(sky_job, "LOOK_S", 600.0)
+    begun = time.monotonic()
+    assert await look(["sh", "-c", "exec yes", "0"]) is None
+    assert time.monotonic() - begun < 300

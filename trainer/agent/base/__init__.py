@@ -1,0 +1,1 @@
+"""State and environment of the agent."""

@@ -1,0 +1,193 @@
+"""Brings to this machine what the attempt needs: spec, grant, data, code, and the checkpoint to resume from."""
+
+import asyncio
+import http.client
+import os
+import tarfile
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography.fernet import Fernet, InvalidToken
+from pydantic import ValidationError
+
+from trainer.agent.base.environment import Environment
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
+from trainer.contract.checkpoint_format import Jump
+from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
+from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, StoreError
+
+PATIENCE_S = 300.0
+"""How long an attempt that has not begun waits for the store: its machine costs money."""
+
+LOOKS = 10
+"""At another job's checkpoints, which may go faster than they are fetched."""
+
+T = TypeVar("T")
+Load = Callable[[Sequence[str]], Awaitable[tuple[str, Manifest] | None]]
+"""Of candidates the first that verifies."""
+
+
+class Unusable(Exception):
+    """The attempt cannot begin."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Repeats `action` while the store is away, with growing pauses. Raises the last StoreError after `patience_s`."""
+    deadline, pause = time.monotonic() + patience_s, 0.5
+    while True:
+        try:
+            return await action()
+        except StoreError:
+            if time.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 15.0)
+
+
+async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
+    """The attempt's spec. Raises Unusable when it is absent or not for this trainer."""
+    data = await insist(lambda: objects.read(keys.spec(attempt)), PATIENCE_S)
+    if data is None:
+        raise Unusable(Outcome.INFRASTRUCTURE, f"{keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?")
+    try:
+        spec = AttemptSpec.model_validate_json(data)
+    except ValidationError as e:
+        first = e.errors()[0]
+        place = ".".join(str(p) for p in first["loc"])
+        raise Unusable(Outcome.USER_ERROR, f"spec.json: {place}: {first['msg']}") from None
+    if spec.version > CONTRACT_VERSION:
+        raise Unusable(
+            Outcome.INFRASTRUCTURE, f"spec.json has version {spec.version}, this trainer knows {CONTRACT_VERSION}"
+        )
+    if (spec.train is None) == (spec.script is None):
+        raise Unusable(Outcome.USER_ERROR, "spec.json: exactly one of train and script must be given")
+    return spec
+
+
+async def read_grant(objects: Objects, env: Environment, url: str | None = None) -> tuple[Grant, Sealed] | None:
+    """The grant with what it carries, None when there is none. Raises Unusable when the key does not open it.
+
+    `url`: asked when the store refuses, since the credentials may have ended before a newer grant was read.
+    """
+    try:
+        data = await objects.read(keys.grant(env.attempt))
+    except StoreError:
+        if not url:
+            raise
+        data = await asyncio.to_thread(_download, url)
+        if data is None:
+            raise
+    if data is None:
+        return None
+    if env.key is None:
+        raise Unusable(Outcome.INFRASTRUCTURE, "GPUBROKER_ATTEMPT_KEY is not set, and grant.json needs it")
+    try:
+        grant = Grant.model_validate_json(data)
+        return grant, Sealed.model_validate_json(Fernet(env.key).decrypt(grant.sealed))
+    except (InvalidToken, ValueError):
+        raise Unusable(Outcome.INFRASTRUCTURE, "grant.json does not open with GPUBROKER_ATTEMPT_KEY") from None
+
+
+def _download(url: str) -> bytes | None:
+    """What a signed URL reads; None when that fails, too."""
+    try:
+        with urllib.request.urlopen(url, timeout=SMALL_TIMEOUT_S) as answer:
+            return bytes(answer.read())
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
+    """One input object, checked by hash. Raises Unusable(data)."""
+    try:
+        await insist(lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S)
+    except BadContent as e:
+        raise Unusable(Outcome.DATA, f"data: {e}; submit the job again") from None
+    return path
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpacks the user's code; a member that leaves the folder is refused. Raises Unusable(user_error)."""
+    folder.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(folder, filter="data")
+            else:  # Python 3.11.0-3.11.3, which Debian 12 has
+                tar.extractall(folder, members=[_plain(member) for member in tar])
+    except (tarfile.TarError, OSError) as e:
+        raise Unusable(Outcome.USER_ERROR, f"script.code: {e}; give a plain .tar of files and folders") from None
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Files, folders and links that stay below the folder, as `tarfile.data_filter` has it. Raises TarError."""
+    name = Path(member.name)
+    inside = not name.is_absolute() and ".." not in name.parts
+    if member.issym() or member.islnk():
+        start = name.parent if member.issym() else Path()
+        target = os.path.normpath(start / member.linkname)
+        inside = inside and not os.path.isabs(target) and not target.startswith("..")
+    elif not (member.isreg() or member.isdir()):
+        inside = False
+    if not inside:
+        raise tarfile.TarError(f"{member.name!r} is no file or folder within the archive")
+    member.mode = 0o755 if member.isdir() else (member.mode & 0o755) | 0o600
+    return member
+
+
+async def restore(
+    objects: Objects,
+    spec: AttemptSpec,
+    origin: Origin,
+    folder: Path,
+    tell: Callable[[str], None],
+    jumps: tuple[Jump, ...] = (),
+) -> tuple[str, Manifest] | None:
+    """The newest checkpoint that verifies, as `furthest` looks for it; it lies in `folder` then. Raises StoreError.
+
+    `jumps`: the way past bad steps, on which it must lie.
+    """
+    load = partial(checkpoint.restore, objects, folder=folder, kind=origin.kind, tell=tell, jumps=jumps)
+    return await insist(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
+
+
+async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Load) -> tuple[str, Manifest] | None:
+    """What `load` makes of the first candidates that it can use; None: of none.
+
+    First come this attempt's own (the agent may have been restarted), then those of its job that the spec names. Of
+    another job that it starts from comes the first one that is named, then what that job has by now, and only then what
+    else is named: one that still runs removes what it has passed, and may keep far older ones. Each machine looks for
+    itself.
+    """
+    others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
+    candidates = [*await checkpoint.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
+    tried = set[str]()
+    for looks_left in reversed(range(LOOKS)):
+        found = await load(candidates)
+        tried.update(candidates)
+        if found is not None:
+            return found
+        named = (*await _elsewhere(objects, spec), *spec.resume_from)
+        left = [key for key in dict.fromkeys(named) if key not in tried]
+        candidates = left[:1] if looks_left > 1 else left  # the next one may have gone as well by then
+        if not candidates:
+            break
+    return None
+
+
+async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
+    """What the jobs have committed that the spec names checkpoints of, but for its own, the furthest step first. One
+    that still runs removes what was named as it goes on."""
+    jobs = {key.split("/")[1] for key in spec.resume_from} - {spec.job}
+    found = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]
+    return sorted(found, key=keys.step_of, reverse=True)

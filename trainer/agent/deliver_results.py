@@ -1,0 +1,89 @@
+"""Verified results on their way to where else they are wanted; what fails there never costs the results."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from trainer.agent.base import prepare
+from trainer.checkpoint import protocol as checkpoint
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Manifest
+from trainer.contract.output import OutputConfig
+from trainer.core import disk_space as room
+from trainer.objectstore.objects import BadContent, Objects, StoreError
+from trainer.publish import publisher as publish
+
+RESULTS = (*(f"{name}/" for name in publish.FOLDERS), *publish.BESIDE)
+PAUSES_S = (5.0, 30.0)
+"""Before what failed is tried again."""
+LIMIT_S = 3600.0
+RETRY = "fetch them with `gpubroker artifacts` and run `python -m trainer.publish`"
+
+
+async def verified(objects: Objects, manifest: str) -> bool:
+    """Whether the results lie in the store as their manifest, read back, says. Raises StoreError."""
+    return await prepare.insist(lambda: checkpoint.verified(objects, manifest), prepare.PATIENCE_S)
+
+
+async def deliver(
+    objects: Objects,
+    manifest: str,
+    output: OutputConfig,
+    *,
+    folder: Path,
+    job: str,
+    secrets: Mapping[str, str],
+    endpoint: str | None,
+    tell: Callable[[str, str], None],
+    pauses_s: tuple[float, ...] = PAUSES_S,
+    within: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
+) -> str:
+    """Fetches the results from the store, checked by hash, and publishes them where `output` says so; why not, or
+    nothing. `within`: cuts its body by a TimeoutError after so many seconds at the most."""
+    if output.push is None and output.copy_to is None:
+        return ""
+    left = output
+    try:
+        async with within(LIMIT_S):
+            await _fetch(objects, manifest, folder)
+            for pause_s in (*pauses_s, None):
+                done, failed = await publish.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
+                for line in done:
+                    tell("published", line)
+                if not failed:
+                    return ""
+                left = _rest(left, failed)
+                if pause_s is not None:
+                    await asyncio.sleep(pause_s)
+    except (StoreError, BadContent, OSError) as e:  # a TimeoutError is one
+        failed = [str(e) or "the results were not published in time"]
+    why = f"{'; '.join(failed)}. The results are safe: {RETRY}"
+    tell("not_published", why)
+    return why
+
+
+def _rest(output: OutputConfig, failed: list[str]) -> OutputConfig:
+    """What is still to be done."""
+    words = " ".join(failed)
+    return output.model_copy(
+        update={
+            "push": output.push if "output.push:" in words else None,
+            "copy_to": output.copy_to if "output.copy_to:" in words else None,
+        }
+    )
+
+
+async def _fetch(objects: Objects, key: str, folder: Path) -> None:
+    data = await objects.read(key)
+    if data is None:
+        raise BadContent(f"{key} is absent")
+    source = keys.files_of(key)
+    files = [file for file in Manifest.model_validate_json(data).files if file.path.startswith(RESULTS)]
+    try:
+        for file in files:
+            await objects.download(source + file.path, folder / file.path, size=file.bytes, sha256=file.sha256)
+    except (StoreError, OSError) as e:
+        if room.is_full(e):
+            raise OSError(f"they could not be fetched: {room.told(folder, sum(f.bytes for f in files))}") from None
+        raise

@@ -1,0 +1,68 @@
+"""What the broker wants of the agent, and whether there is a broker at all."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
+
+from trainer.agent.base.prepare import Unusable
+from trainer.agent.base.state import AttemptState
+from trainer.agent.dead_man_switch import DeadMan
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Desired, Outcome
+from trainer.objectstore.objects import Objects, StoreError
+
+
+class Orders:
+    """Reads `desired.json`, the grant and the lease every `poll_s`, and watches the store's own absence."""
+
+    def __init__(
+        self, objects: Objects, state: AttemptState, renew: Callable[[], Awaitable[None]], say: Callable[[str], None]
+    ) -> None:
+        self._objects, self._state, self._renew, self._say = objects, state, renew, say
+        self._desired = Desired(epoch=-1)
+        self._deadman = DeadMan(state.limits.deadman_s)
+
+    async def run(self) -> None:
+        """Polls until cancelled."""
+        while True:
+            try:
+                await self.once()
+            except StoreError as e:
+                self._deadman.unreadable()
+                self._check_outage(str(e))
+            await asyncio.sleep(self._state.limits.poll_s)
+
+    async def once(self) -> None:
+        """One look at each object, the grant first: without it nothing else may be readable. Raises StoreError."""
+        try:
+            await self._renew()
+        except Unusable as e:
+            self._say(f"the renewed grant is ignored: {e}")
+        self._obey(await self._objects.read(keys.desired(self._state.env.attempt)))
+        lease = await self._objects.read(keys.BROKER_LEASE)
+        self._deadman.seen(lease, time.monotonic())
+        if self._deadman.expired:
+            stale = round(self._deadman.stale_s)
+            self._state.end(Outcome.DEADMAN, f"the broker's lease stood still for {stale} s; saved and stopped")
+
+    def _obey(self, data: bytes | None) -> None:
+        if data is None:
+            return
+        try:
+            desired = Desired.model_validate_json(data)
+        except ValidationError:
+            self._say("desired.json cannot be read; it is ignored")
+            return
+        if not desired.newer_than(self._desired):
+            return
+        self._desired = desired
+        if desired.want != "run":
+            reason = desired.reason or f"the broker asked to {desired.want}"
+            self._state.end(Outcome.DRAINED, reason, save=desired.want == "drain")
+
+    def _check_outage(self, error: str) -> None:
+        away = time.monotonic() - self._objects.answered_at
+        if away > self._state.limits.outage_s:
+            self._state.end(Outcome.INFRASTRUCTURE, f"no answer from the blob store for {away:.0f} s: {error}")

@@ -1,0 +1,166 @@
+"""The machine's own word that it will be taken away, where its cloud has one: AWS by the instance's metadata service,
+RunPod by a signal to the container's first process, which in the trainer's image writes it down. Vast stops at once.
+
+Sources: AWS EC2 user guide, "Spot Instance interruption notices" and "Retrieve instance metadata" (IMDSv2).
+"""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from trainer.agent.base.state import AttemptState
+from trainer.agent.process.container_init import NOTICE
+from trainer.contract.documents import Outcome
+
+METADATA = "http://169.254.169.254"
+LOOK_S = 5.0
+FILE_LOOK_S = 0.2
+"""Of a notice of 5 s not much may be lost."""
+ANSWER_S = 1.0
+GIVE_UP = 3
+"""Failures in a row, from the start, after which no such service is taken to be there."""
+TOKEN_S = 21_600
+TOKEN = "/latest/api/token"
+ACTION = "/latest/meta-data/spot/instance-action"
+ADVICE = "/latest/meta-data/events/recommendations/rebalance"
+
+
+class NoAnswer(Exception):
+    """The service is not there, or did not answer in time."""
+
+
+def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
+    """Where GPUBROKER_NOTICES says to look: `imds`, `first_process`, another URL, or (`off`, unset) nowhere."""
+    given = env.get("GPUBROKER_NOTICES") or "off"
+    return {"off": None, "imds": METADATA, "first_process": NOTICE.as_uri()}.get(given, given)
+
+
+def watching(
+    url: str, state: AttemptState, *, say: Callable[[str], None], hurry: Callable[[], None]
+) -> Coroutine[None, None, None]:
+    """Looks there until cancelled."""
+    if url.startswith("file:"):
+        return WrittenNotice(Path(unquote(urlsplit(url).path)), state, hurry=hurry).run()
+    return Notices(url, state, say=say, hurry=hurry).run()
+
+
+def _take_leave(state: AttemptState, left_s: float, hurry: Callable[[], None]) -> None:
+    """The notice goes out with the beat, and drains this agent without waiting for the broker."""
+    state.notice(left_s)
+    state.end(Outcome.DRAINED, f"the cloud takes this machine away in {left_s:.0f} s")
+    hurry()
+
+
+class WrittenNotice:
+    """A file that appears when the container's first process is told of the end; it holds how many seconds are left."""
+
+    def __init__(self, path: Path, state: AttemptState, *, hurry: Callable[[], None]) -> None:
+        self._path, self._state, self._hurry = path, state, hurry
+
+    async def run(self) -> None:
+        """Until it is there, or cancelled."""
+        while not self.once():  # noqa: ASYNC110
+            await asyncio.sleep(FILE_LOOK_S)
+
+    def once(self) -> bool:
+        """One look."""
+        try:
+            of_s, written_at = float(self._path.read_text()), self._path.stat().st_mtime
+        except (OSError, ValueError):
+            return False
+        age_s = max(0.0, time.time() - written_at)
+        _take_leave(self._state, max(0.0, of_s - age_s), self._hurry)
+        return True
+
+
+class Metadata:
+    """IMDSv2: a session token first, then plain reads. Never through a proxy; a reply takes a second at most."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._token: str | None = None
+
+    def read(self, path: str) -> str | None:
+        """The text at `path`, None when there is none. Raises NoAnswer. Blocks."""
+        for _ in range(2):
+            if self._token is None:
+                status, text = self._ask("PUT", TOKEN, "X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_S))
+                if status != 200:
+                    raise NoAnswer(f"no token: HTTP {status}")
+                self._token = text
+            status, text = self._ask("GET", path, "X-aws-ec2-metadata-token", self._token)
+            if status != 401:
+                break
+            self._token = None
+        if status not in (200, 404):
+            raise NoAnswer(f"HTTP {status}")
+        return text if status == 200 else None
+
+    def _ask(self, verb: str, path: str, header: str, value: str) -> tuple[int, str]:
+        connection = HTTPConnection(self._host, self._port, timeout=ANSWER_S)
+        try:
+            connection.request(verb, path, headers={header: value})
+            answer = connection.getresponse()
+            return answer.status, answer.read(65536).decode("utf-8", "replace")
+        except (OSError, HTTPException, ValueError) as e:
+            raise NoAnswer(str(e)) from None
+        finally:
+            connection.close()
+
+
+class Notices:
+    """Asks every few seconds."""
+
+    def __init__(
+        self,
+        url: str,
+        state: AttemptState,
+        *,
+        say: Callable[[str], None],
+        hurry: Callable[[], None],
+        look_s: float = LOOK_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._metadata = Metadata(url)
+        self._state, self._say, self._hurry = state, say, hurry
+        self._look_s, self._now = look_s, now
+        self._advised = False
+
+    async def run(self) -> None:
+        """Until cancelled; returns where nothing ever answers."""
+        answered, failures = False, 0
+        while answered or failures < GIVE_UP:
+            try:
+                await self.once()
+                answered = True
+            except NoAnswer:
+                failures += 1
+            await asyncio.sleep(self._look_s)
+
+    async def once(self) -> None:
+        """One look. Raises NoAnswer."""
+        if (text := await asyncio.to_thread(self._metadata.read, ACTION)) is not None:
+            self._noticed(text)
+        elif not self._advised and await asyncio.to_thread(self._metadata.read, ADVICE) is not None:
+            self._advised = True
+            self._say("the cloud advises to move: this machine may be taken away soon")
+
+    def _noticed(self, text: str) -> None:
+        if self._state.gone_at is not None:
+            return
+        _take_leave(self._state, self._left_s(text), self._hurry)
+
+    def _left_s(self, text: str) -> float:
+        """Seconds from now to the notice's `time`; AWS's two minutes when that cannot be read."""
+        try:
+            at = datetime.fromisoformat(json.loads(text)["time"])
+            return max(0.0, (at - self._now()).total_seconds())
+        except (ValueError, KeyError, TypeError):
+            return 120.0

@@ -1,0 +1,123 @@
+"""A look at this machine without torch, before the worker starts: its disk, and what its GPUs' driver has to say."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from trainer.agent.base.prepare import Unusable
+from trainer.contract.documents import Outcome
+
+BLOCK = 4 << 20
+"""Bytes that are written and read back."""
+LIMIT_S = 10.0
+XID = re.compile(r"NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
+FATAL = {
+    48: "a memory error of two bits",
+    64: "a row of its memory could not be replaced",
+    74: "an error of NVLink",
+    79: "it has fallen off the bus",
+    92: "too many memory errors of one bit",
+    95: "a memory error that was not contained",
+    119: "its firmware does not answer",
+}
+"""Of NVIDIA's Xid errors (docs.nvidia.com/deploy/xid-errors), those after which a GPU is not to be trusted."""
+
+
+class BadHost(Unusable):
+    """This machine is not fit; another one may be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Outcome.INFRASTRUCTURE, f"host: {message}")
+
+
+async def check(folder: Path, *, gpus: int) -> str:
+    """What was looked at, in one line. Raises BadHost."""
+    speed = await asyncio.to_thread(disk, folder)
+    words = [f"disk at {speed / 1e6:.0f} MB/s"]
+    if gpus:
+        if wrong := xid(await asyncio.to_thread(kernel_log)):
+            raise BadHost(wrong)
+        if wrong := uncorrected(await _ecc()):
+            raise BadHost(wrong)
+        words.append("no errors of the GPUs known")
+    return f"host: {', '.join(words)}"
+
+
+def disk(folder: Path) -> float:
+    """Bytes/s of a small file that is written, synced and read back. Raises BadHost."""
+    path, data = folder / f".host-{secrets.token_hex(4)}", os.urandom(BLOCK)
+    started = time.monotonic()
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        same = hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(data).digest()
+    except OSError as e:
+        raise BadHost(f"its disk does not take {BLOCK >> 20} MiB: {e.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+    took = time.monotonic() - started
+    if not same:
+        raise BadHost("its disk gives back other bytes than were written")
+    if took > LIMIT_S:
+        raise BadHost(f"its disk takes {took:.0f} s for {BLOCK >> 20} MiB")
+    return BLOCK / took
+
+
+def kernel_log() -> str:
+    """What of the kernel's messages may be read; nothing where none may."""
+    found = b""
+    with contextlib.suppress(OSError):
+        messages = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            while piece := os.read(messages, 8192):
+                found += piece
+        finally:
+            os.close(messages)
+    return found.decode(errors="replace")
+
+
+def xid(log: str) -> str:
+    """Why a GPU is not to be trusted, by the driver's messages; empty where it is."""
+    for match in XID.finditer(log):
+        if why := FATAL.get(int(match["number"])):
+            return f"the GPU at {match['where']} had Xid {match['number']}: {why}"
+    return ""
+
+
+def uncorrected(told: str) -> str:
+    """Likewise by the count of memory errors that were not corrected since the driver was loaded, a line a GPU."""
+    for number, line in enumerate(told.splitlines()):
+        if line.strip().isdigit() and int(line) > 0:
+            return f"GPU {number} had {line.strip()} memory errors that were not corrected"
+    return ""
+
+
+async def _ecc() -> str:
+    """Empty where the tool is absent or does not answer."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    query = "--query-gpu=ecc.errors.uncorrected.volatile.total"
+    process = await asyncio.create_subprocess_exec(
+        tool,
+        query,
+        "--format=csv,noheader",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            out, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        return ""
+    return out.decode(errors="replace")

@@ -1,0 +1,74 @@
+"""The processes that send a run's figures to trackers; the attempt never depends on them."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainer.agent.process.child import child_environment, descendants, kill_descendants
+from trainer.agent.process.tracker_process import TrackJob
+from trainer.contract.documents import AttemptSpec
+from trainer.core.ipc import RunFolder, replace
+
+LIMIT_S = 30.0
+"""For the last figures, at the end."""
+WANTED = ("wandb", "mlflow")
+
+
+class Trackers:
+    """Of one attempt, on its first machine."""
+
+    def __init__(self, run: RunFolder, folder: Path, *, tell: Callable[[str, str], None]) -> None:
+        """`folder`: for files of theirs."""
+        self._run, self._folder, self._tell = run, folder, tell
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Of all that belong to them."""
+        alive = [p.pid for p in self._processes if p.returncode is None]
+        return frozenset(alive) | {below.pid for pid in alive for below in descendants(pid)}
+
+    async def start(self, spec: AttemptSpec, secrets: Mapping[str, str]) -> None:
+        """Those that `train.metrics` names. They see the secrets that they are given by name, and no others."""
+        assert spec.train is not None
+        metrics = spec.train.metrics
+        wanted = [kind for kind in WANTED if getattr(metrics, kind) is not None]
+        if not wanted:
+            return
+        shown = spec.train.model_dump(mode="json", exclude={"data": {"path"}, "output": True, "metrics": True})
+        job = TrackJob(metrics=metrics, run=spec.run or spec.job, parameters=shown, folder=str(self._folder))
+        replace(self._run.track, job.model_dump_json())
+        own = {name: secrets[name] for name in metrics.secrets if name in secrets}
+        for kind in wanted:
+            self._processes.append(
+                await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "trainer.agent.process.tracker_process", str(self._run.root), kind),
+                    env=child_environment(os.environ, spec.env, own),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.DEVNULL,
+                )
+            )
+
+    async def finish(self, outcome: str, left_s: float) -> None:
+        """Lets them send what is left, and ends them."""
+        if not self._processes:
+            return
+        with contextlib.suppress(OSError):
+            replace(self._run.track_end, outcome)
+        until = time.monotonic() + min(LIMIT_S, left_s)
+        for process in self._processes:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                    await process.wait()
+        for process in self._processes:
+            if process.returncode:
+                self._tell("tracker_failed", f"a tracker ended with {process.returncode} before it had all figures")
+            if process.returncode is None:
+                self._tell("tracker_failed", f"a tracker did not take the last figures within {LIMIT_S:.0f} s")
+                kill_descendants()
+                await process.wait()

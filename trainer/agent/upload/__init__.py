@@ -1,0 +1,1 @@
+"""What the agent uploads: heartbeats, logs, checkpoints."""

@@ -1,0 +1,180 @@
+"""Snapshots on this machine's disk become committed checkpoints; a store outage only makes them wait."""
+
+import asyncio
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.agent.base.state import AttemptState
+from trainer.agent.upload.save_cost import Effort, Sending, size_of
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract.documents import CheckpointRef, Manifest
+from trainer.contract.guard import GuardConfig
+from trainer.contract.train import CheckpointConfig
+from trainer.core.ipc import SnapshotInfo, info_of
+from trainer.objectstore.objects import Objects, StoreError
+
+LOOK_S = 0.2
+RETRY_S = 5.0
+SETTLE_S = 0.05
+PARTS_S = 30.0
+"""How long parts of other machines are waited for after a failure."""
+
+
+class Saver:
+    """Uploads the newest whole snapshot; older ones that still wait are overtaken and removed."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        state: AttemptState,
+        origin: Origin,
+        *,
+        config: CheckpointConfig,
+        guard: GuardConfig | None,
+        say: Callable[[str], None],
+        committed: Callable[[float], None],
+    ) -> None:
+        """`committed`: is told of every commit how many seconds of work it took."""
+        self._objects, self._state, self._origin, self._config = objects, state, origin, config
+        self._guard = guard
+        self._say, self._committed = say, committed
+        self._busy = asyncio.Lock()
+        self._parts_until = math.inf
+        self._effort = Effort()
+        self._sending: Sending | None = None
+
+    async def run(self) -> None:
+        """Uploads whatever appears until cancelled."""
+        while True:
+            try:
+                await self.once()
+            except (StoreError, OSError) as e:
+                self._say(f"a checkpoint waits on disk: {e}")
+                self._state.tell("upload_waits", f"a checkpoint waits on disk, and the one before it counts: {e}")
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(LOOK_S)
+
+    async def flush(self, *, failed: bool = False) -> bool:
+        """Uploads what waits; False when time ran out, or the store stayed away too long.
+
+        `failed`: other machines may have gone, with parts of it.
+        """
+        started = time.monotonic()
+        if failed:
+            self._parts_until = started + PARTS_S
+        while left := self._patience(started):
+            try:
+                async with self._state.in_time(left):
+                    await self.once()
+                return True
+            except (StoreError, OSError) as e:  # a TimeoutError is one
+                self._say(f"the last checkpoint waits on disk: {e or 'out of time'}")
+            await asyncio.sleep(min(1.0, max(0.0, self._patience(started))))
+        return not self._state.run.waiting()
+
+    @property
+    def save_s(self) -> float | None:
+        """Seconds that another save takes, as far as is known."""
+        return self._effort.save_s(self._own())
+
+    @property
+    def finish_s(self) -> float | None:
+        """Seconds until what is whole on this disk is sent; None where nothing is, or nobody knows."""
+        if (sending := self._own()) is not None:
+            return self._effort.upload_s(sending.bytes - sending.sent, sending)
+        waiting = [] if self._sending else self._state.run.waiting()
+        return self._effort.upload_s(size_of(waiting[-1]), None) if waiting else None
+
+    def _own(self) -> Sending | None:
+        """What is under way, unless other machines have parts of it."""
+        return self._sending if self._sending is not None and self._sending.whole else None
+
+    async def settle(self) -> None:
+        """Waits for the upload that is under way, unless a later snapshot can be sent in its place, and no longer than
+        the attempt may last or the store stay away."""
+        started = time.monotonic()
+        while (sending := self._own()) is not None and self._patience(started) > 0:
+            newest = max(self._state.run.waiting(), default=sending.folder)
+            if newest != sending.folder:
+                takes_s = self._effort.upload_s(size_of(newest), sending)
+                if takes_s is None or takes_s <= self._state.drain_left_s:
+                    return
+            await asyncio.sleep(SETTLE_S)
+
+    def _patience(self, started: float) -> float:
+        silent_s = time.monotonic() - max(started, self._objects.answered_at)
+        return max(0.0, min(self._state.drain_left_s, self._state.limits.outage_s - silent_s))
+
+    async def once(self) -> None:
+        """Commits the newest snapshot, if any. Raises StoreError, and then the snapshot stays."""
+        async with self._busy:
+            waiting = self._state.run.waiting()
+            for older in waiting[:-1]:
+                await _remove(older)
+            if waiting:
+                await self._commit(waiting[-1])
+
+    async def _commit(self, folder: Path) -> None:
+        info = SnapshotInfo.model_validate_json(info_of(folder).read_bytes())
+        sending = self._sending = Sending(folder=folder, bytes=size_of(folder), whole=info.part is None)
+        try:
+            committed = await self._upload(folder, info, sending.more)
+        finally:
+            self._sending = None
+        if committed is None:
+            return await _remove(folder)
+        key, manifest = committed
+        total = sum(f.bytes for f in manifest.files)
+        self._state.checkpoint = CheckpointRef(
+            manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4), bytes=total
+        )
+        if info.complete:
+            self._state.complete = key
+        await _remove(folder)
+        self._say(
+            f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
+            f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
+        )
+        self._effort.saved(manifest.save_s, sending)
+        self._committed(manifest.save_s)
+        try:
+            await checkpoint.prune(self._objects, self._origin, self._config, self._guard)
+        except StoreError as e:
+            self._say(f"old checkpoints stay for now: {e}")
+
+    async def _upload(
+        self, folder: Path, info: SnapshotInfo, told: Callable[[int], None]
+    ) -> tuple[str, Manifest] | None:
+        """Commits what lies here, with the parts of the other machines; None where that is not for this one to do."""
+        objects, origin, part = self._objects, self._origin, info.part
+        known: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": told}
+        if part is None:
+            return await checkpoint.commit(objects, origin, folder, **known)
+        if part.node > 0:
+            sent = await checkpoint.offer(
+                objects, origin, folder, step=info.step, complete=info.complete, part=part, sent=told
+            )
+            self._say(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {sent / 1e6:.1f} MB")
+            return None
+        committed = await checkpoint.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
+        if committed is None:
+            self._say(f"the checkpoint of step {info.step} is left: another machine did not send its part")
+        return committed
+
+    def _hopeless(self) -> bool:
+        """Whether parts of other machines need not be waited for: there is a later snapshot, or they have gone."""
+        return len(self._state.run.waiting()) > 1 or time.monotonic() > self._parts_until
+
+
+async def _remove(folder: Path) -> None:
+    """At once for whoever looks next: a removal goes on in its thread when its caller is cancelled, and half a snapshot
+    must not be taken for a whole one."""
+    doomed = folder.with_name(f".{folder.name}.gone")
+    folder.rename(doomed)
+    info_of(folder).unlink(missing_ok=True)
+    await asyncio.to_thread(shutil.rmtree, doomed)

@@ -1,0 +1,96 @@
+"""The sign of life: goes out at once, and on while the worker imports, saves or hangs."""
+
+import asyncio
+import contextlib
+import threading
+
+import psutil
+
+from trainer.agent.base import gpus
+from trainer.agent.base.state import AttemptState
+from trainer.agent.upload.log_buffer import Redactor
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import Told
+from trainer.objectstore.objects import Objects, StoreError
+
+DRIVER_S = 3.0
+"""How long a beat waits for the driver."""
+
+
+class Beater:
+    """Puts `beats/<attempt>/<node>` again and again."""
+
+    def __init__(self, objects: Objects, state: AttemptState) -> None:
+        self._objects, self._state = objects, state
+        self._seq = 0
+        self._hurry = asyncio.Event()
+        self._asking: threading.Thread | None = None
+        self.redact = Redactor({})
+
+    async def run(self) -> None:
+        """Beats every `beat_s` until cancelled."""
+        while True:
+            await self.once()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._state.limits.beat_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
+
+    def now(self) -> None:
+        """Lets the next beat go out at once: something changed that others wait for."""
+        self._hurry.set()
+
+    async def once(self) -> None:
+        """One beat; a store that cannot be reached is tried again with the next one."""
+        with contextlib.suppress(StoreError):
+            await self.send()
+
+    async def send(self) -> None:
+        """One beat. Raises StoreError."""
+        self._seq += 1
+        beat = self._state.beat(self._seq, await self._load())
+        counted = {
+            "message": self.redact(beat.message),
+            "told": redacted(beat.told, self.redact),
+            "sent_bytes": self._objects.sent_bytes,
+            "received_bytes": self._objects.received_bytes,
+            "network_bytes": _network_bytes(),
+        }
+        beat = beat.model_copy(update=counted)
+        await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
+
+    async def _load(self) -> gpus.Load | None:
+        """Of this node's GPUs; None without one, or while the driver hangs."""
+        spec = self._state.spec
+        if spec is None or spec.world.gpus_per_node == 0 or (self._asking and self._asking.is_alive()):
+            return None
+        found: list[gpus.Load | None] = []
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            found.append(gpus.load())
+            with contextlib.suppress(RuntimeError):  # the agent has ended
+                loop.call_soon_threadsafe(answered.set)
+
+        # Not of the loop's own threads, since it would wait for one that hangs in the driver.
+        self._asking = threading.Thread(target=ask, daemon=True)
+        self._asking.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRIVER_S):
+                await answered.wait()
+        return found[0] if found else None
+
+
+def redacted(told: tuple[Told, ...], redact: Redactor) -> tuple[Told, ...]:
+    """Without the values of secrets."""
+    return tuple(one.model_copy(update={"message": redact(one.message)}) for one in told)
+
+
+def _network_bytes() -> int | None:
+    """Received by this machine or container, loopback left out; None where the system does not tell."""
+    try:
+        counters = psutil.net_io_counters(pernic=True)
+    except OSError:
+        return None
+    return sum(count.bytes_recv for name, count in counters.items() if name != "lo")

@@ -1,0 +1,52 @@
+"""Ships the log buffer to the store in chunks: at most `log_s` late, at most 256 KiB each, none when nothing is new."""
+
+import asyncio
+import time
+
+from trainer.agent.base.environment import Environment
+from trainer.agent.base.state import AttemptState
+from trainer.agent.upload.log_buffer import LogBuffer
+from trainer.contract import object_keys as keys
+from trainer.objectstore.objects import Objects, StoreError
+
+LOOK_S = 0.2
+
+
+class Shipper:
+    """One chunk at a time; a chunk that fails keeps its number and is sent again."""
+
+    def __init__(self, objects: Objects, log: LogBuffer, env: Environment, state: AttemptState) -> None:
+        self._objects, self._log, self._env, self._state = objects, log, env, state
+        self._number = 0
+        self._pending = b""
+        self._busy = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Ships until cancelled."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._log.full and time.monotonic() - last < self._state.limits.log_s:
+                continue
+            try:
+                await self._one()
+            except StoreError:
+                await asyncio.sleep(self._state.limits.log_s)
+            last = time.monotonic()
+
+    async def flush(self) -> None:
+        """Ships everything that is left, at the end. Raises StoreError."""
+        self._log.close()
+        while await self._one():
+            pass
+
+    async def _one(self) -> bool:
+        async with self._busy:
+            self._pending = self._pending or self._log.chunk()
+            if not self._pending:
+                return False
+            key = keys.log_chunk(self._env.attempt, self._env.node, self._state.boot, self._number)
+            await self._objects.write(key, self._pending)
+            self._number += 1
+            self._pending = b""
+            return True

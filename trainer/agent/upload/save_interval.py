@@ -1,0 +1,39 @@
+"""The interval between saves, corrected by what saves have cost."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from statistics import mean
+
+from trainer.contract import save_interval as interval
+from trainer.contract.train import CheckpointConfig
+from trainer.core.ipc import RunFolder, replace
+
+LATEST = 3
+"""Saves whose mean counts."""
+TOLD_AGAIN = 1.5
+"""By how much it must change before people hear of it once more."""
+
+
+class Pace:
+    """Of one attempt."""
+
+    def __init__(
+        self, run: RunFolder, *, config: CheckpointConfig, losses_per_hour: float, tell: Callable[[str, str], None]
+    ) -> None:
+        self._run, self._config, self._losses, self._tell = run, config, losses_per_hour, tell
+        self._costs: deque[float] = deque(maxlen=LATEST)
+        self._told_s = 0.0
+        self.every_s = config.most_s
+        """Seconds, until the next save."""
+
+    def saved(self, cost_s: float) -> None:
+        """A checkpoint was committed, so many seconds after its snapshot began."""
+        self._costs.append(cost_s)
+        cost_s = mean(self._costs)
+        self.every_s = interval.interval_s(cost_s, self._losses, self._config.most_s)
+        with contextlib.suppress(OSError):  # a full disk: the worker keeps to the last one
+            replace(self._run.interval, f"{self.every_s:.3f}")
+        if not self._told_s / TOLD_AGAIN <= self.every_s <= self._told_s * TOLD_AGAIN:
+            self._told_s = self.every_s
+            self._tell("interval", interval.told(cost_s, self._losses, self._config))

@@ -1,0 +1,134 @@
+"""Snapshots of the folder that a script writes its checkpoints to.
+
+Taken when the tree holds still. A tree that never does is taken file by file, each whole in itself: a program that
+writes all the time should write a file aside and rename it.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
+
+QUIET_S = 1.0
+PATIENCE = 5
+"""Looks at a moving tree before it is taken file by file."""
+TRIES = 20
+"""Copies of one file that changes while it is copied."""
+RETRY_S = 30.0
+"""After a snapshot that could not be written."""
+
+Listing = dict[str, tuple[int, int]]
+
+
+def listing(tree: Path) -> Listing:
+    """Size and time of change of every file; a file or a folder that vanishes meanwhile is left out."""
+    found: Listing = {}
+    for folder, _, names in os.walk(tree):
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file() and not path.is_symlink():
+                    stat = path.stat()
+                    found[path.relative_to(tree).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+class ScriptTree:
+    """Watches one folder; every snapshot gets the next number as its step."""
+
+    def __init__(
+        self, tree: Path, run: RunFolder, *, every_s: Callable[[], float], step: int, tell: Callable[[str, str], None]
+    ) -> None:
+        self._tree, self._run, self._every_s, self.step = tree, run, every_s, step
+        self._tell = tell
+        self._alone = threading.Lock()  # one goes on in its thread when its caller is cancelled
+        self._saved: Listing = listing(tree)
+
+    async def run(self) -> None:
+        """Takes a snapshot at every interval, as soon as two looks agree or patience ends, until cancelled."""
+        pause_s = self._every_s()
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = self._every_s() if await self._taken() else min(RETRY_S, self._every_s())
+
+    async def _taken(self) -> bool:
+        """False where it could not be written."""
+        seen, looks = listing(self._tree), 0
+        while True:
+            await asyncio.sleep(QUIET_S)
+            now, looks = listing(self._tree), looks + 1
+            moving = now != seen
+            seen = now
+            if not moving or looks >= PATIENCE:
+                try:
+                    if await self.snapshot(complete=False, moving=moving):
+                        return True
+                except OSError as e:
+                    self._tell_failed(e)
+                    return False
+
+    async def last(self, *, complete: bool) -> bool:
+        """A snapshot of what the program has left; False where it could not be written."""
+        try:
+            return await self.snapshot(complete=complete)
+        except OSError as e:
+            self._tell_failed(e)
+            return False
+
+    def _tell_failed(self, error: OSError) -> None:
+        """Of a full disk, most of all."""
+        self._tell("save_failed", f"a checkpoint could not be written, and the one before it counts: {error}")
+
+    async def snapshot(self, *, complete: bool, moving: bool = False) -> bool:
+        """Copies the tree if it changed since the last time; False when it moved while it was copied.
+
+        With `moving` only each file must hold still while it is copied. Raises OSError, and nothing of it stays.
+        """
+        return await asyncio.to_thread(self._snapshot, complete, moving)
+
+    def _snapshot(self, complete: bool, moving: bool) -> bool:
+        temporary = self._run.snapshots / ".being-taken"
+        with self._alone:
+            try:
+                return self._take(temporary, complete, moving)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def _take(self, temporary: Path, complete: bool, moving: bool) -> bool:
+        started = time.monotonic()
+        before = listing(self._tree)
+        if not before or (before == self._saved and not complete):
+            return True
+        whole = self._run.snapshots / f"{self.step + 1:010d}"
+        try:
+            for file in before:
+                (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+                if not _copy_whole(self._tree / file, temporary / file):
+                    return False
+        except FileNotFoundError:
+            return False
+        if not moving and listing(self._tree) != before:
+            return False
+        self.step += 1
+        taken_s = round(time.monotonic() - started, 3)
+        info = SnapshotInfo(step=self.step, complete=complete, taken_s=taken_s, stall_s=0.0)
+        info_of(whole).write_text(info.model_dump_json())
+        temporary.rename(whole)
+        self._saved = before
+        return True
+
+
+def _copy_whole(source: Path, target: Path) -> bool:
+    """Copies a file as it stood at one moment: the same inode, size and time of change before and after."""
+    for _ in range(TRIES):
+        before = source.stat()
+        shutil.copyfile(source, target)
+        after = source.stat()
+        if (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns):
+            return True
+    return False

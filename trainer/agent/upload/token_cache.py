@@ -1,0 +1,202 @@
+"""What the task made of the rows, through the blob store: put there once, so that no later attempt makes it again.
+
+It lies among the attempt's checkpoints and by their protocol: pieces first, `manifest.json` last and only if absent,
+and nothing is used of which a byte does not verify. Whatever goes wrong costs no more than to tokenise once more.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pydantic import ValidationError
+
+from trainer.agent.base.prepare import insist
+from trainer.agent.base.state import AttemptState
+from trainer.checkpoint.protocol import side_by_side
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, ManifestFile, RowsManifest
+from trainer.core import disk_space as room
+from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
+from trainer.objectstore.objects import BadContent, Objects, StoreError
+
+FILES = (ROWS, INDEX, NOTE)
+PIECE = 4 << 20
+"""Bytes of an object: a checkpoint waits for no more, and a store takes it in one request."""
+AT_ONCE = 8
+"""Pieces that are fetched side by side."""
+LOOK_S = 0.5
+PATIENCE_S = 60.0
+"""How long a fetch waits for the store: to tokenise once more takes minutes, too."""
+RETRY_S = 30.0
+TRIES = 5
+SPARE = 4
+"""A store in a folder must have room for so many times as much: checkpoints want it more."""
+Say = Callable[[str], None]
+
+
+async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, say: Say) -> str:
+    """The identity of the rows that lie in the folder now, as an attempt of this job made them; empty: none."""
+    try:
+        for key, manifest in await insist(lambda: _candidates(objects, spec, say), PATIENCE_S):
+            try:
+                await _bring(objects, key, manifest, folder)
+            except BadContent as e:
+                say(f"tokenised rows {key} cannot be used: {e}")
+                continue
+            size = room.size(sum(piece.bytes for piece in manifest.pieces))
+            say(f"the tokenised rows of attempt {manifest.number} are fetched: {size}")
+            return manifest.identity
+    except (StoreError, OSError) as e:
+        say(f"the tokenised rows in the store are not used: {e}")
+    return ""
+
+
+async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tuple[str, RowsManifest]]:
+    """Those of this job's data, the last attempt's first. Raises StoreError."""
+    found: list[tuple[str, RowsManifest]] = []
+    for key in keys.rows_manifests(await objects.keys(keys.checkpoints(spec.job))):
+        try:
+            manifest = RowsManifest.model_validate_json(await objects.read(key) or b"")
+        except ValidationError:
+            say(f"tokenised rows {key} cannot be used: the manifest cannot be read")
+            continue
+        data = spec.data.sha256 if spec.data else ""
+        if manifest.version <= CONTRACT_VERSION and (manifest.job, manifest.data_sha256) == (spec.job, data):
+            found.append((key, manifest))
+    return sorted(found, key=lambda one: one[1].number, reverse=True)
+
+
+async def _bring(objects: Objects, key: str, manifest: RowsManifest, folder: Path) -> None:
+    """All or nothing. Raises BadContent, StoreError, OSError."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix="rows-") as temporary:
+        aside = Path(temporary)
+        for name in FILES:
+            pieces = [piece for piece in manifest.pieces if piece.path.partition("/")[0] == name]
+            await _join(objects, keys.files_of(key), pieces, aside / name)
+        note = rows_note(aside)
+        if note is None or note.get("identity") != manifest.identity:
+            raise BadContent("its parts do not belong together")
+        for name in FILES:  # the note last
+            (aside / name).replace(folder / name)
+
+
+async def _join(objects: Objects, source: str, pieces: list[ManifestFile], path: Path) -> None:
+    path.touch()
+    for begin in range(0, len(pieces), AT_ONCE):
+        parts = [(piece, path.with_suffix(f".{n}")) for n, piece in enumerate(pieces[begin : begin + AT_ONCE])]
+        await side_by_side([_download(objects, source + piece.path, at, piece) for piece, at in parts])
+        for _, at in parts:
+            await asyncio.to_thread(_append, path, at)
+
+
+async def _download(objects: Objects, key: str, path: Path, piece: ManifestFile) -> None:
+    """Raises BadContent, StoreError."""
+    await insist(lambda: objects.download(key, path, size=piece.bytes, sha256=piece.sha256), PATIENCE_S)
+
+
+def _append(path: Path, part: Path) -> None:
+    with path.open("ab") as file, part.open("rb") as more:
+        shutil.copyfileobj(more, file)
+    part.unlink()
+
+
+class Sender:
+    """Puts the rows that a worker of this machine made into the store, while nothing else is to be sent."""
+
+    def __init__(self, objects: Objects, state: AttemptState, spec: AttemptSpec, *, known: str, say: Say) -> None:
+        """`known`: the identity of what was fetched from there."""
+        self._objects, self._state, self._spec, self._say = objects, state, spec, say
+        self._nonce = secrets.token_hex(4)
+        self._sent: list[ManifestFile] = []
+        self._known, self._over = known, state.env.node > 0 or not spec.rows_bytes
+
+    async def run(self) -> None:
+        """Until they are there, or it is given up; may be cancelled, and goes on where it was."""
+        while not self._over:
+            note = rows_note(self._state.run.root)
+            if note is None or note["identity"] == self._known:  # what was fetched the worker may yet find unfit
+                await asyncio.sleep(LOOK_S)
+            else:
+                await self._insist(note["identity"])
+                self._over = True
+
+    async def _insist(self, identity: str) -> None:
+        """Sends them, or says why not."""
+        folder, why = self._state.run.root, ""
+        for tries in range(TRIES):
+            if tries:
+                await asyncio.sleep(RETRY_S)
+            try:
+                size = sum((folder / name).stat().st_size for name in FILES)
+                if why := self._too_large(size):
+                    break
+                await self._send(identity)
+                self._say(f"the tokenised rows are in the store for later attempts: {room.size(size)}")
+                return
+            except (StoreError, OSError) as e:
+                why = str(e)
+        self._say(f"the tokenised rows stay on this machine, a later attempt makes them anew: {why}")
+        await self._remove(kept="")
+
+    def _too_large(self, size: int) -> str:
+        """Why they are not sent; empty: they are. Raises OSError."""
+        if size > self._spec.rows_bytes:
+            most = room.size(self._spec.rows_bytes)
+            return f"they have {room.size(size)}, and no more than {most} are worth their traffic and time"
+        url = urlsplit(self._state.env.blobs)
+        if url.scheme == "file" and size * SPARE > (free := shutil.disk_usage(unquote(url.path)).free):
+            return f"they have {room.size(size)}, and the store has room for {room.size(free)}"
+        return ""
+
+    async def _send(self, identity: str) -> None:
+        """Raises StoreError, OSError; the next call goes on behind what was sent."""
+        spec, root = self._spec, self._state.run.root
+        target = keys.rows(spec.job, spec.attempt, identity, self._nonce)
+        for name, number in [*_pieces(root)][len(self._sent) :]:
+            await self._quiet()
+            data = await asyncio.to_thread(_read, root / name, number)
+            path, digest = f"{name}/{number:06d}", hashlib.sha256(data).hexdigest()
+            await self._objects.write(f"{target}{keys.FILES}{path}", data)
+            self._sent.append(ManifestFile(path=path, bytes=len(data), sha256=digest))
+        assert spec.data is not None
+        manifest = RowsManifest(
+            job=spec.job, attempt=spec.attempt, number=spec.number, identity=identity, data_sha256=spec.data.sha256,
+            pieces=tuple(self._sent),
+        )  # fmt: skip
+        if not await self._objects.create(target + keys.MANIFEST, manifest.model_dump_json().encode()):
+            raise StoreError(f"{target}{keys.MANIFEST} was written by somebody else")
+        await self._remove(kept=target)
+
+    async def _quiet(self) -> None:
+        """Checkpoints come first, and what is to end sends nothing else."""
+        while True:
+            if self._state.ending is None and not self._state.run.waiting():
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _remove(self, kept: str) -> None:
+        """What else of this attempt's rows lies in the store: what was begun, or found to be no good."""
+        own = f"{keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
+        with contextlib.suppress(StoreError):
+            found = [key for key in await self._objects.keys(own) if keys.is_of_rows(key)]
+            doomed = [key for key in found if not kept or not key.startswith(kept)]
+            for key in sorted(doomed, key=lambda key: not key.endswith(f"/{keys.MANIFEST}")):
+                await self._objects.delete(key)
+
+
+def _pieces(root: Path) -> Iterator[tuple[str, int]]:
+    for name in FILES:
+        for number in range(-(-(root / name).stat().st_size // PIECE)):
+            yield name, number
+
+
+def _read(path: Path, number: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(number * PIECE)
+        return file.read(PIECE)

@@ -1,0 +1,1 @@
+"""Examples, samplers and memory-mapped datasets."""

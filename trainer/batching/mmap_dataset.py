@@ -1,0 +1,156 @@
+"""What a task made of its rows, in files that are mapped into memory: so a data set may be larger than the memory, any
+row is read in its turn, and the processes of a machine share one copy."""
+
+import dataclasses
+import fcntl
+import heapq
+import json
+import mmap
+import os
+import typing
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from trainer.batching import sampler as order
+from trainer.core.ipc import INDEX, NOTE, ROWS
+
+E = TypeVar("E")
+T = TypeVar("T")
+VERSION = 2
+WIDTH = array("i").itemsize
+
+
+class _Form:
+    """How an example of a dataclass lies in the file: the lengths of its lists of numbers, the lists, then the rest as
+    JSON. Every process reads what another wrote, so nothing is pickled."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        hints = typing.get_type_hints(kind)
+        self._fields: list[tuple[str, str, _Form | None]] = []
+        for field in dataclasses.fields(kind):
+            hint = hints[field.name]
+            nested = _Form(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else None
+            how = "ints" if hint == list[int] else "spans" if typing.get_origin(hint) is tuple else "plain"
+            self._fields.append((field.name, how, nested))
+        self.lists: int = sum(nested.lists if nested else int(how == "ints") for _, how, nested in self._fields)
+
+    def take_apart(self, example: Any, lists: list["array[int]"]) -> list[Any]:
+        """Its numbers go to `lists`, the rest is returned."""
+        rest: list[Any] = []
+        for name, how, nested in self._fields:
+            value = getattr(example, name)
+            if nested is not None:
+                rest.append(nested.take_apart(value, lists))
+            elif how == "ints":
+                lists.append(array("i", value))
+            else:
+                rest.append(value)
+        return rest
+
+    def put_together(self, lists: Iterator[list[int]], rest: Iterator[Any]) -> Any:
+        made: dict[str, Any] = {}
+        for name, how, nested in self._fields:
+            if nested is not None:
+                made[name] = nested.put_together(lists, iter(next(rest)))
+            elif how == "ints":
+                made[name] = next(lists)
+            else:
+                value = next(rest)
+                made[name] = tuple(map(tuple, value)) if how == "spans" else value
+        return self.kind(**made)
+
+
+class Writer(Generic[E]):
+    """Writes examples of one dataclass to a folder."""
+
+    def __init__(self, folder: Path, kind: type[E]) -> None:
+        self._folder, self._form = folder, _Form(kind)
+        self._ends = array("Q", [0])
+        for name in (NOTE, ROWS):  # a file that another process has mapped must not be cut short under it
+            (folder / name).unlink(missing_ok=True)
+        self._file = (folder / ROWS).open("wb")
+
+    def append(self, example: E) -> None:
+        lists: list[array[int]] = []
+        rest = json.dumps(self._form.take_apart(example, lists), separators=(",", ":")).encode()
+        record = array("i", map(len, lists)).tobytes() + b"".join(numbers.tobytes() for numbers in lists) + rest
+        self._file.write(record)
+        self._ends.append(self._ends[-1] + len(record))
+
+    def close(self, note: dict[str, Any]) -> None:
+        """Whole, and with what is to be known of it."""
+        self._file.close()
+        (self._folder / INDEX).write_bytes(self._ends.tobytes())
+        temporary = self._folder / f"{NOTE}.tmp"
+        temporary.write_text(json.dumps(note))
+        temporary.replace(self._folder / NOTE)
+
+
+class Kept(Sequence[E]):
+    """The examples that a `Writer` wrote."""
+
+    def __init__(self, folder: Path, kind: type[E]) -> None:
+        self._form = _Form(kind)
+        self._ends = array("Q", (folder / INDEX).read_bytes())
+        with (folder / ROWS).open("rb") as file:
+            empty = not os.fstat(file.fileno()).st_size
+            self._bytes: Any = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if number < 0 or number >= len(self):
+            raise IndexError(number)
+        record: bytes = self._bytes[self._ends[number] : self._ends[number + 1]]
+        count = self._form.lists
+        lengths = array("i", record[: count * WIDTH])
+        lists, at = [], count * WIDTH
+        for length in lengths:
+            lists.append(array("i", record[at : at + length * WIDTH]).tolist())
+            at += length * WIDTH
+        return self._form.put_together(iter(lists), iter(json.loads(record[at:])))
+
+
+class Chosen(Sequence[T]):
+    """Some of a sequence's rows, each made into something when it is taken."""
+
+    def __init__(self, rows: Sequence[Any], numbers: Iterable[int], make: Callable[[Any], T]) -> None:
+        self._rows, self._numbers, self._make = rows, array("Q", numbers), make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        return self._make(self._rows[self._numbers[number]])
+
+
+def divided(rows: Sequence[T], seed: int, share: float) -> tuple[Sequence[T], Sequence[T]]:
+    """(to train on, held out)."""
+    train, held = order.split(seed, len(rows), share)
+    return Chosen(rows, train, _as_it_is), Chosen(rows, held, _as_it_is)
+
+
+def _as_it_is(row: T) -> T:
+    return row
+
+
+def largest(rows: Sequence[T], count: int, size: Callable[[T], int]) -> list[T]:
+    """The rows of the largest sizes, the largest first."""
+    return heapq.nlargest(count, rows, key=size)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process of the machine at a time; a process that dies lets the next one in."""
+    with (folder / "rows.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,1 @@
+"""Errors, process exit, configuration files and disk space."""

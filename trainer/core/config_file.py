@@ -1,0 +1,82 @@
+"""Read the configuration of a standalone run: a TrainConfig, or the job specification that holds one."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from trainer.contract import yaml_document as yamlfile
+from trainer.contract.base import Config
+from trainer.contract.train import CheckpointConfig, TrainConfig
+from trainer.contract.validation_messages import worded
+
+C = TypeVar("C", bound=Config)
+
+
+MODEL_MARKS = ("config.json", "model_index.json")
+
+
+class BadConfig(ValueError):
+    """The configuration cannot be used; the message names the place and the fix."""
+
+
+def read_config(path: Path) -> TrainConfig:
+    """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key.
+
+    A model that is a folder is one relative to the file, as the data is.
+    """
+    train = _valid(TrainConfig, _read(path)[0])
+    folder = path.parent / os.path.expanduser(train.model)
+    try:
+        found = any((folder / name).is_file() for name in MODEL_MARKS)
+    except OSError:  # such as of a name that is too long for a file
+        found = False
+    return train.model_copy(update={"model": str(folder.resolve())}) if found else train
+
+
+def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
+    """The `checkpoint` part of a job's spec, the default where there is none. Raises BadConfig naming the key.
+
+    `save_every_s`: in the place of its `every_s`.
+    """
+    saving = _valid(CheckpointConfig, _read(path)[1], "checkpoint")
+    if save_every_s is None:
+        return saving
+    changed = {**saving.model_dump(), "every_s": save_every_s}
+    try:
+        return CheckpointConfig.model_validate(changed)
+    except ValidationError as e:
+        raise BadConfig(f"--save-every: {first_problem(e, CheckpointConfig, changed)[1]}") from None
+
+
+def _read(path: Path) -> tuple[Any, Any]:
+    """(what to train, when to save), as they are written. Raises BadConfig."""
+    try:
+        found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
+    except yamlfile.BadYaml as e:
+        raise BadConfig(f"line {e.line}: {e.message}") from None
+    except OSError as e:
+        raise BadConfig(f"cannot be read ({e.strerror}); name a job's spec or a TrainConfig") from None
+    except UnicodeDecodeError as e:
+        raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
+    if "model" in found or not ("train" in found or "script" in found):
+        return found, {}
+    if found.get("train") is None:
+        raise BadConfig("train: the spec has none; a script's data and model are not known")
+    return found["train"], found.get("checkpoint", {})
+
+
+def _valid(kind: type[C], found: Any, *place: str) -> C:
+    """By the API's rules, which converts nothing. Raises BadConfig naming the key."""
+    try:
+        return kind.model_validate_json(json.dumps(found), strict=True)
+    except ValidationError as e:
+        within, message = first_problem(e, kind, found)
+        raise BadConfig(": ".join(filter(None, (".".join(filter(None, (*place, within))), message)))) from None
+
+
+def first_problem(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[str, str]:
+    """(place, message) of the first thing that is wrong."""
+    return next(iter(worded(error, kind, found).items()))

@@ -1,0 +1,81 @@
+"""`global_batch: auto`: a published batch for the task, the method and the number of rows.
+
+It is settled before anything is planned or trained; from then on all that a job meets is a number.
+"""
+
+from dataclasses import dataclass
+
+from trainer.contract.train import TrainConfig
+from trainer.dataset.prompts import held_out
+
+LEAST = 8
+"""Rows of a step that small data does not go below, where the recipe has as many."""
+FEWER = "fewer in proportion to the rows (Smith and Le 2018)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What was published: `batch` rows a step, on a data set of `rows`."""
+
+    batch: int
+    rows: int
+    source: str
+
+
+ENCODER = (Recipe(batch=32, rows=2_490, source="Devlin et al. 2019, appendix A.3, of RTE and larger"),)
+LOW_RANK = (Recipe(batch=16, rows=9_846, source="Dettmers et al. 2023, QLoRA, table 9, of OASST1"),)
+WHOLE = (
+    Recipe(batch=32, rows=1_000, source="Zhou et al. 2023, LIMA, section 3"),
+    Recipe(batch=128, rows=52_002, source="Taori et al. 2023, Stanford Alpaca"),
+)
+RECIPES: dict[str, tuple[Recipe, ...]] = {
+    "text_classification": ENCODER,
+    "text_regression": ENCODER,
+    "token_classification": ENCODER,
+    "seq2seq": (Recipe(batch=128, rows=87_599, source="Raffel et al. 2020, section 3.1.2, of SQuAD and larger"),),
+    "dpo": (Recipe(batch=32, rows=64_000, source="Tunstall et al. 2023, Zephyr, of UltraFeedback"),),
+    "reward_model": (Recipe(batch=8, rows=62_000, source="TRL, examples/scripts/reward_modeling.py"),),
+    "image_classification": (
+        Recipe(batch=8, rows=1_034, source="transformers, examples/pytorch/image-classification, of beans"),
+    ),
+    "text_to_image": (Recipe(batch=4, rows=833, source="diffusers, examples/text_to_image"),),
+}
+"""By task, those of more rows later; a language model's are by the method."""
+
+
+def settled(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConfig, str]:
+    """(with a number for `auto`, what to tell of it); as it was, and nothing, where it is one already.
+
+    `rows`: of the data set, of which those held out do not count. The recipe is that of the largest published data set
+    that is no larger; of fewer rows than any, the power of two that is in proportion. It is a multiple of
+    `micro_batch` for each of the machines, and no more than the rows if it can be.
+    """
+    if train.global_batch != "auto":
+        return train, ""
+    rows -= held_out(rows, train.data.eval_share)
+    recipe, batch = _published(train, rows)
+    said = [recipe.source]
+    if batch < recipe.batch:
+        said.append(f"{FEWER}, {batch} of {rows:,} for {recipe.batch} of {recipe.rows:,}")
+    if batch > rows:
+        batch = max(1, rows)
+        said.append(f"no more than the {rows} rows to train on")
+    unit = (1 if train.micro_batch == "auto" else train.micro_batch) * machines
+    if batch % unit:
+        batch = max(1, batch // unit) * unit
+        of = [f"micro_batch {train.micro_batch}"] * (train.micro_batch != "auto") + [f"{machines} machines"] * (
+            machines > 1
+        )
+        said.append(f"a multiple of {' for '.join(of)}")
+    return train.model_copy(update={"global_batch": batch}), f"global_batch auto: {batch} ({'; '.join(said)})"
+
+
+def _published(train: TrainConfig, rows: int) -> tuple[Recipe, int]:
+    """The recipe, and its batch for so many rows."""
+    by_method = LOW_RANK if train.adapters else WHOLE
+    recipes = by_method if train.task == "causal_lm" else RECIPES[train.task]
+    recipe = next((r for r in reversed(recipes) if r.rows <= rows), recipes[0])
+    if rows >= recipe.rows:
+        return recipe, recipe.batch
+    share = recipe.batch * rows // recipe.rows
+    return recipe, max(min(LEAST, recipe.batch), 1 << max(0, share.bit_length() - 1))

@@ -1,0 +1,202 @@
+"""Cells that are more than text: chats, words, numbers, pictures; the same rules before buying and while training."""
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.dataset.archives import BadArchive, Picture
+from trainer.dataset.prompts import DataError, is_text, no_text
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+KINDS = ("text", "label", "number", "chat", "turns", "words", "picture")
+"""What `is_a` can tell."""
+
+
+MOST_LABELS = 1000
+
+
+def label(value: Any) -> str | None:
+    """A class by its text; None for a list, a mapping, no finite number, and a text without a visible character."""
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return str(value).strip() or None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def chat(value: Any) -> list[dict[str, Any]] | None:
+    """Messages with a role and a text, one of the assistant's at least; None for anything else."""
+    found = turns(value)
+    return found if any(m["role"] == "assistant" for m in found or ()) else None
+
+
+def turns(value: Any) -> list[dict[str, Any]] | None:
+    """Messages with a role and a text, whoever they are from; None for anything else."""
+    if not isinstance(value, list) or not value:
+        return None
+    for message in value:
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
+            return None
+        if not isinstance(message.get("content"), str):
+            return None
+    return value
+
+
+def words(value: Any) -> list[str] | None:
+    """A list of texts, or a text that white space divides; None for anything else, and for no word at all."""
+    found = value.split() if isinstance(value, str) else value
+    if not isinstance(found, list) or not found or not all(isinstance(w, str) and w for w in found):
+        return None
+    return found
+
+
+SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"P5", b"P6")
+"""How the files begin that are read as pictures."""
+BEGINNING = 12
+"""Characters of base64 that are enough to see it."""
+Pixels = list[list[int | float | list[int | float]]]
+
+
+def picture(value: Any) -> Picture | bytes | Pixels | None:
+    """A file of an archive, an encoded picture (base64, also as `data:` URL), or rows of columns of one or three
+    numbers from 0 to 255, as a list or as its JSON; None for anything else."""
+    if isinstance(value, Picture):
+        return value if _begins_a_picture(value) else None
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(value, list):
+        return value if _are_pixels(value) else None
+    if not isinstance(value, str) or not _begins_a_picture(value):
+        return None
+    try:
+        return base64.b64decode(_payload(value), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _begins_a_picture(value: Picture | str) -> bool:
+    """Raises OSError where the machine could not read it."""
+    try:
+        start = value.start(8) if isinstance(value, Picture) else base64.b64decode(_payload(value)[:BEGINNING])
+    except (BadArchive, binascii.Error, ValueError):
+        return False
+    return start.startswith(SIGNATURES)
+
+
+def _payload(text: str) -> str:
+    return text.split(",", 1)[1] if text.startswith("data:image/") and "," in text[:64] else text
+
+
+def _are_pixels(rows: list[Any]) -> bool:
+    """A rectangle of one kind of cells."""
+    if not rows or not isinstance(rows[0], list) or not rows[0]:
+        return False
+    channels = len(rows[0][0]) if isinstance(rows[0][0], list) else 0
+    if channels not in (0, 3):
+        return False
+    width = len(rows[0])
+    return all(isinstance(row, list) and len(row) == width and all(_pixel(p, channels) for p in row) for row in rows)
+
+
+def _pixel(value: Any, channels: int) -> bool:
+    parts = value if channels else [value]
+    return (
+        isinstance(parts, list)
+        and len(parts) == (channels or 1)
+        and all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 255 for n in parts)
+    )
+
+
+def is_a(kind: str, value: Any) -> bool:
+    """Whether a cell is of one of KINDS."""
+    match kind:
+        case "text":
+            return is_text(value)
+        case "label":
+            return label(value) is not None
+        case "number":
+            return number(value) is not None
+        case "chat":
+            return chat(value) is not None
+        case "turns":
+            return turns(value) is not None
+        case "picture":
+            return picture(value) is not None
+    return bool(value.strip()) if isinstance(value, str) else words(value) is not None
+
+
+def missing(kind: str, column: str) -> str:
+    """What is wrong with a cell that is not of the kind, and the fix."""
+    match kind:
+        case "text":
+            return no_text(column)
+        case "label":
+            return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
+        case "number":
+            return f"column {column!r} is not a finite number; mend the cell or drop the row"
+        case "chat":
+            return (
+                f"column {column!r} is no list of messages with role and content, one of them the assistant's; "
+                "mend the row"
+            )
+        case "picture":
+            return (
+                f"column {column!r} is no picture: a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file of the archive, one "
+                "in base64, or rows of pixels from 0 to 255; mend or remove it"
+            )
+    return f"column {column!r} is no list of words; give a JSON list, or words with spaces between them"
+
+
+def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
+    """The cell as its kind has it. Raises DataError naming file and row."""
+    value = row.get(column)
+    if value is None:
+        named = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
+        raise DataError(f"{where} row {number_of_row}{named}: no column {column!r}, or it is null; every row needs it")
+    found = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind](value)
+    if found is None:
+        named = f" ({value.name})" if isinstance(value, Picture) else ""
+        raise DataError(f"{where} row {number_of_row}{named}: {missing(kind, column)}")
+    return found
+
+
+def known(found: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
+    """Raises DataError for a label outside of the set that the configuration names; empty, it has them all."""
+    wrong = next((label for label in found if labels and label not in labels), None)
+    if wrong is not None:
+        raise DataError(f"{where} row {number_of_row}: {outside(wrong, labels)}")
+
+
+def outside(label: str, labels: Sequence[str]) -> str:
+    """What is wrong with a label that the set does not have, and the fix."""
+    shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
+    return f"label {label!r} is not among data.labels ({shown}); mend the row, or add it"
+
+
+def hardly_classes(labels: int, rows: int, column: str) -> str:
+    """A warning about so many different labels of so many rows; empty where nothing is strange."""
+    return f"column {column!r} has another label in each of {rows} rows; is it classes?" if labels == rows > 2 else ""
+
+
+def bad_set(labels: Sequence[str], column: str) -> str | None:
+    """What is wrong with the labels of a column, and the fix; None when there is something to tell apart."""
+    if len(labels) < 2:
+        return f"column {column!r} has the one label {labels[0]!r}; two at least are needed to tell apart"
+    if len(labels) > MOST_LABELS:
+        return f"column {column!r} has {len(labels)} labels, more than {MOST_LABELS}; is it one of classes?"
+    return None

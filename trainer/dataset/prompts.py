@@ -1,0 +1,139 @@
+"""What a row is asked for, and how prompts are rendered: the same code before a GPU is bought and while it trains."""
+
+import difflib
+import hashlib
+import math
+import string
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.train import DataConfig
+from trainer.dataset.archives import Picture
+
+
+class DataError(ValueError):
+    """The data set or a template is at fault; the message is one line and names the place and the fix."""
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file's content. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def source(path: str) -> str:
+    """How messages name the data set: by its file, or as `data` for an upload, whose name says nothing."""
+    return "data" if path.startswith("upload:") else path
+
+
+def identity(row: Mapping[str, Any]) -> int:
+    """Equal for rows with the same cells, so that repeated ones can be counted."""
+    return hash(
+        tuple((name, value.content if isinstance(value, Picture) else str(value)) for name, value in row.items())
+    )
+
+
+def too_many(bad: int, rows: int, share: float, first: str) -> str | None:
+    """Why a data set with so many rows that cannot be used is refused; None when `share` allows them. `first`: what is
+    wrong with the first of them."""
+    if bad <= share * rows:
+        return None
+    return first if bad == 1 and not share else f"{first} ({bad} of {rows} rows are bad, data.bad_share is {share:g})"
+
+
+def lacking(name: str, columns: Iterable[str]) -> str:
+    """For a setting that names a column which the data set lacks: which ones there are, and which one may be meant."""
+    known = list(columns)
+    near = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1)
+    meant = next((f"; did you mean {c!r}?" for c in known if near and c.lower() == near[0]), "")
+    return f"no column {name!r} in the data; it has {', '.join(known)}{meant}"
+
+
+def template_columns(template: str, field: str) -> tuple[str, ...]:
+    """The columns that a template names, in order. Raises DataError for a template that cannot be parsed."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as e:
+        raise DataError(f"{field}: {e}; write {{column}}, and {{{{ }}}} for literal braces") from None
+    names: list[str] = []
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if not name or spec or conversion or not name.replace("_", "a").replace("-", "a").replace(" ", "a").isalnum():
+            raise DataError(f"{field}: {{{name}}} is not a plain column name; write {{column}}")
+        names.append(name)
+    return tuple(names)
+
+
+def whole_column(template: str) -> str | None:
+    """The column that a template is, without a word around it; None for any other."""
+    name = template.removeprefix("{").removesuffix("}")
+    return name if template == f"{{{name}}}" and not set("{}") & set(name) else None
+
+
+def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
+    """Raises DataError when a setting names a column that the data set lacks."""
+    known = sorted(columns)
+    for setting in ("prompt", "completion", "chosen", "rejected"):
+        for name in template_columns(getattr(config, setting), f"data.{setting}"):
+            if name not in known:
+                raise DataError(f"data.{setting}: {lacking(name, known)}")
+    for setting in ("messages", "words", "image", "label"):
+        if (name := getattr(config, setting)) and name not in known:
+            raise DataError(f"data.{setting}: {lacking(name, known)}")
+
+
+def fill(template: str, cells: Mapping[str, Any]) -> str:
+    """The template with its columns' cells as text. Raises KeyError for a column that `cells` lacks.
+
+    Not `str.format`: a column may be named `0`.
+    """
+    parts = string.Formatter().parse(template)
+    return "".join(literal + ("" if name is None else str(cells[name])) for literal, name, _, _ in parts)
+
+
+def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str]:
+    """(prompt, completion) of a row. Raises DataError naming file and row when a column is missing, null or no text."""
+    where = f"{source(config.path)} row {number}"
+    return _filled(config.prompt, row, where), _filled(config.completion, row, where)
+
+
+def render_preference(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str, str]:
+    """(prompt, chosen answer, rejected answer) of a row. Raises DataError as `render`."""
+    where = f"{source(config.path)} row {number}"
+    return tuple(_filled(t, row, where) for t in (config.prompt, config.chosen, config.rejected))  # type: ignore[return-value]
+
+
+def fill_prompt(config: DataConfig, row: dict[str, Any], number: int) -> str:
+    """The prompt alone. Raises DataError as `render`."""
+    return _filled(config.prompt, row, f"{source(config.path)} row {number}")
+
+
+def is_text(value: Any) -> bool:
+    """Whether a template may hold the cell: text or a finite number; dates and decimals of Parquet are text already."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def no_text(column: str) -> str:
+    """What is wrong with a cell that is none, and the fix: as Python writes lists and truths down nobody talks."""
+    return f"column {column!r} is neither text, nor a finite number, nor a date; make it text or drop the row"
+
+
+def _filled(template: str, row: dict[str, Any], where: str) -> str:
+    try:
+        for name in template_columns(template, "data template"):
+            if row[name] is None:
+                raise DataError(f"{where}: column {name!r} is null; fill it or drop the row")
+            if not is_text(row[name]):
+                raise DataError(f"{where}: {no_text(name)}")
+        return fill(template, row)
+    except KeyError as e:
+        raise DataError(f"{where}: no column {e.args[0]!r}; every row needs it") from None
+
+
+def held_out(rows: int, share: float) -> int:
+    """Rows kept for evaluation: none, or at least one, and never all."""
+    return 0 if share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * share)))

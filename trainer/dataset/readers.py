@@ -1,0 +1,328 @@
+"""How rows are read: one after the other, so that a file may be larger than the memory; the same code before a GPU is
+bought and while it trains."""
+
+import codecs
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, TextIO, cast
+
+from trainer.contract.train import DataFormat
+from trainer.dataset import archives
+from trainer.dataset import json_stream as arrays
+from trainer.dataset.archives import BadArchive, Picture
+from trainer.dataset.prompts import DataError
+
+MAX_CELL = 1_000_000
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape of half a character; harmless when the other half follows."""
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""How Python writes down a byte that it cannot decode."""
+ENDINGS: Mapping[str, DataFormat] = {
+    "csv": "csv", "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "tar": "tar", "zip": "zip",
+}  # fmt: skip
+"""Formats by the ending of a file's name."""
+TABLES = frozenset(("csv", "json", "jsonl", "parquet"))
+PARQUET = b"PAR1"
+PARQUET_ROWS = 256
+"""Rows of Parquet in memory at a time."""
+Rows = Iterator[dict[str, Any] | DataError]
+
+
+def format_of(path: str, declared: DataFormat | None) -> DataFormat:
+    """The declared format, or the one that the file's ending tells. Raises DataError when neither says."""
+    found = declared or ENDINGS.get(path.rsplit(".", 1)[-1].lower())
+    if found is None:
+        known = "csv, json, jsonl, parquet, tar or zip"
+        raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to {known}")
+    return found
+
+
+def read_rows(data: bytes | Path, fmt: DataFormat) -> Iterator[dict[str, Any]]:
+    """Rows as dictionaries by column name. Raises DataError naming the line that cannot be read."""
+    for row in each_row(data, fmt):
+        if isinstance(row, DataError):
+            raise row
+        yield row
+
+
+def each_row(data: bytes | Path, fmt: DataFormat, where: str = "data") -> Rows:
+    """As `read_rows`, with an error in the place of each row that cannot be read, so that the others still can.
+
+    `data`: the bytes of a file, or its path. Raises DataError for a file of which nothing can be known after some
+    place.
+    """
+    if fmt in ("tar", "zip"):
+        yield from _archive_rows(data, fmt, where)
+        return
+    with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as stream:
+        yield from _table_rows(stream, fmt, where)
+
+
+def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
+    if fmt == "parquet":
+        yield from _parquet_rows(stream, where)
+        return
+    if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise DataError(f"{where}: is UTF-16; save the file as UTF-8")
+    if not _has_text(stream):
+        raise DataError(f"{where}: the file is empty; give a file with at least one row")
+    # Lines of JSON end with \n alone: its strings may hold U+2028 and its like. A CSV's ends are its reader's to see.
+    text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="" if fmt == "csv" else "\n")
+    try:
+        match fmt:
+            case "csv":
+                yield from _csv_rows(text, where)
+            case "json":
+                yield from _json_rows(text, where)
+            case "jsonl":
+                yield from _jsonl_rows(text, where)
+    finally:
+        text.detach()
+
+
+def _has_text(stream: BinaryIO) -> bool:
+    """Whether there is anything but white space; the stream is at its start afterwards."""
+    stream.seek(0)
+    found = any(piece.removeprefix(codecs.BOM_UTF8).strip() for piece in iter(lambda: stream.read(1 << 16), b""))
+    stream.seek(0)
+    return found
+
+
+def _undecoded(texts: Iterable[str]) -> str | None:
+    """What is wrong with a row of which a byte is no UTF-8, and the fix."""
+    for text in texts:
+        if not text.isascii() and (found := NOT_UTF8.search(text)):
+            return f"byte 0x{ord(found[0]) - 0xDC00:x} is not UTF-8; save the file as UTF-8"
+    return None
+
+
+def _csv_rows(text: Iterable[str], where: str) -> Rows:
+    csv.field_size_limit(MAX_CELL)
+    reader = csv.reader(text, strict=True)
+    names = _csv_header(reader, where)
+    while True:
+        before = reader.line_num
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as e:
+            yield _broken(e, before + 1, reader.line_num, where)
+            continue
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            wrong = "more" if len(cells) > len(names) else "fewer"
+            message = f"{wrong} cells than the header's {len(names)}; quote cells that hold commas"
+            yield DataError(f"{where} line {reader.line_num}: {message}")
+        elif undecoded := _undecoded(cells):
+            yield DataError(f"{where} line {reader.line_num}: {undecoded}")
+        else:
+            yield dict(zip(names, cells, strict=True))
+
+
+def _broken(error: csv.Error, first: int, last: int, where: str) -> DataError:
+    """What is wrong with a row of these lines. Raises DataError where it may have swallowed others: an open quote takes
+    in all up to the next one, or to the end, or until the cell is too long."""
+    if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
+        lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
+        raise DataError(f"{where} {lines}: {error}; check the quotes of this CSV") from None
+    return DataError(f"{where} line {first}: {error}; check the quotes of this CSV")
+
+
+def _csv_header(reader: Any, where: str) -> list[str]:
+    """Raises DataError for names that cannot be told apart or read."""
+    try:
+        names = list(next(reader, ()))
+    except csv.Error as e:
+        raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise DataError(f"{where} line 1: the header names {twice[0]!r} twice; rename one of the columns")
+    if undecoded := _undecoded(names):
+        raise DataError(f"{where} line 1: {undecoded}")
+    return names
+
+
+def _json_rows(text: TextIO, where: str) -> Rows:
+    try:
+        for number, row in enumerate(arrays.items(text), 1):
+            yield _object(row.value, row.text, f"{where} row {number}")
+    except arrays.NoArray:
+        raise DataError(f"{where}: the JSON must be a list of objects; for one object a line use jsonl") from None
+    except arrays.BadJson as e:
+        raise DataError(f"{where} line {e.line}: not JSON ({e}); for one object a line use jsonl") from None
+
+
+def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
+    for number, line in enumerate(text, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            yield DataError(f"{where} line {number}: not JSON; every line must be one object")
+            continue
+        yield _object(row, line, f"{where} line {number}")
+
+
+def _object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
+    """The row, which was `written` so; an error for what is no object, for a byte that is not UTF-8, and for half a
+    surrogate pair, which no text can hold."""
+    if not isinstance(row, dict):
+        return DataError(f"{place}: is not an object; map columns to values")
+    torn = NOT_UTF8.search(written) is not None
+    if torn or SURROGATE.search(written):
+        text = json.dumps(row, ensure_ascii=False)
+        if torn and (undecoded := _undecoded((text,))):
+            return DataError(f"{place}: {undecoded}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return DataError(f"{place}: \\ud800 to \\udfff are halves of a character; write both, or neither")
+    return row
+
+
+def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
+    from arro3.io import read_parquet
+
+    broken = f"{where}: is no Parquet file that can be read; write it again"
+    stream.seek(0, io.SEEK_END)
+    size = stream.tell()
+    stream.seek(max(0, size - len(PARQUET)))
+    if size < 2 * len(PARQUET) or stream.read() != PARQUET:
+        raise DataError(broken)
+    try:
+        with _unheard():
+            batches: Any = read_parquet(cast(Any, stream), batch_size=PARQUET_ROWS)
+        for batch in batches:
+            columns = [[_plain(cell.as_py()) for cell in batch[name]] for name in batch.column_names]
+            for row in zip(*columns, strict=True):
+                yield dict(zip(batch.column_names, row, strict=True))
+    except (Exception, GeneratorExit) as e:
+        if isinstance(e, (GeneratorExit, MemoryError, DataError)):
+            raise
+        raise DataError(f"{broken} ({_line(e)})") from None
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":  # how Rust gives up; it is no Exception
+            raise
+        raise DataError(broken) from None
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what Rust writes to the standard error before it gives up; a daemon's other threads write there too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON would have it; bytes, alone or as datasets of the Hub have them, are a picture."""
+    if isinstance(value, bytes):
+        return _held(value, "")
+    if isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
+        return _held(value["bytes"], value["path"] or "")
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal | timedelta) else value
+
+
+def _held(content: bytes, name: str) -> Picture:
+    return Picture(name=name, size=len(content), start=lambda count: content[:count])
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
+    """`image` and `label`, the name of the folder that the picture is in; or, of an archive with a metadata file, what
+    that one says of each."""
+    try:
+        files = archives.files(data, fmt)
+    except BadArchive as e:
+        raise DataError(f"{where}: {e}") from None
+    tables = [name for name in files if PurePosixPath(name).name in archives.METADATA]
+    if len(tables) > 1:
+        raise DataError(f"{where}: has {tables[0]!r} and {tables[1]!r}; keep one of them")
+    if tables:
+        yield from _described_rows(files, tables[0], where)
+        return
+    pictures = [files[name] for name in files if name.lower().endswith(archives.ENDINGS)]
+    if not pictures and any(table_of(name) for name in files):
+        yield from _several(files, where)
+        return
+    if not pictures:
+        endings = ", ".join(archives.ENDINGS)
+        raise DataError(f"{where}: has no picture; pack folders of {endings}, one for each class, or tables")
+    for picture in pictures:
+        yield {"image": picture, "label": PurePosixPath(picture.name).parent.name or None}
+
+
+def table_of(name: str) -> DataFormat | None:
+    """The format of a file with rows, by its name; None for any other file."""
+    found = ENDINGS.get(name.rsplit(".", 1)[-1].lower())
+    return found if found in TABLES else None
+
+
+class Placed(dict[str, Any]):
+    """A row of one of several files."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, cells: Mapping[str, Any], place: str) -> None:
+        super().__init__(cells)
+        self.place = place
+        """File and number of the row in it."""
+
+
+def _several(files: Mapping[str, Picture], where: str) -> Rows:
+    """Of every table, in the order of their names."""
+    for name, file in files.items():
+        fmt = table_of(name)
+        if fmt is None:
+            continue
+        try:
+            with file.opened() as stream:
+                for number, row in enumerate(_table_rows(stream, fmt, f"{where} {name}"), 1):
+                    yield row if isinstance(row, DataError) else Placed(row, f"{where} {name} row {number}")
+        except (BadArchive, OSError) as e:
+            raise DataError(f"{where} {name}: {e}") from None
+
+
+def _described_rows(files: Mapping[str, Picture], table: str, where: str) -> Rows:
+    try:
+        text = files[table].read()
+    except (BadArchive, OSError) as e:
+        raise DataError(f"{where}: {table} {e}") from None
+    folder = PurePosixPath(table).parent
+    for number, row in enumerate(each_row(text, "csv" if table.endswith(".csv") else "jsonl", f"{where} {table}"), 1):
+        if isinstance(row, DataError):
+            yield row
+            continue
+        name = row.pop("file_name", None)
+        if not isinstance(name, str) or not name:
+            yield DataError(f"{where} {table} row {number}: has no file_name; name the picture, from the file's folder")
+        elif (picture := files.get(str(folder / name))) is None:
+            yield DataError(f"{where} {table} row {number}: the archive has no {name!r}; add it, or remove the row")
+        else:
+            yield {**row, "image": picture}

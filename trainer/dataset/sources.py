@@ -1,0 +1,267 @@
+"""Where a data set lies, and how its files come to this machine: a file, a folder, several files by a pattern; here, on
+the Hub, or in a bucket. What comes from elsewhere is kept, and fetched again only if it has changed there."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trainer.contract.train import DataConfig, DataFormat
+from trainer.dataset import archives
+from trainer.dataset.prompts import DataError
+from trainer.dataset.readers import format_of, table_of
+
+BUCKETS = ("s3://", "gs://")
+DATASETS = "hf://datasets/"
+HUB = "https://huggingface.co"
+MAGIC = re.compile(r"[*?\[{]")
+"""What makes a path a pattern: `*`, `**`, `?`, `[a-z]`, `{a,b}`."""
+DATASET = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?:/(?P<pattern>[^@]*))?")
+TRAINING = re.compile(r"(^|[/_.-])train([/_.-]|$)")
+"""How the files of a dataset's part for training are named."""
+REFUSED = re.compile(r"status code: 40[13]\b")
+"""What obstore says of a list that Google refuses, without an error of its own for it."""
+TIMEOUT_S = 20.0
+
+
+class Unreachable(DataError):
+    """The place does not answer: nobody's fault, and it may later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A data set on this machine."""
+
+    path: Path
+    format: DataFormat
+    name: str
+    """Of its file, for people."""
+
+
+def is_remote(path: str) -> bool:
+    """Whether a data set lies elsewhere than on this machine."""
+    return path.startswith((*BUCKETS, DATASETS))
+
+
+@contextmanager
+def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ) -> Iterator[Found]:
+    """The data set as one file: a file as it is, several as a .tar whose bytes depend on names and contents only.
+
+    `beside`: what a local path is relative to. `env`: has the credentials that `data.secret` names. A local file is
+    not looked at. Raises DataError, Unreachable, and OSError for what of this machine cannot be read.
+    """
+    local = beside / os.path.expanduser(data.path)
+    if not is_remote(data.path) and not local.is_dir() and (local.exists() or not MAGIC.search(data.path)):
+        yield Found(path=local, format=format_of(data.path, data.format), name=local.name)
+        return
+    if data.path.startswith(BUCKETS):
+        files = _from_bucket(data, env)
+    elif data.path.startswith(DATASETS):
+        files = _from_hub(data, env)
+    else:
+        files = _from_disk(local)
+    if not files:
+        raise DataError(f"data.path: nothing is there for {data.path!r}; check the place and the pattern")
+    if len(files) == 1 and not local.is_dir() and not data.path.endswith("/"):
+        name, path = next(iter(files.items()))
+        yield Found(path=path, format=format_of(name, data.format), name=PurePosixPath(name).name)
+        return
+    with tempfile.NamedTemporaryFile(prefix="data-", suffix=".tar") as file:
+        archives.pack(files, file)  # type: ignore[arg-type]
+        file.flush()
+        name = local.resolve().name if local.is_dir() else "data"
+        yield Found(path=Path(file.name), format="tar", name=f"{name}.tar")
+
+
+@contextmanager
+def readable(data: DataConfig, beside: Path) -> Iterator[Found]:
+    """As `gathered`, with a local file looked at. Raises DataError, also for what of this machine cannot be read."""
+    try:
+        with gathered(data, beside) as found:
+            if not found.path.exists():
+                raise DataError(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
+            yield found
+    except OSError as e:
+        raise DataError(f"data.path: {e.filename or data.path} cannot be read ({e.strerror or e})") from None
+
+
+def _fixed(pattern: str) -> str:
+    """The folder before the first part that is a pattern, with its closing slash; empty where there is none."""
+    parts = pattern.split("/")
+    until = next((n for n, part in enumerate(parts) if MAGIC.search(part)), len(parts) - 1)
+    return "".join(f"{part}/" for part in parts[:until])
+
+
+def chosen(names: Iterable[str], pattern: str) -> list[str]:
+    """Those that a pattern means, sorted; of a folder, which ends in a slash, all. Hidden ones are never meant."""
+    wanted = re.compile("|".join(map(_as_regex, _alternatives(pattern + ("**" if pattern.endswith("/") else "")))))
+    hidden = re.compile(r"(^|/)\.")
+    return sorted(name for name in names if wanted.fullmatch(name) and not hidden.search(name))
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Without braces."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [whole for part in found[1].split(",") for whole in _alternatives(before + part + after)]
+
+
+def _as_regex(pattern: str) -> str:
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]/]+\]|.", pattern, re.DOTALL)
+    return "".join(
+        parts.get(p) or (p.replace("[!", "[^") if p.startswith("[") and len(p) > 1 else re.escape(p)) for p in pieces
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- this machine
+
+
+def _from_disk(path: Path) -> dict[str, Path]:
+    root = path if path.is_dir() else Path(_fixed(path.as_posix()) or ".")
+    files = {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file() and not p.is_symlink()}
+    pattern = "**" if path.is_dir() else path.as_posix().removeprefix(_fixed(path.as_posix()))
+    return {name: files[name] for name in chosen(files, pattern)}
+
+
+def _cache() -> Path:
+    """Where what was fetched is kept; it may be removed at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpubroker" / "data"
+
+
+# ---------------------------------------------------------------------------------------------------------- a bucket
+
+
+def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
+    import obstore
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    scheme, _, rest = data.path.partition("://")
+    bucket, _, pattern = rest.partition("/")
+    fixed = _fixed(pattern)
+    single = bool(pattern) and not pattern.endswith("/") and not MAGIC.search(pattern)
+    try:
+        store = _connected(f"{scheme}://{bucket}", data, env)
+        if single:
+            met: list[Any] = [obstore.head(store, pattern)]
+        else:
+            met = [meta for batch in obstore.list(store, fixed or None) for meta in batch]
+        by_name = {meta["path"]: meta for meta in met}
+        names = [pattern] if single else chosen(by_name, pattern or "**")
+        return {name.removeprefix(fixed): _fetched(store, f"{scheme}://{bucket}", by_name[name]) for name in names}
+    except FileNotFoundError:
+        raise DataError(f"data.path: there is no {data.path!r}; check bucket and key") from None
+    except BaseError as e:
+        if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or REFUSED.search(str(e)):
+            by = f"the credentials in {data.secret}" if data.secret else "this machine's credentials; set data.secret"
+            raise DataError(f"data.path: {data.path!r} may not be read with {by}") from None
+        raise Unreachable(f"data.path: {data.path!r} cannot be read ({_line(e)}); try again") from None
+
+
+def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
+    """The bucket, by the credentials that `data.secret` names, else by those of this machine."""
+    from trainer.objectstore.objects import StoreError, connect
+
+    options: Any = {}
+    if data.secret:
+        try:
+            options = json.loads(env.get(data.secret, ""))
+        except ValueError:
+            options = None
+        if not isinstance(options, dict):
+            fix = 'set the variable to one such as {"aws_access_key_id": "..."}'
+            raise DataError(f"data.secret: {data.secret} is no JSON object of the store's options here; {fix}")
+    try:
+        return connect(url, {str(k): str(v) for k, v in options.items()})
+    except StoreError as e:
+        raise DataError(f"data.path: {str(e).removeprefix('GPUBROKER_BLOBS ')}") from None
+
+
+def _fetched(store: Any, url: str, meta: Mapping[str, Any]) -> Path:
+    """The object's copy on this machine: of this content, by its entity tag, fetched once."""
+    import obstore
+
+    tag = meta.get("e_tag") or str(meta["last_modified"])
+    which = hashlib.sha256(f"{url}/{meta['path']}\n{tag}\n{meta['size']}".encode()).hexdigest()
+    path = _cache() / which[:32] / PurePosixPath(meta["path"]).name
+    if path.exists() and path.stat().st_size == meta["size"]:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    same: Any = {"if_match": meta["e_tag"]} if meta.get("e_tag") else {}
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            for piece in obstore.get(store, meta["path"], options=same):
+                file.write(piece)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------ the Hub
+
+
+def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
+    """Of a dataset without a pattern: its tables, those for training if any are named so; else its pictures."""
+    try:
+        from huggingface_hub import HfApi, hf_hub_download
+    except ImportError:
+        raise DataError("data.path: the Hub needs huggingface_hub here; pip install huggingface_hub") from None
+    found = DATASET.fullmatch(data.path.removeprefix(DATASETS))
+    if found is None:
+        raise DataError(
+            f"data.path: {data.path!r} is no dataset; write {DATASETS}owner/name, with @revision or /pattern"
+        )
+    repo, pattern = found["repo"], found["pattern"]
+    endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
+    page, token = f"{endpoint}/datasets/{repo}", env.get(data.secret or "HF_TOKEN") or None
+    try:
+        info = HfApi(endpoint=endpoint, token=token).dataset_info(repo, revision=found["revision"], timeout=TIMEOUT_S)
+        names = [sibling.rfilename for sibling in info.siblings or ()]
+        fixed, files = _fixed(pattern or ""), dict[str, Path]()
+        for name in chosen(names, pattern) if pattern else _usual(names):
+            got = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
+            files[name.removeprefix(fixed)] = Path(got)
+        return files
+    except Exception as e:  # of the client under huggingface_hub, which changed from one release to the next
+        raise _refused(e, data, page) from None
+
+
+def _refused(error: Exception, data: DataConfig, page: str) -> DataError:
+    """Why a dataset of the Hub cannot be had."""
+    from huggingface_hub import errors
+
+    token = data.secret or "HF_TOKEN"
+    if isinstance(error, errors.GatedRepoError):
+        return DataError(f"data.path: {data.path!r} is gated; accept its terms at {page}, and set {token}")
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)):
+        return DataError(f"data.path: the Hub has no {data.path!r} for this token; check {page}, and {token}")
+    return Unreachable(f"data.path: no usable answer from {page} ({type(error).__name__}); try again")
+
+
+def _usual(names: Iterable[str]) -> list[str]:
+    known = chosen(names, "**")
+    tables = [name for name in known if table_of(name)]
+    return (
+        [name for name in tables if TRAINING.search(name)]
+        or tables
+        or [
+            name
+            for name in known
+            if name.lower().endswith(archives.ENDINGS) or PurePosixPath(name).name in archives.METADATA
+        ]
+    )
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

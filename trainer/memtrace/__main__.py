@@ -1,0 +1,118 @@
+"""Peak memory of a fine-tune, traced without a GPU or weights: `python -m trainer.memtrace --config CONFIG.json`.
+
+transformers and peft import sklearn, bitsandbytes and the like wherever they are installed, for seconds: this process
+does without them, unless a model is quantised or divided between GPUs.
+"""
+
+# ruff: noqa: E402 - names are shut out before the libraries are imported
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+UNUSED = (
+    *("bitsandbytes", "boto3", "botocore", "datasets", "pandas", "scipy", "sklearn", "tensorboard"),
+    *("torchao", "torchaudio", "torchvision"),
+)
+if __name__ == "__main__" and not any(n in word for word in sys.argv for n in ("qlora", "--gpus")):
+    for name in UNUSED:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which import reads as: not to be had
+
+import peft
+import torch
+import transformers
+
+from trainer.contract.train import FullConfig, LoraConfig, QloraConfig, TrainConfig
+from trainer.core.errors import Fault
+from trainer.memtrace.device_emulation import BLOCK
+from trainer.memtrace.inputs import BY_TASK, KINDS, TRAINED
+from trainer.memtrace.probe import Ask
+from trainer.memtrace.tracer import extrapolate
+
+
+def options(args: argparse.Namespace, family: str = "") -> Ask:
+    task = args.task or KINDS.get(family, "causal_lm")
+    chosen = args.lora_targets in ("all-linear", "attention")
+    kind = QloraConfig if args.method == "qlora" else LoraConfig
+    lora = kind(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
+    if args.padded and args.micro_batch < 2:
+        raise ValueError("a micro-batch of one row has no padding; leave out --padded")
+    if args.seq < 2 and task == "causal_lm":
+        raise ValueError(f"--seq {args.seq}: a row of one token has no next one to learn; give 2 or more")
+    if args.gpus > 1 and task == "text_to_image":
+        raise ValueError("a UNet is traced on one GPU; leave out --gpus")
+    train = TrainConfig(
+        model="traced",
+        task=TRAINED.get(task, task),
+        data=BY_TASK[task].columns(),
+        method=FullConfig() if args.method == "full" else lora,
+        micro_batch=args.micro_batch,
+        global_batch=args.global_batch or args.micro_batch * args.gpus,
+        max_length=max(8, args.seq),
+        precision=args.precision.removesuffix("-pure"),
+        gradient_checkpointing=args.gradient_checkpointing,
+    )
+    return Ask(
+        train=train,
+        sequence=args.seq,
+        target=args.target_seq,
+        attention=args.attention,
+        device=args.device,
+        foreach=args.optimizer == "adamw_foreach",
+        padded=args.padded,
+        pure=args.precision.endswith("-pure"),
+        targets=() if chosen else tuple(args.lora_targets.split(",")),
+        task=task,
+        gpus=args.gpus,
+        divided=args.gpus > 1 and args.sharding == "fsdp",
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
+    made.add_argument("--config", type=Path, required=True, help="a transformers config.json")
+    made.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
+    made.add_argument("--method", choices=("full", "lora", "qlora"), default="lora")
+    made.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
+    made.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
+    made.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
+    made.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
+    made.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
+    made.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
+    made.add_argument("--micro-batch", type=int, default=4)
+    made.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch of each GPU")
+    made.add_argument("--gpus", type=int, default=1)
+    made.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp", help="how several GPUs share the model")
+    made.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
+    made.add_argument("--lora-r", type=int, default=16)
+    made.add_argument("--lora-dropout", type=float, default=0.05)
+    made.add_argument("--lora-targets", default="all-linear", help="attention, or names with commas between")
+    made.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="whose kernels to stand in for")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the peak as one JSON object; 2 with one line on stderr for what cannot be traced."""
+    args = parser().parse_args(argv)
+    try:
+        config = json.loads(args.config.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("is not a JSON object")
+        started = time.monotonic()
+        peak = extrapolate(config, options(args, str(config.get("model_type", config.get("_class_name")))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
+        print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
+        return 2
+    versions = {m.__name__: m.__version__ for m in (torch, transformers, peft)}
+    seconds = math.ceil((time.monotonic() - started) * 1000) / 1000
+    print(json.dumps({**asdict(peak), "versions": versions, "seconds": seconds}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Several processes for the tracer: one of them alone, beside others that torch's fake group makes up.
+
+The trainer's own wrapping is run, so DDP's buckets and FSDP2's shards, gathers, prefetches and reductions are torch's.
+On the meta device nothing is sent, and what asks for numbers or streams of a device is answered here.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import accelerate
+import torch
+from torch import distributed
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
+
+from trainer.contract.documents import Parallelism
+from trainer.memtrace.storage_tracker import Storages
+from trainer.parallel.ddp import Copies, Settled
+from trainer.parallel.fsdp import Shares, of
+
+META = torch.device("meta")
+WRAPPER = "torch.nn.parallel.distributed."
+
+
+@contextlib.contextmanager
+def joined(world: int) -> Iterator[None]:
+    """This process is the first of so many; of those that it has really met, where it has met some."""
+    if world == 1 or distributed.is_initialized():
+        yield
+        return
+    from accelerate.state import AcceleratorState
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    place["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # else accelerate says what it chose
+    AcceleratorState._reset_state(True)  # one for the process, which may have been alone
+    with mock.patch.dict(os.environ, place):
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()
+            AcceleratorState._reset_state(True)
+
+
+class Hollow(Shares):
+    """Shares of a model without numbers: nothing is handed out, and what is gathered is as hollow."""
+
+    def _share_out(self, bare: Any, mesh: Any) -> None:
+        super()._share_out(bare, mesh)
+        for group in _groups(bare):
+            group.device = META
+            for parameter in group.fsdp_params:
+                parameter.device = META
+
+    def _hand_out(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        pass
+
+
+class Alone(Copies):
+    """All of the model, which stays where it was made."""
+
+    def build(self, make: Callable[[bool], Any]) -> Any:
+        return make(False)
+
+
+def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided: bool, meta: bool) -> Copies:
+    """The trainer's own, over as many processes as there are."""
+    how = Parallelism(kind="fsdp" if divided else "ddp")
+    if not meta:
+        return of(how, accelerator, precision)
+    return Hollow(accelerator, how, precision) if divided else Alone(accelerator)
+
+
+def _groups(model: torch.nn.Module) -> Iterator[groups.FSDPParamGroup]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def gathered(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    """The whole weights that are trained, as a layer has them while it is computed; known after the first step."""
+    for group in _groups(model):
+        yield from (p._unsharded_param for p in group.fsdp_params if p.sharded_param.requires_grad)
+
+
+def answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What other processes and numbers would have been asked for; None for all other operations."""
+    if func.namespace == "c10d":
+        c10d: Any = torch._C._distributed_c10d
+        done: Any = torch.futures.Future()
+        done.set_result(args[0] if isinstance(args[0], list) else [args[0]])
+        return args[0], c10d._create_work_from_future(done).boxed()
+    if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+        return args[0]  # DDP's order of buckets, which the first process sends to itself
+    return None
+
+
+@contextlib.contextmanager
+def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
+    """Around all that several do: what is exchanged is told apart, and what FSDP2 empties and fills again is seen."""
+    with contextlib.ExitStack() as patches:
+        for owner, name in (
+            (groups, "foreach_all_gather"),
+            (groups, "foreach_all_gather_copy_out"),
+            (groups, "foreach_reduce"),
+            (Settled, "__init__"),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, _exchanging(getattr(owner, name), storages)))
+        patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", _resizing(storages)))
+        if meta:
+            storages.in_parts.append(answered)
+            patches.enter_context(mock.patch.object(collectives, "_get_device_handle", return_value=torch.cpu))
+            patches.enter_context(mock.patch.object(groups.FSDPParamGroup, "_validate_no_meta_params"))
+            patches.enter_context(mock.patch(f"{WRAPPER}_verify_param_shape_across_processes"))
+            patches.enter_context(mock.patch(f"{WRAPPER}_sync_module_states"))
+        yield
+
+
+def _exchanging(function: Callable[..., Any], storages: Storages) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with storages.all_as("communication"):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _resizing(storages: Storages) -> Callable[[torch.UntypedStorage, int], Any]:
+    resize: Any = torch.UntypedStorage.resize_
+
+    def run(storage: torch.UntypedStorage, size: int) -> Any:
+        found = resize(storage, size)
+        storages.resized(storage)
+        return found
+
+    return run

@@ -1,0 +1,177 @@
+"""What the tracer builds and feeds for each kind of model: the trainer's own tasks, and two that it does not train.
+
+A task's rows are all as long as asked; what they say does not matter for sizes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainer import tasks
+from trainer.batching.examples import Example
+from trainer.contract.train import DataConfig, TrainConfig
+from trainer.memtrace.unet import Noise
+from trainer.tasks.common.base import Batch
+from trainer.tasks.text.seq2seq import Pair, Seq2Seq
+from trainer.tasks.text.text_classification import Labelled
+from trainer.tasks.text.token_classification import Tagged
+
+DEPTHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "t5": (("num_layers",), ("num_decoder_layers",)),
+    "bart": (("encoder_layers", "num_hidden_layers"), ("decoder_layers",)),
+    "whisper": (("encoder_layers", "num_hidden_layers"), ("decoder_layers",)),
+    "distilbert": (("n_layers",),),
+}
+"""How the config names the depth of each of its stacks."""
+DEPTH = (("num_hidden_layers", "n_layer"),)
+KINDS = {
+    **dict.fromkeys(("bert", "roberta", "distilbert"), "text_classification"),
+    **dict.fromkeys(("t5", "bart"), "seq2seq"),
+    "UNet2DConditionModel": "text_to_image",
+    "vit": "image_classification",
+    "whisper": "transcription",
+}
+"""What a family is traced for where nobody says; all others for `causal_lm`."""
+HEADED = frozenset({"text_classification", "token_classification", "image_classification"})
+
+
+def fresh_of(task: str, family: str) -> tuple[str, ...]:
+    """Modules of a headed model whose weights no checkpoint gave."""
+    if task not in HEADED:
+        return ()
+    if task == "text_classification" and family == "roberta":  # peft itself trains such a head whole
+        return ("classifier.dense", "classifier.out_proj")
+    more = ("pre_classifier",) if task == "text_classification" and family == "distilbert" else ()
+    return (*more, "classifier", "score")  # whichever it has
+
+
+class Images:
+    """A class of a picture: not one of the trainer's tasks; the loss is as for a text's class."""
+
+    architecture, adapters = "AutoModelForImageClassification", None
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._shape = int(config.get("num_channels", 3)), *[int(config.get("image_size", 224))] * 2
+
+    def collate(self, rows: Sequence[Any], device: torch.device) -> Batch:
+        return {
+            "pixel_values": torch.zeros((len(rows), *self._shape), device=device),
+            "labels": torch.zeros(len(rows), dtype=torch.long, device=device),
+        }
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        logits = model(pixel_values=batch["pixel_values"]).logits.float()
+        return functional.cross_entropy(logits, batch["labels"], reduction="sum")
+
+    def targets(self, row: Any) -> int:
+        return 1
+
+    def size(self, row: Any) -> int:
+        return 1
+
+    def begins(self, step: int) -> None:
+        """No step draws anything."""
+
+
+class Speech(Seq2Seq):
+    """What is said in half a minute of sound: not one of the trainer's tasks; the loss is that of `seq2seq`."""
+
+    architecture = "AutoModelForSpeechSeq2Seq"
+    adapters: Any = None
+    """peft's own kinds know only tokens as input."""
+
+    def __init__(self, train: TrainConfig, config: Mapping[str, Any]) -> None:
+        super().__init__(train)
+        self._mel = int(config.get("num_mel_bins", 80)), 2 * int(config.get("max_source_positions", 1500))
+
+    def collate(self, examples: Sequence[Pair], device: torch.device) -> Batch:
+        return {
+            **super().collate(examples, device),
+            "input_features": torch.zeros((len(examples), *self._mel), device=device),
+        }
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        sound = batch["input_features"].to(next(model.parameters()).dtype)
+        logits = model(input_features=sound, decoder_input_ids=batch["decoder_input_ids"], use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten(), reduction="sum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One task of the tracer. `data`: columns that make its training config valid."""
+
+    data: Mapping[str, Any]
+    row: Callable[[int, int], Any]
+    """A row of so many tokens, and so many to write."""
+
+    def columns(self) -> DataConfig:
+        return DataConfig(path="traced.jsonl", **self.data)
+
+
+def _pair(length: int, target: int) -> Pair:
+    return Pair(ids=[1] * length, labels=[1] * target, number=1)
+
+
+def untie(model: Any, config: Mapping[str, Any]) -> None:
+    """A T5 whose config says that its head is not the table of words is tied when it is made, and untied by its
+    checkpoint, which has both."""
+    if config.get("model_type") == "t5" and config.get("tie_word_embeddings") is False:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+
+
+TEXT = {"prompt": "{text}", "label": "label"}
+BY_TASK: Mapping[str, Kind] = {
+    "causal_lm": Kind(data={"completion": "{text}"}, row=lambda n, _: Example(ids=[1] * n, prompt=0)),
+    "text_classification": Kind(data=TEXT, row=lambda n, _: Labelled(ids=[1] * n, label=0)),
+    "token_classification": Kind(
+        data={"words": "words", "label": "label"}, row=lambda n, _: Tagged(ids=[1] * n, labels=[0] * n)
+    ),
+    "seq2seq": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
+    "image_classification": Kind(data=TEXT, row=lambda n, _: n),
+    "text_to_image": Kind(data=TEXT, row=lambda n, _: n),
+    "transcription": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
+}
+TRAINED = {
+    "image_classification": "text_classification",
+    "text_to_image": "text_classification",
+    "transcription": "seq2seq",
+}
+"""Which of the trainer's own configurations stands for what it does not train."""
+
+
+def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
+    """The task as the loop takes it, without a tokenizer."""
+    if name == "image_classification":
+        return Images(config)
+    if name == "text_to_image":
+        return Noise(config)
+    found: Any = Speech(train, config) if name == "transcription" else tasks.of(train)
+    if isinstance(found, Seq2Seq):
+        found._start = 0
+    return found
+
+
+def depths_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers of each stack; ValueError where the config has none."""
+    found: list[int] = []
+    for names in DEPTHS.get(str(config.get("model_type")), DEPTH):
+        depth = next((config[n] for n in names if isinstance(config.get(n), int)), found[0] if found else 0)
+        if depth < 1:
+            raise ValueError(f"config has no positive {names[0]}")
+        found.append(depth)
+    return tuple(found)
+
+
+def with_depths(config: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
+    """The config with so many layers in each stack; lists of a value for each layer are cut."""
+    fields, before = dict(config), depths_of(config)[0]
+    for name, value in fields.items():
+        if isinstance(value, list) and len(value) == before:
+            fields[name] = value[: depths[0]]
+    for names, depth in zip(DEPTHS.get(str(config.get("model_type")), DEPTH), depths, strict=True):
+        given = [n for n in names if n in fields] or [names[0]]
+        fields.update(dict.fromkeys(given, depth))
+    return fields

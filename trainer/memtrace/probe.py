@@ -1,0 +1,134 @@
+"""The trainer's own step around a model that is given: what `trainer.memtrace.tracer` traces."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import accelerate
+import torch
+
+from trainer.contract.checkpoint_format import Progress, Rate
+from trainer.contract.train import TrainConfig
+from trainer.memtrace import quantised as memtrace_bits
+from trainer.memtrace.inputs import BY_TASK
+from trainer.memtrace.storage_tracker import Storages
+from trainer.models import loading as models
+from trainer.optim import optimizers
+from trainer.parallel import ddp as parallel
+from trainer.training.step import Steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What to trace; defaults as the trainer's. `sequence`: tokens of every row."""
+
+    train: TrainConfig
+    sequence: int
+    target: int = 0
+    """Tokens that an encoder-decoder writes in each row; 0: as many as it reads."""
+    attention: str = "sdpa"
+    device: str = "cuda"
+    foreach: bool = False
+    """AdamW's foreach kernels in place of the fused one."""
+    padded: bool = False
+    """Rows differ in length, so attention takes a mask."""
+    pure: bool = False
+    """Weights are held and computed with in the half precision itself, without autocast."""
+    targets: tuple[str, ...] = ()
+    """Names of the modules that get adapters, in place of the trainer's choice."""
+    task: str = "causal_lm"
+    """What is learned, one of `memtrace_kinds.BY_TASK`."""
+    gpus: int = 1
+    """Processes, each with rows of its own."""
+    divided: bool = False
+    """They have a share of the model each (FSDP2), in place of all of it (DDP)."""
+
+
+class Probe(Steps):
+    """The trainer's step around a model that `make` makes on a device, for one step of one micro-batch."""
+
+    def __init__(self, ask: Ask, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta") -> None:
+        config = ask.train
+        self._config = config
+        mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
+        self._accelerator = accelerate.Accelerator(cpu=device != "cuda", mixed_precision=mixed, device_placement=False)
+        self._parallel = self._arranged(ask, "fp32" if mixed == "no" else mixed, meta=device == "meta")
+        self._parallel.takes(config)
+        self._world, self._rank = self._parallel.world, self._parallel.rank
+        self._bare = make() if self._world == 1 else self._parallel.build(lambda _: make())
+        self._parameters = models.trainable(self._bare)
+        self._rate = Rate(lr=1e-4)
+        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
+        if ask.foreach:
+            for group in optimizer.param_groups:
+                group.update(fused=None, foreach=True)
+        self._device = next(self._bare.parameters()).device
+        with storages:  # DDP makes its buckets here
+            self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
+        self._storages = storages
+        self._progress, self._total, self._task = Progress(), 1, task
+        row = BY_TASK[ask.task].row
+        self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
+        if ask.padded:
+            self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
+
+    def _arranged(self, ask: Ask, precision: str, *, meta: bool) -> parallel.Copies:
+        if ask.gpus == 1:
+            return parallel.Copies(self._accelerator)
+        from trainer.memtrace import (
+            fake_distributed as memtrace_world,
+        )  # and all of torch's FSDP2, which one process does without
+
+        return memtrace_world.arrangement(self._accelerator, precision, divided=ask.divided, meta=meta)
+
+    def _gathered(self) -> Iterable[torch.nn.Parameter]:
+        if not self._parallel.divided:
+            return ()
+        from trainer.memtrace import fake_distributed as memtrace_world
+
+        return memtrace_world.gathered(self._bare)
+
+    def _batches(self) -> tuple[list[list[Any]], int]:
+        return [self._rows], sum(self._task.targets(e) for e in self._rows)
+
+    def _jump(self) -> None:
+        """No earlier worker went wrong."""
+
+    def _is_good(self, row: dict[str, float]) -> bool:
+        return True
+
+    def _before_update(self) -> None:
+        self._storages.enter("optimizer", "temporary")
+
+    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
+        pass
+
+    def warm(self) -> None:
+        """Makes what there is after the first step: the optimizer's state."""
+        if self._world > 1:
+            with self._storages:
+                self._bare.train()
+                self._step()
+            return
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def step(self, storages: Storages) -> None:
+        """One step in the steady state; before the last of several micro-batches, with gradients accumulated."""
+        for tensor in (*self._bare.parameters(), *self._bare.buffers(), *memtrace_bits.scales(self._bare)):
+            storages.hold(parallel.local(tensor), "weights")
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                storages.hold(parallel.local(value), "optimizer")
+        accumulated = self._config.rows_a_step > self._config.rows_at_once * self._parallel.groups
+        for gathered in self._gathered():
+            gathered.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "communication"))
+        for parameter in self._parameters.values():
+            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(parallel.local(p.grad), "gradients"))
+            if accumulated:
+                parameter.grad = torch.zeros_like(parameter)
+                storages.hold(parallel.local(parameter.grad), "gradients")
+        self._bare.train()
+        self._step()

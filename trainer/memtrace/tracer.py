@@ -1,0 +1,291 @@
+"""Peak memory of a fine-tune, traced without a GPU or weights: `python -m trainer.memtrace --config CONFIG.json`.
+
+The real model class takes one optimizer step of the trainer's own loop on the meta device, with three layers and with
+four. Every segment of the step is linear in the number of layers, so its peak at full depth follows. Of several GPUs it
+is the first one's. What is not counted: the device context, what NCCL takes, the allocator's fragmentation.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+from trainer.memtrace import quantised as memtrace_bits
+from trainer.memtrace import unet as memtrace_unet
+from trainer.memtrace.device_emulation import BLOCK, AsIf, allowed, one_autocast
+from trainer.memtrace.inputs import HEADED, depths_of, fresh_of, task_of, untie, with_depths
+from trainer.memtrace.probe import Ask, Probe
+from trainer.memtrace.storage_tracker import Storages, in_backward
+from trainer.models import loading as models
+from trainer.training import determinism as exact
+
+TRACED = 3, 4
+"""Layers of the two traces; with three the first, the last and one between differ."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The worst moment of a step: bytes by category, and where in the step it is."""
+
+    peak_allocated_bytes: int
+    segment: str
+    by_category: Mapping[str, int]
+    segments: Mapping[str, int]
+    """Peak of every segment."""
+
+
+def _stacks(model: Any, count: int) -> list[torch.nn.ModuleList]:
+    """The lists of layers, in the order in which they are run: those with the most weights, in none of each other."""
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    outer = [m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
+    largest = sorted(outer, key=lambda m: sum(p.numel() for p in m.parameters()), reverse=True)[:count]
+    return [m for m in outer if any(m is one for one in largest)]
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
+    return found
+
+
+def mark(model: Any, storages: Storages, count: int = 1) -> None:
+    """Names the segments of the step as the layers of each stack are entered and left, forward and backward."""
+    stacks = _stacks(model, count)
+    words = [""] if count == 1 else ["encoder ", "decoder "]
+    for number, (layers, word) in enumerate(zip(stacks, words, strict=True)):
+        after = "head" if number == len(stacks) - 1 else "between"
+        _mark_stack(layers, storages, word, "embeddings" if number == 0 else "between", after)
+
+
+def _mark_stack(layers: torch.nn.ModuleList, storages: Storages, word: str, before: str, after: str) -> None:
+    last = len(layers) - 1
+
+    def entered(number: int, inputs: Any) -> None:
+        if in_backward():
+            return
+        storages.enter(f"forward {word}{number}", "activations")
+        if number == 0 and inputs and _tensor(inputs).requires_grad:
+            _tensor(inputs).register_hook(lambda _: storages.enter(f"backward {before}", "temporary"))
+
+    def left(number: int, output: Any) -> None:
+        if in_backward():
+            return
+        if _tensor(output).requires_grad:
+            _tensor(output).register_hook(lambda _: storages.enter(f"backward {word}{number}", "temporary"))
+        if number == last:
+            storages.enter(f"forward {after}", "logits" if after == "head" else "activations")
+
+    for i, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda _, inputs, i=i: entered(i, inputs))
+        layer.register_forward_hook(lambda _, __, output, i=i: left(i, output))
+
+
+def watch(storages: Storages, asif: AsIf | None) -> None:
+    """Keeps the category right where no module tells: at the loss, and where checkpointing computes again."""
+
+    def before() -> None:
+        if not in_backward():
+            return
+        again = torch.is_grad_enabled()
+        if asif is not None and not again:
+            asif.forget()
+        if storages.segment == "forward head":
+            storages.enter("backward head", "logits")
+        if storages.segment != "backward head":
+            storages.category = "activations" if again else "temporary"
+
+    storages.on_operation = before
+
+
+def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any, *, device: str) -> Any:
+    """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
+    if ask.task == "text_to_image":
+        with torch.device(device):
+            return memtrace_unet.built(config, ask.train, _kept(ask), ask.targets)
+    fields = with_depths(config, depths)
+    family = str(fields.pop("model_type", None))
+    with torch.device(device):
+        built = AutoConfig.for_model(family, **fields)
+        model = getattr(transformers, task.architecture).from_config(
+            built, dtype=_kept(ask), attn_implementation=ask.attention
+        )
+        untie(model, config)
+        model.config.use_cache = False
+        if ask.task in HEADED and getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = 0  # by which a decoder finds the last token
+        fresh = fresh_of(ask.task, family)
+        if ask.train.quantised is not None:
+            model = memtrace_bits.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
+        return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
+
+
+def _kept(ask: Ask) -> torch.dtype:
+    """What the base's weights are held in."""
+    half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
+    return half if ask.train.adapters is not None or ask.pure else torch.float32
+
+
+@contextlib.contextmanager
+def _as_if(ask: Ask, *, real: bool) -> Iterator[AsIf | None]:
+    if real:
+        yield None
+        return
+    with (
+        allowed(),
+        one_autocast() if ask.device == "cuda" and ask.train.quantised else contextlib.nullcontext(),
+        AsIf(ask.device) as asif,
+    ):
+        yield asif
+
+
+@contextlib.contextmanager
+def _among(ask: Ask, storages: Storages, *, real: bool) -> Iterator[None]:
+    """Other processes, where there are some."""
+    if ask.gpus == 1:
+        yield
+        return
+    from trainer.memtrace import fake_distributed as memtrace_world
+
+    with memtrace_world.joined(ask.gpus), memtrace_world.seen(storages, meta=not real):
+        yield
+
+
+def trace(
+    config: Mapping[str, Any], layers: int | Sequence[int], ask: Ask, *, real: bool = False
+) -> Mapping[str, dict[str, int]]:
+    """Bytes by category at the worst moment of each segment of a step with so many layers (of each stack).
+
+    `real`: on this machine's CPU with all its arithmetic, to compare with.
+    """
+    storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
+    storages.answer = not ask.padded
+    if ask.train.quantised is not None:
+        storages.in_parts.append(memtrace_bits.in_parts)
+    with _among(ask, storages, real=real), _as_if(ask, real=real) as asif:
+        task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
+        device = "cpu" if real else "meta"
+        probe = Probe(ask, lambda: _build(config, depths, ask, task, device=device), storages, task, device)
+        probe.warm()
+        model = probe._bare
+        storages.peaks.clear()
+        if ask.task == "text_to_image":
+            memtrace_unet.mark(model, storages)
+        else:
+            mark(model, storages, len(depths))
+        watch(storages, asif)
+        storages.segment, storages.category = "forward embeddings", "activations"
+        with storages:
+            probe.step(storages)
+    return {name: categories for name, (_, categories) in storages.peaks.items()}
+
+
+def on_gpu(config: Mapping[str, Any], ask: Ask) -> Probe:
+    """The step of the whole model with random weights, on this machine's GPU; exact, as the worker's."""
+    exact.begin()
+    exact.insist()
+    task, depths = task_of(ask.task, ask.train, config), depths_of(config)
+    probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
+    probe._bare.train()
+    torch.cuda.empty_cache()  # of what making and quantising it took, which loading it does not take
+    return probe
+
+
+def measure(config: Mapping[str, Any], ask: Ask, lasts_s: float, steps: int = 3) -> dict[str, float]:
+    """What the same steps really take of this machine's GPU: bytes, and `step_s`, the mean of the steps in `lasts_s`
+    seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody else may use it."""
+    probe = on_gpu(config, ask)
+    for _ in range(steps):
+        torch.cuda.reset_peak_memory_stats()
+        probe._step()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "device_used_bytes": total - free,
+        "step_s": timed(probe, lasts_s),
+    }
+
+
+def timed(probe: Probe, lasts_s: float) -> float:
+    """Seconds of a step, the mean of those that are begun before so many have passed."""
+    torch.cuda.synchronize()
+    started, count = time.monotonic(), 0
+    while time.monotonic() < started + lasts_s:
+        probe._step()
+        count += 1
+    torch.cuda.synchronize()
+    return (time.monotonic() - started) / count
+
+
+def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dict[str, dict[str, int]]:
+    """The segments by what they are in a model of any depth; those between are between these."""
+    found = {name: s for name, s in segments.items() if not name[-1].isdigit()}
+    for depth, word in zip(layers, [""] if len(layers) == 1 else ["encoder ", "decoder "], strict=True):
+        named = {"first": 0, "second": 1, "last but one": depth - 2, "last": depth - 1}
+        for way in (f"forward {word}", f"backward {word}"):
+            found |= {
+                f"{way}{kind} layer": segments[f"{way}{n}"] for kind, n in named.items() if f"{way}{n}" in segments
+            }
+    return found
+
+
+Traced = tuple[Sequence[int], Mapping[str, dict[str, int]]]
+"""Layers of each stack, and the segments of a step with so many."""
+
+
+def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[str, int]]:
+    """The segments' categories with so many layers: a line from the first trace through that of each stack with more
+    layers."""
+    few, first = traces[0]
+    low = _kinds(first, few)
+    higher = [(next(i for i, n in enumerate(at) if n != few[i]), _kinds(s, at)) for at, s in traces[1:]]
+
+    def line(name: str, category: str) -> int:
+        value = low[name].get(category, 0)
+        steps = ((depths[i] - few[i]) * (high[name].get(category, 0) - value) for i, high in higher)
+        return value + sum(steps)
+
+    common = [name for name in low if all(name in high for _, high in higher)]
+    return {name: {c: line(name, c) for c in CATEGORIES} for name in common}
+
+
+def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> bool:
+    """Whether only some layers need a mask for rows of that length, so that no line can be drawn."""
+    built: Any = AutoConfig.for_model(**with_depths(config, depths))
+    kinds, window = getattr(built, "layer_types", None) or (), getattr(built, "sliding_window", None)
+    return len(set(kinds)) > 1 and window is not None and length >= window
+
+
+def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
+    """The peak of a step at the config's full depth. Raises ValueError."""
+    return _peak(segments(config, ask))
+
+
+def segments(config: Mapping[str, Any], ask: Ask) -> Mapping[str, dict[str, int]]:
+    """Bytes by category at the worst moment of each segment of a step at the config's full depth. Raises ValueError."""
+    if ask.task == "text_to_image":
+        return trace(config, (), ask)
+    if any(config.get(k) for k in EXPERTS):
+        raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
+    depths = depths_of(config)
+    if _mixed(config, depths, ask.sequence):
+        found = trace(config, depths, ask)
+        return {**{n: s for n, s in found.items() if n[-1].isdigit()}, **_kinds(found, depths)}
+    base = tuple(TRACED[0] if depth > max(TRACED) else depth for depth in depths)
+    wanted = [base]
+    for i, depth in enumerate(depths):
+        if depth > max(TRACED):
+            wanted.append((*base[:i], TRACED[1], *base[i + 1 :]))
+    return at_depth([(at, trace(config, at, ask)) for at in wanted], depths)
+
+
+def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:
+    totals = {name: sum(categories.values()) for name, categories in peaks.items()}
+    worst = max(totals, key=lambda name: totals[name])
+    return Peak(peak_allocated_bytes=totals[worst], segment=worst, by_category=peaks[worst], segments=totals)

@@ -1,0 +1,115 @@
+"""What the tracer builds, feeds and marks for the UNet of Stable Diffusion: the step of diffusers' own examples.
+
+Latents and what the text encoders made of the words are given; the noise is predicted, and its mean square error is
+the loss. The autoencoder and the text encoders are not in it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainer.contract.train import LoraConfig, TrainConfig
+from trainer.memtrace.storage_tracker import Storages, in_backward
+from trainer.tasks.common.base import Batch
+
+TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+"""The modules that diffusers' examples adapt."""
+WORDS = 77
+"""Tokens of CLIP's text encoders, always."""
+SHRUNK = 8
+"""Pixels of a side that are one of the latents'."""
+
+
+class Noise:
+    """Rows are numbers of pixels of a side."""
+
+    architecture, adapters = "UNet2DConditionModel", None
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._channels, self._words = int(config.get("in_channels", 4)), int(config["cross_attention_dim"])
+        more = config.get("addition_embed_type") == "text_time"
+        times = 6 * int(config.get("addition_time_embed_dim", 256))
+        self._pooled = int(config["projection_class_embeddings_input_dim"]) - times if more else 0
+
+    def collate(self, rows: Sequence[Any], device: torch.device) -> Batch:
+        many, side = len(rows), int(rows[0]) // SHRUNK
+        batch = {
+            "latents": torch.zeros((many, self._channels, side, side), device=device),
+            "noise": torch.zeros((many, self._channels, side, side), device=device),
+            "steps": torch.zeros(many, dtype=torch.long, device=device),
+            "words": torch.zeros((many, WORDS, self._words), device=device),
+        }
+        if self._pooled:
+            batch |= {
+                "text_embeds": torch.zeros((many, self._pooled), device=device),
+                "time_ids": torch.zeros((many, 6), device=device),
+            }
+        return batch
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        kept = next(model.parameters()).dtype
+        more = {n: batch[n].to(kept) for n in ("text_embeds", "time_ids") if n in batch}
+        made = model(
+            batch["latents"].to(kept), batch["steps"], encoder_hidden_states=batch["words"].to(kept),
+            added_cond_kwargs=more or None,
+        ).sample  # fmt: skip
+        return functional.mse_loss(made.float(), batch["noise"], reduction="sum")
+
+    def targets(self, row: Any) -> int:
+        return 1
+
+    def size(self, row: Any) -> int:
+        return 1
+
+    def begins(self, step: int) -> None:
+        """No step draws anything."""
+
+
+def built(config: Mapping[str, Any], train: TrainConfig, kept: torch.dtype, targets: Sequence[str]) -> Any:
+    """The UNet with its adapters, on the default device. Raises ValueError without diffusers."""
+    try:
+        from diffusers import UNet2DConditionModel
+    except ImportError:
+        raise ValueError("a UNet is traced by diffusers, which is not installed: pip install diffusers") from None
+    model = UNet2DConditionModel.from_config(dict(config)).to(kept)
+    if train.recomputes:
+        model.enable_gradient_checkpointing()
+    if isinstance(train.method, LoraConfig):
+        import peft
+
+        lora = peft.LoraConfig(
+            r=train.method.r, lora_alpha=train.method.alpha, lora_dropout=train.method.dropout,
+            target_modules=list(targets or TARGETS),
+        )  # fmt: skip
+        model = peft.get_peft_model(model, lora)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+    return model
+
+
+def mark(model: Any, storages: Storages) -> None:
+    """Names the segments of the step as the blocks are entered and left, forward and backward."""
+    unet = getattr(model, "base_model", model)
+    unet = getattr(unet, "model", unet)
+    blocks = [(f"down {i}", b) for i, b in enumerate(unet.down_blocks)]
+    blocks += [("middle", unet.mid_block), *((f"up {i}", b) for i, b in enumerate(unet.up_blocks))]
+
+    def entered(name: str) -> None:
+        if not in_backward():
+            storages.enter(f"forward {name}", "activations")
+
+    def left(name: str, output: Any) -> None:
+        if in_backward():
+            return
+        out = output[0] if isinstance(output, tuple) else output
+        if out.requires_grad:
+            out.register_hook(lambda _: storages.enter(f"backward {name}", "temporary"))
+        if name == blocks[-1][0]:
+            storages.enter("forward head", "logits")
+
+    for name, block in blocks:
+        block.register_forward_pre_hook(lambda _, __, name=name: entered(name))
+        block.register_forward_hook(lambda _, __, output, name=name: left(name, output))

@@ -1,0 +1,1 @@
+"""Loads models, adapters and tokenizers."""

@@ -1,0 +1,210 @@
+"""The blob store as the trainer uses it: whole objects by key below `<installation>/`, never a pickle."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
+from obstore.store import ObjectStore, from_url
+
+from trainer.contract.documents import READER
+from trainer.objectstore import multipart
+
+SMALL_TIMEOUT_S = 20.0
+LARGE_TIMEOUT_S = 3600.0
+CHUNK = 4 << 20
+
+
+class StoreError(Exception):
+    """The store did not do what was asked, and whether it will later is unknown."""
+
+
+class BadContent(Exception):
+    """An object is there, but its size or hash is not what was promised."""
+
+
+def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
+    """A store by URL (file, s3, gs, az, ...). Raises StoreError naming the URL when it cannot be made."""
+    retry: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=SMALL_TIMEOUT_S)}
+    try:
+        if url.startswith("file:"):
+            return from_url(url, mkdir=True, automatic_cleanup=True)  # no folders without a file
+        where = [v for k, v in options.items() if "endpoint" in k.lower() or "base_url" in k.lower()]
+        plain = any(v.startswith("http://") for v in where)
+        client: Any = {"allow_http": plain}
+        return from_url(  # type: ignore[call-overload, no-any-return]
+            url, config=dict(options), client_options=client, retry_config=retry
+        )
+    except (BaseError, ValueError, OSError) as e:
+        raise StoreError(f"GPUBROKER_BLOBS {url!r}: {_line(e)}; give a URL such as s3://bucket/prefix") from None
+
+
+class Objects:
+    """Reads and writes below `<installation>/`, and remembers when the store last answered."""
+
+    def __init__(self, store: ObjectStore, installation: str, reader: ObjectStore | None = None) -> None:
+        """`reader`: the same place, for reading and listing, where `store` may only write."""
+        self._store = store
+        self._reader = reader or store
+        self._prefix = f"{installation}/"
+        self.answered_at = time.monotonic()
+        self.sent_bytes = 0
+        """Content only; what was sent in vain counts as well, since it is billed."""
+        self.received_bytes = 0
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, str], installation: str) -> Self:
+        """By URL and a grant's options. Raises StoreError."""
+        store, reader = _pair(url, options)
+        return cls(store, installation, reader)
+
+    def renew(self, url: str, options: Mapping[str, str]) -> None:
+        """Uses renewed credentials of the same place from the next call on. Raises StoreError."""
+        self._store, self._reader = _pair(url, options)
+
+    async def read(self, key: str) -> bytes | None:
+        """The object's content, None when there is none. Raises StoreError."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                got = await obstore.get_async(self._reader, self._prefix + key)
+                data = bytes(await got.bytes_async())
+        except FileNotFoundError:
+            self._answered()
+            return None
+        except PermissionDeniedError as e:
+            if await self._absent(key):
+                return None
+            raise StoreError(f"cannot read {key}: {_line(e)}") from None
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot read {key}: {_line(e)}") from None
+        self._answered()
+        self.received_bytes += len(data)
+        return data
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Puts the object, over an older one if there is one. Raises StoreError."""
+        self.sent_bytes += len(data)
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                await obstore.put_async(self._store, self._prefix + key, data)
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot write {key}: {_line(e)}") from None
+        self._answered()
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """Puts the object if it is absent. True when it now holds `data`, False when it holds something else.
+
+        A lost reply makes the second try find the first one's object, so content decides, not who was first.
+        """
+        self.sent_bytes += len(data)
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                await obstore.put_async(self._store, self._prefix + key, data, mode="create")
+        except AlreadyExistsError:
+            return await self.read(key) == data
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot create {key}: {_line(e)}") from None
+        self._answered()
+        return True
+
+    async def upload(self, key: str, path: Path, sent: Callable[[int], None] = lambda count: None) -> None:
+        """Puts a file, in parts when it is large; `sent` is told of more of its bytes. Raises StoreError."""
+        try:
+            size = path.stat().st_size
+            self.sent_bytes += size
+            async with asyncio.timeout(LARGE_TIMEOUT_S):
+                if size <= multipart.PART:
+                    await obstore.put_async(self._store, self._prefix + key, path)
+                    sent(size)
+                else:
+                    await multipart.upload(self._store, self._prefix + key, path, size, sent)
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot upload {key}: {_line(e)}") from None
+        self._answered()
+
+    async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
+        """Streams an object to a file. Raises BadContent (absent, torn, altered, no key; nothing stays), StoreError."""
+        digest, seen = hashlib.sha256(), 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            async with asyncio.timeout(LARGE_TIMEOUT_S):
+                got = await obstore.get_async(self._reader, self._prefix + key)
+                with path.open("wb") as file:
+                    async for piece in got.stream(min_chunk_size=CHUNK):
+                        seen += len(piece)
+                        self.received_bytes += len(piece)
+                        if seen > size:
+                            break
+                        await asyncio.to_thread(digest.update, piece)
+                        file.write(piece)
+        except FileNotFoundError:
+            raise BadContent(f"{key} is absent") from None
+        except PermissionDeniedError as e:
+            if await self._absent(key):
+                raise BadContent(f"{key} is absent") from None
+            raise StoreError(f"cannot download {key}: {_line(e)}") from None
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot download {key}: {_line(e)}") from None
+        except ValueError:  # of obstore and of the file system: an empty segment, a control character
+            raise BadContent(f"{key!r} can be no object's key") from None
+        self._answered()
+        if seen != size or digest.hexdigest() != sha256:
+            path.unlink()
+            raise BadContent(f"{key} is not the {size} bytes with sha256 {sha256[:12]}... that were promised")
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Every key below `prefix` (which ends in `/`), sorted. Raises StoreError."""
+        found: list[str] = []
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
+                async for batch in obstore.list(self._reader, self._prefix + prefix):
+                    found += [meta["path"].removeprefix(self._prefix) for meta in batch]
+        except FileNotFoundError:
+            return []
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot list {prefix}: {_line(e)}") from None
+        self._answered()
+        return sorted(found)
+
+    async def delete(self, key: str) -> None:
+        """Removes an object; one that is already gone is fine. Raises StoreError."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                await obstore.delete_async(self._store, self._prefix + key)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot delete {key}: {_line(e)}") from None
+        self._answered()
+
+    async def _absent(self, key: str) -> bool:
+        """S3 and GCS call an absent object forbidden when one may list its folder only: the listing tells."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                folder = self._prefix + key.rpartition("/")[0]
+                listed = await obstore.list_with_delimiter_async(self._reader, folder)
+        except (BaseError, OSError, TimeoutError):
+            return False
+        self._answered()
+        return all(meta["path"] != self._prefix + key for meta in listed["objects"])
+
+    def _answered(self) -> None:
+        self.answered_at = time.monotonic()
+
+
+def _pair(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStore]:
+    """(to write to, to read from)"""
+    own = {name: value for name, value in options.items() if not name.startswith(READER)}
+    reading = {name.removeprefix(READER): value for name, value in options.items() if name.startswith(READER)}
+    store = connect(url, own)
+    return store, connect(url, {**own, **reading}) if reading else store
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error: obstore appends a debug dump of many lines."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""Optimizers, learning-rate defaults and schedules."""

@@ -1,0 +1,74 @@
+"""`optim.lr: auto`: a published rate for the task, the method, the optimizer and the size of the model.
+
+A checkpoint keeps the rate that a run began with, so that a later table does not change it midway.
+"""
+
+import math
+from typing import Any
+
+from trainer.contract.checkpoint_format import Rate
+from trainer.contract.train import TrainConfig
+
+TIMES = 10.0
+"""LoRA's best rate over that of a full fine-tune, for many models, tasks and ranks."""
+LORA = "times 10 for LoRA (Schulman et al. 2025, LoRA Without Regret)"
+NARROWEST = 1024
+"""Hidden size from which on the rule for language models is taken; narrower ones have this one's rate."""
+POWERS = {"llama": 0.781}
+OTHER = 0.0775
+"""Of Qwen's, and taken for all that were not measured, since it is nearly none."""
+BATCH = "by the root of the batch (Malladi et al. 2022)"
+BOUNDS = 0.5, 2.0
+
+Base = tuple[float, float | None, int | None, str]
+"""Of a full fine-tune, of LoRA where that has a figure of its own, rows of a step where the source says so, source."""
+ENCODER: Base = 2e-5, None, 32, "Devlin et al. 2019, appendix A.3"
+BASES: dict[str, Base] = {
+    "text_classification": ENCODER,
+    "text_regression": ENCODER,
+    "token_classification": ENCODER,
+    "dpo": (5e-7, 5e-6, None, "alignment-handbook, zephyr-7b-beta, dpo/config_qlora.yaml"),
+    "reward_model": (1e-5, 1e-4, None, "TRL, examples/scripts/reward_modeling.py"),
+    "image_classification": (2e-5, None, None, "transformers, examples/pytorch/image-classification"),
+    "text_to_image": (1e-5, 1e-4, 4, "diffusers, examples/text_to_image"),
+}
+T5: Base = 1e-4, None, None, "transformers, docs of T5"
+BART: Base = 3e-5, None, None, "fairseq, examples/bart, summarization"
+ADAFACTOR: Base = 1e-3, None, 128, "Raffel et al. 2020, section 3.1.2"
+
+
+def of(config: TrainConfig, model: Any) -> Rate:
+    """What the job says; else a published one."""
+    if config.optim.lr != "auto":
+        return Rate(lr=config.optim.lr)
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    shape: Any = bare.config
+    family = str(getattr(shape, "model_type", ""))
+    return published(config, family, int(getattr(shape, "hidden_size", 0) or 0))
+
+
+def published(config: TrainConfig, family: str, width: int) -> Rate:
+    """The rule. `width`: the model's hidden size; 0: it has none."""
+    full, lora, batch, source = _base(config, family, width)
+    said = [source]
+    lr = full
+    if config.adapters is not None:
+        lr = lora if lora is not None else full * TIMES
+        said += [] if lora is not None else [LORA]
+    if batch is not None and batch != config.rows_a_step:
+        low, high = BOUNDS
+        lr *= min(high, max(low, math.sqrt(config.rows_a_step / batch)))
+        said.append(f"{BATCH}, {config.rows_a_step} rows for {batch}")
+    return Rate(lr=float(f"{lr:.3g}"), source="; ".join(said))
+
+
+def _base(config: TrainConfig, family: str, width: int) -> Base:
+    if config.optim.name == "adafactor":
+        return ADAFACTOR
+    if config.task == "seq2seq":
+        return T5 if family in ("t5", "mt5", "umt5") else BART
+    if config.task == "causal_lm":
+        power = POWERS.get(family, OTHER)
+        lr = 5e-5 * (2000 / max(NARROWEST, width)) ** power if width else 5e-5
+        return lr, None, 128, f"Schulman et al. 2025, 5e-5 (2000 / hidden size)^{power} for {family or 'this model'}"
+    return BASES[config.task]

@@ -1,0 +1,284 @@
+"""How processes share one model: each has all of it (DDP), or a share of it (FSDP2), on one machine or several.
+
+Written on torch's own `fully_shard`, so parameters keep their names: what one arrangement saves, every other reads.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import distributed
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.checkpoint.snapshot import Held, Local, Stored, Writer, joined, parts
+from trainer.contract.checkpoint_format import Plan, Progress, Window
+from trainer.contract.documents import Parallelism
+from trainer.contract.train import TrainConfig
+from trainer.core.errors import Fault
+from trainer.optim import optimizers
+
+TIMEOUT = timedelta(minutes=10)
+"""After which a process that waits for a lost one gives up."""
+JOIN = timedelta(hours=1)
+"""How long the first to come wait for the others, whose machines may still fetch what they need; one that is lost
+meanwhile is the broker's to notice."""
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NEVER_FREED: list[Any] = []
+"""Models as DDP wraps them. Freed by Python, one waits for gloo's thread, which waits for Python where it has just done
+a collective: neither goes on, and the process never ends."""
+LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "Connection refused")
+
+
+def join(how: Parallelism, *, cpu: bool) -> None:
+    """Meets the other processes of the launcher, if there are any. Raises DistError where they do not come.
+
+    Beside NCCL stands gloo where shares lie in host memory, since norms are summed there.
+    """
+    if "RANK" not in os.environ or distributed.is_initialized():
+        return
+    store, rank, world = next(rendezvous("env://", timeout=JOIN))
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{other}" for other in range(world)], JOIN)
+    store.set_timeout(TIMEOUT)
+    on_gpus = "cpu:gloo,cuda:nccl" if how.offload else "nccl"
+    backend = "gloo" if cpu else on_gpus
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+
+
+def leave() -> None:
+    """Parts from the others at a good end."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether this process only saw that another one has gone."""
+    if isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and distributed.is_initialized() and any(s in str(error) for s in LOST)
+
+
+class Settled(DistributedDataParallel):
+    """DDP whose buckets are the same from the first step on.
+
+    Torch's own are laid out anew after the first backward pass, by when each gradient came. What a gradient is summed
+    beside decides the order of its sum over three processes and more, so the first step after a resume would differ.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        """The last ones first, about as their gradients come, so that sending begins while the others are computed."""
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], sparse[::-1]
+
+
+class Copies:
+    """All of the model in each process, which is alone or beside others with other rows (DDP)."""
+
+    divided = False
+    name = "ddp"
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.world: int = accelerator.num_processes
+        self.rank: int = accelerator.process_index
+        self.alike = 1
+        """Processes that have the same rows."""
+
+    @property
+    def groups(self) -> int:
+        """How many have rows of their own."""
+        return self.world // self.alike
+
+    @property
+    def group(self) -> int:
+        """Which of them this is."""
+        return self.rank // self.alike
+
+    @property
+    def averaged(self) -> int:
+        """Processes over which gradients are averaged."""
+        return self.world
+
+    def takes(self, config: TrainConfig) -> None:
+        """Raises UserFault for what cannot be trained so."""
+
+    def told(self) -> str:
+        """The processes, what they run on, and how, for people; numbers differ where it does."""
+        device, mixed = self.accelerator.device, self.accelerator.mixed_precision
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        computed = f"transformers {version('transformers')}, {'fp32' if mixed == 'no' else mixed}"
+        return f"{self.world} x {name} ({self.name}, torch {torch.__version__}, {computed})"
+
+    def build(self, make: Callable[[bool], Any]) -> Any:
+        """The model on this process's device. `make(hollow)` makes it; hollow: without its weights."""
+        return make(False).to(self.accelerator.device)
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """(what is called in training, the optimizer)"""
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)
+        if self.world > 1:
+            prepared = Settled(prepared)
+            _NEVER_FREED.append(prepared)
+        return prepared, self.accelerator.prepare_optimizer(optimizer)
+
+    def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
+        """Around all micro-batches of a step but the last: gradients are summed over processes once."""
+        manager: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
+        return manager
+
+    def stretch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What this process computes of a batch to be trained on."""
+        return batch
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over processes of what each has of its own rows; entered by all."""
+        if self.world == 1:
+            return value
+        summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
+        return summed
+
+    def first(self, loss: float, metrics: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+        """What the first process measured: all decide by the same last bit whether to go on. Entered by all."""
+        if self.world == 1:
+            return loss, dict(metrics)
+        told = torch.tensor([loss, *metrics.values()], dtype=torch.float64, device=self.accelerator.device)
+        distributed.broadcast(told, 0)
+        return float(told[0]), dict(zip(metrics, told[1:].tolist(), strict=True))
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        """Scales the gradients down where their norm is above the limit; their norm before that. Entered by all."""
+        return number(self.accelerator.clip_grad_norm_(parameters, limit))
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """Whether this process, and no other, is the one to write what it has of a tensor."""
+        return self.rank == 0
+
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Local]:
+        """What this process has of each."""
+        return {
+            n: Local(tensor=local(t), start=window(t)[0], whole=tuple(t.shape), mine=self.writes(t))
+            for n, t in tensors.items()
+        }
+
+    def writer(self) -> Writer | None:
+        """This process's share of the writing; None where another one writes the same."""
+        return Writer() if self.rank == 0 else None
+
+    def plan(self, held: Held, writer: Writer | None) -> Plan | None:
+        """What lies where, for the first process; entered by all."""
+        return joined([parts(held, writer)]) if writer is not None else None
+
+    def whole(self, model: Any, trained: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
+        """Whole tensors in the first process's host memory, None where the model itself has them; entered by all.
+
+        `trained`: only these; None: all of the model.
+        """
+        return None
+
+    def settle(self, model: Any) -> None:
+        """Before weights are changed by others than the optimizer."""
+
+    def any_of(self, *facts: bool) -> tuple[bool, ...]:
+        """True for all where it is for one, so that all leave the loop and save at the same step. Entered by all."""
+        if self.world == 1:
+            return facts
+        flags = torch.tensor([int(fact) for fact in facts], device=self.accelerator.device)
+        return tuple(bool(flag) for flag in self.accelerator.reduce(flags, reduction="sum").tolist())
+
+    def agree(self, progress: Progress) -> None:
+        """Machines restore by themselves: refuses what would go on from different places. Entered by all."""
+        if self.world == 1:
+            return
+        places: list[Any] = [None] * self.world
+        distributed.all_gather_object(places, (progress.step, progress.samples))
+        if other := next((p for p in places if p != places[0]), None):
+            raise Fault(
+                f"checkpoint: some processes stand at step {places[0][0]}, some at step {other[0]}, since a machine "
+                "could not restore what the first one did; another attempt may"
+            )
+
+
+def window(tensor: torch.Tensor) -> Window:
+    """Which part of a tensor this process has."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim, tuple(tensor.shape)
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(start), tuple(shape)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """That part, sharing its memory."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A tensor that is divided as the parameter is, out of this process's part."""
+    if not isinstance(parameter, DTensor):
+        return part
+    return DTensor.from_local(
+        part.to(local(parameter).device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def division(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are divided among the same processes."""
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def load_model(parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
+    """Puts the weights back, of each this process's part. Raises ValueError."""
+    if gone := set(parameters) ^ set(stored.names("model")):
+        raise ValueError(f"{sorted(gone)[0]} is trained in only one of the two")
+    for name, parameter in parameters.items():
+        if stored.shape("model", name) != tuple(parameter.shape):
+            raise ValueError(f"{name} has the shape {stored.shape('model', name)}, here {tuple(parameter.shape)}")
+        local(parameter).copy_(stored.read("model", name, window(parameter)))
+
+
+def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
+    """Puts the moments back; torch itself moves each tensor to where it belongs. Raises KeyError, ValueError."""
+    by_id = {id(p): name for name, p in parameters.items()}
+    number_of = {by_id[id(p)]: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    state: dict[int, dict[str, torch.Tensor | int]] = {}
+    for key in stored.names("optimizer"):
+        name, kind = key.rsplit("/", 1)
+        parameter = parameters[name]
+        value: torch.Tensor | int
+        if stored.shape("optimizer", key) == tuple(parameter.shape):
+            value = like(parameter, stored.read("optimizer", key, window(parameter)))
+        else:
+            value = optimizers.state(stored.read("optimizer", key))
+        state.setdefault(number_of[name], {})[kind] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def number(value: torch.Tensor) -> float:
+    """A value that processes may have parts of; entered by all."""
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)
+
+
+def layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """What is repeated: the items of the outermost lists of modules."""
+    for child in module.children():
+        if isinstance(child, torch.nn.ModuleList):
+            yield from (item for item in child if next(item.parameters(), None) is not None)
+        else:
+            yield from layers(child)

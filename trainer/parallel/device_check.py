@@ -1,0 +1,87 @@
+"""Whether the devices compute rightly, have their memory, and reach each other: a look before anything is loaded.
+
+It takes a second or two, and gives up after LIMIT_S: what is slower than that is not fit either.
+"""
+
+import time
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from trainer.core.errors import BadHost
+
+LIMIT_S = 30.0
+FREE_SHARE = 0.9
+"""Of a GPU's memory, before this job has taken any."""
+SIZES = {"cuda": 4096, "cpu": 128}
+TIMES = {"cuda": 8, "cpu": 1}
+MESSAGE = 1 << 18
+"""Numbers that each process sends to each other one."""
+
+
+def check(device: torch.device) -> str:
+    """What was looked at, in one line; entered by all processes. Raises BadHost."""
+    started = time.monotonic()
+    words = [_memory(device)] if device.type == "cuda" else []
+    words.append(_product(device))
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        words.append(_pairs(device, started + LIMIT_S))
+    took = time.monotonic() - started
+    if took > LIMIT_S:
+        raise BadHost(f"host: {_name(device)} took {took:.0f} s for a check that takes seconds; another machine may do")
+    return f"host: {', '.join(words)}; checked in {took:.1f} s"
+
+
+def _memory(device: torch.device) -> str:
+    free, total = torch.cuda.mem_get_info(device)
+    if free < FREE_SHARE * total:
+        held = (total - free) / 2**30
+        raise BadHost(f"host: {held:.1f} GiB of {_name(device)}'s memory are held by something else")
+    return f"{free / 2**30:.0f} GiB free"
+
+
+def _product(device: torch.device) -> str:
+    """Small whole numbers have exact products and sums in float32 and, as factors, in bfloat16."""
+    size = SIZES[device.type]
+    at = torch.arange(size, dtype=torch.float32)
+    left, right = torch.outer(at % 7, at % 5) % 3, torch.outer(at % 11, at % 3) % 2
+    wanted = (left.sum(0) @ right).to(device)  # of all rows of the product together
+    kinds = [torch.float32, torch.bfloat16] if device.type == "cuda" else [torch.float32]
+    for kind in kinds:
+        one, other = left.to(device, kind), right.to(device, kind)
+        for _ in range(TIMES[device.type]):
+            found = one @ other
+            if not bool(((found.float().sum(0) - wanted).abs() <= 0.01 * wanted.abs()).all()):
+                raise BadHost(f"host: {_name(device)} computes wrongly (a product of whole numbers in {kind})")
+            if not torch.equal(found, one @ other):
+                raise BadHost(f"host: {_name(device)} computes the same product twice and finds two results ({kind})")
+    return "products right"
+
+
+def _pairs(device: torch.device, until: float) -> str:
+    """Each process sends to each other one what only it can have sent."""
+    world, rank = distributed.get_world_size(), distributed.get_rank()
+    for shift in range(1, world):
+        to, source = (rank + shift) % world, (rank - shift) % world
+        sent = torch.full((MESSAGE,), rank * world + to, dtype=torch.int32, device=device)
+        got = torch.zeros_like(sent)
+        left = timedelta(seconds=max(1.0, until - time.monotonic()))
+        try:
+            sending = [
+                distributed.P2POp(distributed.isend, sent, to),
+                distributed.P2POp(distributed.irecv, got, source),
+            ]
+            for work in distributed.batch_isend_irecv(sending):
+                work.wait(left)
+        except RuntimeError as e:
+            if "imed out" not in str(e):
+                raise  # the other process has gone, and knows why
+            raise BadHost(f"host: process {rank} does not reach {to}, or {source} does not reach it: {e}") from None
+        if not bool((got == source * world + rank).all()):
+            raise BadHost(f"host: what process {source} sends to {rank} does not arrive as it was")
+    return f"{world} processes reach each other"
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"

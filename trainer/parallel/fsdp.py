@@ -1,0 +1,236 @@
+"""FSDP2: the processes divide the model, and, by tensor parallelism, the computing of each layer as well.
+
+Written on torch's own `fully_shard`, over the mesh of accelerate's `ParallelismConfig`, so parameters keep their names.
+"""
+
+import contextlib
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.parallelism_config import ParallelismConfig
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from trainer.checkpoint.snapshot import Held, Writer, joined, parts
+from trainer.contract.checkpoint_format import Plan
+from trainer.contract.documents import Parallelism
+from trainer.contract.train import TrainConfig
+from trainer.core.errors import UserFault
+from trainer.core.ipc import Part
+from trainer.models import accelerations as switches
+from trainer.parallel import tensor_parallel
+from trainer.parallel.context_parallel import Context
+from trainer.parallel.ddp import Copies, division, layers, local, number, window
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Shares(Copies):
+    """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it.
+
+    Beside it, processes may have the same rows, and of a layer (tensor) or of the tokens (context) compute a part each.
+    """
+
+    divided = True
+
+    def __init__(self, accelerator: Accelerator, how: Parallelism, precision: str) -> None:
+        super().__init__(accelerator)
+        self._how, self._type = how, PRECISIONS.get(precision)
+        self.alike = how.tensor * how.context
+        if self.world % self.alike:
+            raise UserFault(
+                f"world.parallelism: tensor x context, {self.alike}, does not divide the {self.world} processes"
+            )
+        shard = how.shard or self.groups
+        if self.groups % shard:
+            raise UserFault(f"world.parallelism.shard: {shard} does not divide {self.groups} processes")
+        if shard == 1 < self.groups:
+            raise UserFault("world.parallelism.shard: 1 divides no model; set kind to ddp, or shard to more")
+        self._owners = shard * self.alike
+        """So many processes hold one copy."""
+        several = {"tensor": how.tensor, "context": how.context}
+        self.name = f"fsdp over {shard}{', in host memory' if how.offload else ''}"
+        self.name += "".join(f", {name} over {count}" for name, count in several.items() if count > 1)
+        mesh = ParallelismConfig(
+            dp_replicate_size=self.world // self._owners, dp_shard_size=shard, cp_size=how.context, tp_size=how.tensor
+        ).build_device_mesh(accelerator.device.type)
+        copied = ("dp_replicate",) if self.world > self._owners else ()
+        self._mesh: DeviceMesh | None = mesh[(*copied, "dp_shard_cp")] if shard * how.context > 1 else None
+        self._layers: DeviceMesh | None = mesh["tp"] if how.tensor > 1 else None
+        self._context = Context(mesh["cp"]) if how.context > 1 else None
+        self._nonce = _told(secrets.token_hex(4))
+
+    @property
+    def averaged(self) -> int:
+        return self.world // self._how.tensor
+
+    def takes(self, config: TrainConfig) -> None:
+        if config.quantised is not None:
+            raise UserFault("train.method.kind: qlora's base cannot be divided by FSDP; use lora, or a plan with DDP")
+        if self._context is not None and config.task != "causal_lm":
+            raise UserFault(f"world.parallelism.context: only for causal_lm, this is {config.task}; set it to 1")
+        if self._layers is None:
+            return
+        if self._mesh is None and self._how.offload:
+            raise UserFault("world.parallelism.offload: only shares are kept in host memory, and tensor makes none")
+        if self._type is torch.float16:
+            raise UserFault("train.precision: fp16's scaler does not know tensor parallelism; use bf16 or fp32")
+        if config.adapters is not None and config.adapters.dora:
+            raise UserFault("train.method.dora: not with tensor parallelism; set one of the two otherwise")
+
+    def build(self, make: Callable[[bool], Any]) -> Any:
+        """The first process alone reads the weights, into host memory, and hands out the shares."""
+        model = make(self.rank > 0)
+        if self.rank > 0:
+            _fill(model)
+        source = {name: t.detach() for name, t in _tensors(model)}
+        bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if self._layers is not None:
+            tensor_parallel.divide(bare, self._layers)
+        if self._context is not None:
+            self._context.attach(bare)
+        if self._mesh is not None:
+            self._share_out(bare, self._mesh)
+        else:
+            model.to(self.accelerator.device)
+        with torch.no_grad():
+            for name, tensor in _tensors(model):
+                self._hand_out(tensor, source.pop(name))
+        return model
+
+    def _share_out(self, bare: Any, mesh: DeviceMesh) -> None:
+        policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
+        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._how.offload else OffloadPolicy()
+        for layer in layers(bare):
+            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        fully_shard(bare, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        if hasattr(bare, "generate"):
+            register_fsdp_forward_method(bare, "generate")
+
+    def _hand_out(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        whole = source.to(self.accelerator.device).contiguous()
+        distributed.broadcast(whole, 0)
+        start, shape = window(tensor)
+        mine = whole[tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))]
+        local(tensor).copy_(mine)
+
+    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Autocast as elsewhere, so that what torch computes in float32 there is so here as well."""
+        self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        return model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
+
+    def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are divided after every micro-batch: whole ones would take as much as the model."""
+        return contextlib.nullcontext()
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        return super().total(value) / self._how.tensor
+
+    def stretch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return batch if self._context is None else self._context.stretch(batch)
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        """As torch does it, of tensors that are divided in several ways."""
+        if self._layers is None:
+            return super().clip(parameters, limit)
+        alike: dict[Any, list[torch.Tensor]] = {}
+        for gradient in (p.grad for p in parameters if p.grad is not None):
+            alike.setdefault(division(gradient), []).append(gradient)
+        norm = math.hypot(*(number(torch.nn.utils.get_total_norm(some)) for some in alike.values()))
+        for gradient in (g for some in alike.values() for g in some):
+            local(gradient).mul_(min(1.0, limit / (norm + 1e-6)))
+        return norm
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """The first of those that have the same part of it."""
+        if not isinstance(tensor, DTensor):
+            return self.rank == 0
+        mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        assert place is not None
+        first: bool = all(at == 0 for at, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
+        return first and (self.rank % self._how.tensor == 0 or "tp" in (mesh.mesh_dim_names or ()))
+
+    def writer(self) -> Writer | None:
+        if self.rank >= self._owners:
+            return None
+        here = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
+        beside = tuple(r for r in range(self._owners) if r // here[1] == here[0])
+        nodes = -(-self._owners // here[1])
+        part = Part(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
+        return Writer(number=self.rank, of=self._owners, beside=beside, part=part)
+
+    def plan(self, held: Held, writer: Writer | None) -> Plan | None:
+        own = parts(held, writer) if writer is not None else None
+        all_parts: list[Any] = [None] * self.world
+        distributed.all_gather_object(all_parts, own)
+        return joined([p for p in all_parts if p is not None]) if self.rank == 0 else None
+
+    def whole(self, model: Any, trained: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
+        wanted = None if trained is None else {id(p) for p in trained.values()}
+        found: dict[str, torch.Tensor] = {}
+        known: dict[int, torch.Tensor] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if wanted is not None and id(tensor) not in wanted:
+                continue
+            if id(tensor) not in known:
+                full = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+                known[id(tensor)] = full.cpu() if self.rank == 0 else torch.empty(0)
+            found[name] = known[id(tensor)]
+        return found if self.rank == 0 else None
+
+    def settle(self, model: Any) -> None:
+        """What is held whole after an evaluation is let go, else it would be computed with once more."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def of(how: Parallelism, accelerator: Accelerator, precision: str) -> Copies:
+    """The arrangement that the plan asks for; a process alone holds everything, and says so. Raises UserFault."""
+    if how.kind == "ddp":
+        return Copies(accelerator)
+    if accelerator.num_processes == 1:
+        asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(how, name)) > 1]
+        switches.notice(f"{' and '.join(asked) or 'fsdp'}: one process trains here alone, so nothing is divided")
+        return Copies(accelerator)
+    return Shares(accelerator, how, precision)
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights and buffers by name, tied ones once."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _fill(model: torch.nn.Module) -> None:
+    """Gives memory to what has none. Nothing is written to it, so that the kernel need not find any."""
+    known: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                empty = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+                module._parameters[name] = known.setdefault(id(parameter), empty)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = known.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
+
+
+def _told(value: str) -> str:
+    """The first process's value."""
+    box = [value]
+    distributed.broadcast_object_list(box, 0)
+    return box[0]

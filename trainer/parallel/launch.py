@@ -1,0 +1,93 @@
+"""Start one worker process for each GPU of this machine.
+
+Usage: `python -m trainer.parallel.launch PROCESSES NODES NODE HOST:PORT RUN_FOLDER`.
+
+They find each other by torch's own variables, those of torchrun, which is not used itself: it takes SIGTERM and Ctrl-C
+for the end and kills processes that are to save, waits 30 s for those that ignore it, and needs torch to start.
+Elasticity is the broker's.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from trainer.core.parent_death import tie
+
+GRACE_S = 5.0
+"""After the first failure, for the others to say theirs: which was first is not which was seen first."""
+LOOK_S = 0.05
+
+
+def variables(local: int, *, each: int, nodes: int, node: int, master: str) -> dict[str, str]:
+    """What process `local` of a machine is told of its place."""
+    host, port = master.rsplit(":", 1)
+    return {
+        "RANK": str(node * each + local),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(nodes * each),
+        "LOCAL_WORLD_SIZE": str(each),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+
+
+def interface(master: str) -> dict[str, str]:
+    """The network interface by which the first machine is reached, for gloo.
+
+    By itself it takes the one that this machine's name stands for, which on Debian is 127.0.1.1. Nothing is sent.
+    """
+    host, port = master.rsplit(":", 1)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, int(port)))
+        own = way.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(a.address == own for a in addresses):
+                return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """0 when all succeed; after a failure the others get a moment, and are killed then.
+
+    Of several codes the lowest: who was killed by a signal had no part in the others' failures.
+    """
+    deadline = float("inf")
+    while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+        if deadline == float("inf") and any(p.returncode for p in processes):
+            deadline = time.monotonic() + GRACE_S
+        time.sleep(LOOK_S)
+    code = min((p.returncode for p in processes if p.poll()), default=0)
+    for process in processes:
+        process.kill()
+        process.wait()
+    return int(code)
+
+
+def main(each: int, nodes: int, node: int, master: str, run: str) -> int:
+    """Runs the workers to their end; the exit code, 128 more than the signal by which one died."""
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // each)), **interface(master)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer.training.worker", run],
+            env={**defaults, **os.environ, **variables(local, each=each, nodes=nodes, node=node, master=master)},
+        )
+        for local in range(each)
+    ]
+    code = wait(processes)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    tie(os.getppid())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
+    count, machines, place, *rest = sys.argv[1:]
+    sys.exit(main(int(count), int(machines), int(place), *rest))

@@ -1,0 +1,67 @@
+"""Tensor parallelism: the layers of a model divided within, by the plan that transformers has of it.
+
+Each process has some of the heads and of the MLP's columns. What the plan leaves out (norms, embeddings) is whole in
+each. Adapters go with their module: of one that is divided by columns `lora_B` is, of one divided by rows `lora_A`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
+
+from trainer.core.errors import UserFault
+
+COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
+STYLES = (*COLUMNS, "rowwise")
+PARTIAL = "replicated_with_grad_allreduce"
+"""Of a norm within a head: transformers adds its gradients up anew after every micro-batch."""
+DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def divide(bare: Any, mesh: DeviceMesh) -> None:
+    """Divides the modules of a model of transformers, with or without adapters. Raises UserFault, before any is."""
+    ways = mesh.size()
+    plan: dict[str, str] = getattr(bare, "tp_plan", None) or {}
+    _refuse(bare, plan, ways)
+    several = Counter(id(p) for module in bare.modules() for p in module.parameters(recurse=False))
+    for style, module in [*_planned(bare, plan)]:
+        base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
+        if style in STYLES and several[id(base.weight)] == 1:  # a head that is the embeddings as well stays whole
+            _apply(base, style, mesh)
+            side = getattr(module, "lora_B" if style in COLUMNS else "lora_A", {})
+            for adapter in side.values():
+                _apply(adapter, style, mesh)
+
+
+def _planned(bare: Any, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, module in bare.named_modules():
+        if style := plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)):
+            yield style, module
+
+
+def _apply(module: Any, style: str, mesh: DeviceMesh) -> None:
+    how = ALL_PARALLEL_STYLES[style]
+    for name, _ in list(module.named_parameters(recurse=False)):
+        how.shard_param(module, name, mesh)
+    how.install_forward(module, mesh)
+
+
+def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:
+    kind = bare.config.model_type
+    if not plan:
+        raise UserFault(f"world.parallelism.tensor: transformers has no plan for a {kind} model; set it to 1")
+    for style, module in _planned(bare, plan):
+        learns = any(p.requires_grad for p in module.parameters())
+        if style not in STYLES and (style != PARTIAL or learns):
+            raise UserFault(f"world.parallelism.tensor: a {kind} model has {style} layers, which are not divided here")
+    config = bare.config.get_text_config()
+    for name in DIVIDED:
+        if (count := getattr(config, name, None)) and count % ways:
+            raise UserFault(f"world.parallelism.tensor: {ways} does not divide {name} of this {kind} model, {count}")
+    head = bare.get_output_embeddings()
+    if isinstance(head, torch.nn.Linear) and head.out_features % ways:
+        raise UserFault(f"world.parallelism.tensor: {ways} does not divide the vocabulary, {head.out_features}")

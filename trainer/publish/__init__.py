@@ -1,0 +1,1 @@
+"""Publishes results to the Hub and to buckets."""

@@ -1,0 +1,115 @@
+"""Results to where else they are wanted: `python -m trainer.publish FOLDER --config SPEC`, and at the end of a job.
+
+FOLDER is what a job leaves, as `gpubroker artifacts` fetches it. Secrets are environment variables of their names.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+
+from trainer.contract.output import CopyConfig, OutputConfig, PushConfig
+from trainer.core import disk_space as room
+from trainer.objectstore.objects import StoreError, connect
+
+ROOTS = ("model", "adapter")
+"""Folders of weights; the first that is there is the repository's root."""
+FOLDERS = (*ROOTS, "samples", "tensorboard")
+BESIDE = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
+
+
+class NotPublished(Exception):
+    """One line: what, where and the fix."""
+
+
+def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> str:
+    """One commit with all of it; returns its page. Raises NotPublished."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    files = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in _layout(folder).items()]
+    api = HfApi(endpoint=endpoint, token=token)
+    try:
+        api.create_repo(config.repo, private=config.private, exist_ok=True)
+        if config.private and not api.repo_info(config.repo).private:  # of one that was there this says nothing
+            raise NotPublished(f"output.push: {config.repo} is public; make it private, or set private to false")
+        done = api.create_commit(config.repo, files, commit_message="Fine-tuned with gpubroker")
+    except NotPublished:
+        raise
+    except Exception as e:  # of huggingface_hub, and of the client under it, which changed from one release to the next
+        raise NotPublished(
+            f"output.push: {config.repo} ({type(e).__name__}: {_line(e)}); check the token in {config.secret}"
+        ) from None
+    return str(done.commit_url)
+
+
+def _layout(folder: Path) -> dict[str, Path]:
+    """Files by their path in the repository. Raises NotPublished."""
+    root = next((name for name in ROOTS if (folder / name).is_dir()), None)
+    if root is None:
+        raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
+    found = {name: folder / name for name in BESIDE if (folder / name).is_file()}
+    for top in FOLDERS:
+        for path in sorted(p for p in (folder / top).rglob("*") if p.is_file()):
+            inner = path.relative_to(folder / top).as_posix()
+            found[inner if top == root else f"{top}/{inner}"] = path
+    return found
+
+
+def _results(folder: Path) -> list[str]:
+    """What a job leaves, by its path in the folder; the store of a run alone lies beside that. Raises NotPublished."""
+    inside = [path for top in FOLDERS for path in (folder / top).rglob("*") if path.is_file()]
+    found = [*(path.relative_to(folder).as_posix() for path in inside), *BESIDE]
+    if not inside:
+        raise NotPublished(f"{folder}: none of {', '.join(FOLDERS)} is there; give the folder of a job's results")
+    return sorted(name for name in found if (folder / name).is_file())
+
+
+async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> str:
+    """Every result below `<url>/<job>/`; returns that place. Raises NotPublished."""
+    try:
+        options = json.loads(credentials or "{}")
+        if not isinstance(options, dict):
+            raise ValueError
+    except ValueError:
+        raise NotPublished(f"output.copy_to: secret {config.secret} is no JSON object of the store's options") from None
+    found = _results(folder)
+    try:
+        store = connect(config.url, {str(k): str(v) for k, v in options.items()})
+        for name in found:
+            await obstore.put_async(store, f"{job}/{name}", folder / name)
+    except (StoreError, BaseError, OSError) as e:
+        if room.is_full(e) and config.url.startswith("file://"):
+            there = room.told(Path(unquote(urlsplit(config.url).path)), room.of_tree(folder))
+            raise NotPublished(f"output.copy_to: {config.url} is full: {there}") from None
+        raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
+    return f"{config.url.rstrip('/')}/{job}/"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+async def publish(
+    folder: Path, output: OutputConfig, *, job: str, secrets: Mapping[str, str], endpoint: str | None
+) -> tuple[list[str], list[str]]:
+    """(what was done, what was not and why); the one does not wait for the other's success."""
+    done: list[str] = []
+    failed: list[str] = []
+    try:
+        if output.push:
+            token = secrets.get(output.push.secret, "")
+            where = await asyncio.to_thread(push, folder, output.push, token, endpoint)
+            done.append(f"the results were pushed to {where}")
+    except NotPublished as e:
+        failed.append(str(e))
+    try:
+        if output.copy_to:
+            where = await copy(folder, output.copy_to, job, secrets.get(output.copy_to.secret or "", ""))
+            done.append(f"the results were copied to {where}")
+    except NotPublished as e:
+        failed.append(str(e))
+    return done, failed

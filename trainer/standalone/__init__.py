@@ -1,0 +1,1 @@
+"""Training on this machine without a broker."""

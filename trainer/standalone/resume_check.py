@@ -1,0 +1,57 @@
+"""Whether a configuration goes on with the run that an output folder holds: what a checkpoint depends on stays."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.contract.documents import AttemptSpec, DataFile
+from trainer.contract.train import TrainConfig
+
+SHOWN = 60
+MAY_CHANGE = frozenset({
+    "epochs", "max_steps", "micro_batch", "precision", "tf32", "fp8", "compile", "attention", "gradient_checkpointing",
+    "trust_remote_code", "eval_every_steps", "guard", "selection.patience", "selection.min_delta", "output", "metrics",
+    "data.path", "data.secret", "data.format", "data.bad_share", "diffusion.cache", "diffusion.sample_steps",
+})  # fmt: skip
+"""How long, how fast and with whom; the rows themselves are told apart by their hash. All else is fixed, also what a
+later version adds."""
+
+
+def changed(began: AttemptSpec, data: DataFile, train: TrainConfig) -> str | None:
+    """What is no longer as it was when the run began, and the fix, in one line. A batch that is left
+    open now is the one that was settled then."""
+    if began.data is not None and began.data.sha256 != data.sha256:
+        was, now = f"{began.data.sha256[:12]}...", f"{data.sha256[:12]}..."
+        return (
+            f"data.path: {train.data.path} has changed since this run began (sha256 {was}, now {now}); give it back as "
+            "it was, or another --output"
+        )
+    assert began.train is not None
+    if train.global_batch == "auto":
+        train = train.model_copy(update={"global_batch": began.train.global_batch})
+    for key, old, new in _differing(began.train.model_dump(mode="json"), train.model_dump(mode="json")):
+        return (
+            f"{key}: this run began with {_shown(old)}, now it is {_shown(new)}; set it back, or give another --output"
+        )
+    return None
+
+
+def _differing(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if key in MAY_CHANGE or was == now:
+        return
+    if key == "model" and os.path.isabs(was) and os.path.isabs(now):
+        return  # a folder that was moved; whether it holds the same model is asked where that is read
+    if not (isinstance(was, dict) and isinstance(now, dict)):
+        yield key, was, now
+        return
+    if was.get("kind") != now.get("kind"):  # of another one all else differs as well
+        yield f"{key}.kind", was.get("kind"), now.get("kind")
+        return
+    for name in was | now:
+        yield from _differing(was.get(name), now.get(name), f"{key}.{name}" if key else name)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

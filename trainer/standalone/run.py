@@ -1,0 +1,247 @@
+"""A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainer.agent.agent import EXIT, Agent
+from trainer.agent.base import gpus as load
+from trainer.agent.base.environment import Environment
+from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint.protocol import Origin
+from trainer.contract import object_keys as keys
+from trainer.contract.documents import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
+from trainer.contract.train import CheckpointConfig, TrainConfig
+from trainer.core import disk_space as room
+from trainer.core.config_file import BadConfig, first_problem, read_config, read_saving
+from trainer.core.ipc import RunFolder
+from trainer.dataset import batch_defaults as batches
+from trainer.dataset import sources as places
+from trainer.dataset.prompts import DataError, digest
+from trainer.dataset.readers import each_row
+from trainer.models import remote_code as trust
+from trainer.objectstore.objects import Objects, StoreError, connect
+from trainer.standalone import micro_batch as fit
+from trainer.standalone import pending_checkpoint as leftover
+from trainer.standalone import resume_check as same_run
+from trainer.standalone.output_dir import STORE, BadOutput, holding
+
+ME = "standalone"
+RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
+
+
+class NoRoom(Exception):
+    """One line: what could not be written, how much was wanted, and the fix."""
+
+
+@contextlib.contextmanager
+def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
+    """Raises NoRoom in place of what says that the disk of `folder` does not take `wanted` bytes."""
+    try:
+        yield
+    except (StoreError, OSError) as e:
+        if not room.is_full(e):
+            raise
+        raise NoRoom(f"{what} could not be written: {room.told(folder, wanted)}; start again then, it goes on") from e
+
+
+def main(
+    config: Path,
+    output: Path,
+    save_every_s: float | None = None,
+    *,
+    fsdp: bool = False,
+    ways: Mapping[str, int] | None = None,
+    trusted: bool = False,
+) -> int:
+    """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
+
+    `save_every_s`: in the place of the spec's `checkpoint.every_s`. `ways`: GPUs of `tensor` and `context`, more than
+    one with `fsdp`. `trusted`: the model's own code may be run here.
+    """
+    several = {name: count for name, count in (ways or {}).items() if count != 1}
+    try:
+        how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
+    except ValidationError as e:
+        print(f"--{': '.join(first_problem(e, Parallelism, several))}", file=sys.stderr)
+        return ExitCode.USER_ERROR
+    try:
+        train, saving = read_config(config), read_saving(config, save_every_s)
+        if wrong := trust.unpermitted(train, given=trusted):
+            raise BadConfig(wrong)
+        given = _secrets(train)
+        with holding(output):
+            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how, given))
+    except BadOutput as e:
+        print(e, file=sys.stderr)
+        return ExitCode.USER_ERROR
+    except (BadConfig, OSError) as e:
+        print(f"{config}: {e}", file=sys.stderr)
+        return ExitCode.USER_ERROR
+    except (NoRoom, StoreError) as e:
+        print(f"{output}: {e}", file=sys.stderr)
+        return ExitCode.INFRASTRUCTURE
+    except DataError as e:
+        print(f"{config}: {e}", file=sys.stderr)
+        return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.DATA
+    return int(EXIT[outcome])
+
+
+def _secrets(train: TrainConfig) -> dict[str, str]:
+    """What the environment has of the secrets that the configuration names. Raises BadConfig for one of its output,
+    which would be missed only once everything is trained."""
+    if missing := [name for name in train.output.secrets if not os.environ.get(name)]:
+        raise BadConfig(f"output: the environment variable {missing[0]} is not set; set it to the secret's value")
+    named = (*train.output.secrets, *train.metrics.secrets, *filter(None, (train.data.secret,)))
+    return {name: os.environ[name] for name in named if os.environ.get(name)}
+
+
+async def _run(
+    train: TrainConfig, saving: CheckpointConfig, beside: Path, output: Path, how: Parallelism, given: dict[str, str]
+) -> Outcome:
+    store = output / STORE
+    objects = Objects(connect(store.as_uri(), {}), ME)
+    before = [k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]
+    number = len(before) + 1
+    await _bring_leftover(objects, before, output / "work", store)
+    candidates = await _candidates(objects)
+    began = await _began(objects, before, candidates)
+    data = await _put_data(objects, train, beside, store, began if candidates else None)
+    attempt = f"{ME}-{number:04d}"
+    origin = Origin(job=ME, attempt=attempt, kind="train")
+    await _tidy(objects, origin, saving, train, data)  # a start that was killed did not
+    train = await _batched(began, train, store / ME / data.key, data)
+    train = await _sized(train, how)
+    spec = AttemptSpec(
+        installation=ME,
+        job=ME,
+        attempt=attempt,
+        number=number,
+        run=await _run_name(objects),
+        train=train,
+        data=data,
+        checkpoint=saving,
+        resume_from=await _candidates(objects),
+        world=World(gpus_per_node=gpus(), parallelism=how),
+        limits=Limits(deadman_s=0),
+    )
+    await objects.create(keys.spec(attempt), spec.model_dump_json().encode())
+    env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
+    outcome = await Agent(env, echo=print, folder=output, secrets=given).run()
+    if outcome is Outcome.COMPLETED:
+        _publish(store / ME, (await checkpoint.own(objects, origin))[0], output)
+    await _tidy(objects, origin, saving, train, data)
+    if left := leftover.clear(env.workdir, RunFolder(root=env.workdir / "run"), store):
+        print(left, file=sys.stderr)
+    return outcome
+
+
+async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
+    """Of the run before, which its store could not take. Raises NoRoom, StoreError."""
+    if before and (snapshot := leftover.found(RunFolder(root=work / "run"))) is not None:
+        origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
+        with _with_room(leftover.named(snapshot), store, room.of_tree(snapshot)):
+            await leftover.bring(objects, origin, snapshot)
+
+
+async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[str]) -> AttemptSpec | None:
+    """The spec of the start that left the newest checkpoint; without one, of the first start. Raises BadOutput."""
+    made = [keys.spec(key.split("/")[2]) for key in candidates[:1]]
+    key = (made or [*before, ""])[0]
+    text = await objects.read(key) if before else None
+    try:
+        return AttemptSpec.model_validate_json(text) if text else None
+    except ValidationError:
+        raise BadOutput(f"{STORE}/{ME}/{key} of --output cannot be read; give another --output") from None
+
+
+async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, data: DataFile) -> TrainConfig:
+    """With a number for `global_batch: auto`, that of the run's first start. Raises DataError."""
+    if train.global_batch != "auto":
+        return train
+    if began is not None and began.train is not None and began.data is not None and began.data.sha256 == data.sha256:
+        print(f"global_batch auto: {began.train.global_batch}, as before")
+        return train.model_copy(update={"global_batch": began.train.global_batch})
+    rows = await asyncio.to_thread(lambda: sum(1 for _ in each_row(path, data.format, train.data.path)))
+    found, told = batches.settled(train, rows)
+    print(told)
+    return found
+
+
+async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
+    """With as many rows at once as fit the GPUs of this machine; a CPU gains nothing by more of them."""
+    processes = gpus()
+    memory = load.memory_bytes() if processes and how == Parallelism() else None
+    if memory is None:
+        return train
+    found, told = await asyncio.to_thread(fit.sized, train, memory=memory, processes=processes)
+    if told:
+        print(told)
+    return found
+
+
+async def _run_name(objects: Objects) -> str:
+    """The same whenever it goes on in this folder."""
+    await objects.create("run", f"{ME}-{secrets.token_hex(6)}".encode())
+    found = await objects.read("run")
+    assert found is not None
+    return found.decode()
+
+
+async def _put_data(
+    objects: Objects, train: TrainConfig, beside: Path, store: Path, resumed: AttemptSpec | None
+) -> DataFile:
+    """The data set's copy in the store. `resumed`: the run that is gone on with. Raises BadConfig, DataError, OSError,
+    NoRoom."""
+    with places.readable(train.data, beside) as found:
+        sha256 = digest(found.path)
+        key = keys.job_data(ME, sha256)
+        data = DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
+        if resumed is not None and (wrong := same_run.changed(resumed, data, train)):
+            raise BadConfig(wrong)
+        if key not in await objects.keys(keys.JOB_DATA):
+            with _with_room("the copy of the data", store, found.path.stat().st_size):
+                await objects.upload(key, found.path)
+            if digest(found.path) != sha256:
+                await objects.delete(key)
+                raise DataError(f"data.path: {train.data.path} was changed while it was read; start again")
+        return data
+
+
+async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, train: TrainConfig, data: DataFile) -> None:
+    """Of all starts, what nothing goes back to any more: checkpoints, and rows that were given up."""
+    with contextlib.suppress(StoreError):  # it goes next time
+        await checkpoint.prune(objects, origin, saving, train.guard, earlier=True)
+        for key in await objects.keys(keys.JOB_DATA):
+            if key != data.key:
+                await objects.delete(key)
+
+
+async def _candidates(objects: Objects) -> tuple[str, ...]:
+    found = await objects.keys(keys.checkpoints(ME))
+    return tuple(keys.manifests(reversed(found)))
+
+
+def gpus() -> int:
+    """GPUs that the driver shows; torch is not asked, as this process never imports it."""
+    return len([p for p in Path("/dev").glob("nvidia[0-9]*") if os.access(p, os.R_OK)])
+
+
+def _publish(store: Path, manifest: str, output: Path) -> None:
+    """Copies the results out of the complete checkpoint, which stays where it is. Raises NoRoom."""
+    folder = store / keys.files_of(manifest)
+    sources = [folder / name for name in RESULTS if (folder / name).exists()]
+    wanted = sum(room.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
+    with _with_room("the results", output, wanted):
+        for source in sources:
+            if source.is_dir():
+                shutil.copytree(source, output / source.name, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, output / source.name)

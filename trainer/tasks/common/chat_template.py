@@ -1,0 +1,68 @@
+"""Chats as the model's own template renders them, with the loss on the assistant's turns only."""
+
+from typing import Any
+
+import jinja2
+
+from trainer.batching.examples import Example
+from trainer.dataset.prompts import DataError
+
+REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What a template raises for a chat that it was not written for: it adds a number to a text, or asks for a key."""
+
+
+def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
+    """`ask`: up to where the assistant's answer would begin."""
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+    return text
+
+
+def asked(tokenizer: Any, text: str) -> str:
+    """What a user says first, up to where the answer would begin."""
+    return render(tokenizer, [{"role": "user", "content": text}], ask=True)
+
+
+def encode(
+    tokenizer: Any, messages: list[dict[str, Any]], max_length: int, where: str, *, last: bool = False
+) -> Example:
+    """`last`: the loss is on the last answer alone.
+
+    Each turn is tokenised apart from what asks for it, as at generation; cut at the end to `max_length`.
+
+    What comes after the assistant's last turn is left out: nothing is learned from it. Raises DataError for a template
+    that renders earlier turns otherwise once later ones follow, since its tokens could not be told apart.
+    """
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    done = ""
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            asked = render(tokenizer, messages[:number], ask=True)
+            answered = render(tokenizer, messages[: number + 1], ask=False)
+        except REFUSALS as e:
+            raise DataError(f"{where}: the model's chat template refuses the chat ({line(e)}); mend the row") from None
+        if not asked.startswith(done) or not answered.startswith(asked):
+            raise DataError(
+                f"{where}: the model's chat template changes earlier turns when later ones follow (message "
+                f"{number + 1}); give each answer a row of its own"
+            )
+        head = _tokens(tokenizer, asked[len(done) :])
+        tail = _tokens(tokenizer, answered[len(asked) :])
+        spans.append((len(ids), len(ids) + len(head)))
+        ids += head + tail
+        done = answered
+    if last:
+        return Example(ids=ids[:max_length], prompt=min(spans[-1][1], max_length))
+    cut = [(min(start, max_length), min(end, max_length)) for start, end in spans]
+    return Example(ids=ids[:max_length], prompt=cut[0][1], silent=tuple(s for s in cut[1:] if s[0] < s[1]))
+
+
+def line(error: Exception) -> str:
+    """What a template raised, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []

@@ -1,0 +1,174 @@
+"""Parts of a Stable Diffusion pipeline from and to what diffusers reads."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.contract.train import TrainConfig
+from trainer.core.errors import UserFault
+from trainer.models import availability as reach
+from trainer.tasks.image.frozen_encoders import Frozen
+
+PIPELINES = {"StableDiffusionPipeline": False, "StableDiffusionXLPipeline": True}
+"""Whether there are two text encoders."""
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is known of a model without its weights."""
+
+    pipeline: str
+    """Its class in diffusers."""
+    two: bool
+    """Two text encoders."""
+    tokenizers: tuple[Any, ...]
+    scheduler: Any
+    """Of the training: DDPM with the model's own noise schedule."""
+    resolution: int
+    """Pixels of a side."""
+    scaling: float
+    """Of latents."""
+
+
+@contextlib.contextmanager
+def refusals(config: TrainConfig) -> Iterator[None]:
+    """Turns what the libraries raise for a model that they cannot read into a UserFault, or into the Fault of the
+    machine or the Hub."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as e:
+        if (fault := reach.not_read(config, e)) is not None:
+            raise fault from None
+        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        raise UserFault(
+            f"train.model: cannot load {config.model!r} ({reason}); give the Hub id of a Stable Diffusion or SDXL "
+            "model in diffusers' format that this machine may read, or its folder"
+        ) from None
+
+
+def kind_of(config: TrainConfig) -> Kind:
+    """Raises UserFault for a model that is none of PIPELINES, or does more than text to image."""
+    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
+    from transformers import AutoTokenizer
+
+    with refusals(config):
+        name = json.loads(_index(config.model).read_text()).get("_class_name")
+        if name not in PIPELINES:
+            raise ValueError(f"model_index.json says {name}")
+        two = PIPELINES[name]
+        unet = UNet2DConditionModel.load_config(config.model, subfolder="unet")
+        vae = AutoencoderKL.load_config(config.model, subfolder="vae")
+        scheduler = DDPMScheduler.from_pretrained(config.model, subfolder="scheduler")
+        folders = ("tokenizer", "tokenizer_2") if two else ("tokenizer",)
+        plain = {"trust_remote_code": False}
+        tokenizers = tuple(AutoTokenizer.from_pretrained(config.model, subfolder=one, **plain) for one in folders)
+        if unet["in_channels"] != vae.get("latent_channels", 4):
+            raise ValueError(f"its UNet takes {unet['in_channels']} channels, as for inpainting")
+        if scheduler.config.prediction_type not in ("epsilon", "v_prediction"):
+            raise ValueError(f"its scheduler predicts {scheduler.config.prediction_type}")
+    step = 2 ** (len(vae["block_out_channels"]) - 1)
+    return Kind(
+        pipeline=name,
+        two=two,
+        tokenizers=tokenizers,
+        scheduler=scheduler,
+        resolution=config.diffusion.resolution or unet["sample_size"] * step,
+        scaling=vae.get("scaling_factor", 0.18215),
+    )
+
+
+def _index(model: str) -> Path:
+    """`model_index.json`. Raises OSError."""
+    if Path(model).is_dir():
+        return Path(model) / "model_index.json"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, "model_index.json"))
+
+
+def unet(config: TrainConfig, kept: torch.dtype, *, hollow: bool) -> Any:
+    """`hollow`: without its weights. Raises UserFault."""
+    from diffusers import UNet2DConditionModel
+
+    with refusals(config):
+        if not hollow:
+            return UNet2DConditionModel.from_pretrained(
+                config.model, subfolder="unet", torch_dtype=kept, use_safetensors=True
+            )
+        with torch.device("meta"):
+            return UNet2DConditionModel.from_config(
+                UNet2DConditionModel.load_config(config.model, subfolder="unet")
+            ).to(kept)
+
+
+def targets(model: Any, config: TrainConfig) -> list[str]:
+    """Modules of a UNet that the words for adapters mean, which peft itself knows of transformers' models only; none
+    where they are named."""
+    wanted = config.adapters.targets if config.adapters is not None else ()
+    if wanted == "attention":
+        return list(ATTENTION)
+    if wanted == "all-linear":
+        return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    return []
+
+
+def unet_of(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
+    """The UNet with `state` for its weights, where it has only a share of them."""
+    if state is None:
+        return model
+    with torch.device("meta"):
+        whole = type(model).from_config(model.config)
+    whole.load_state_dict(state, assign=True)
+    return whole
+
+
+def save_lora(folder: Path, kind: Kind, model: Any, state: dict[str, torch.Tensor] | None) -> None:
+    """Adapters with their settings, as `load_lora_weights` reads them."""
+    import diffusers
+    from peft import get_peft_model_state_dict
+
+    found = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+    layers = {name.removeprefix(PREFIX): t.detach().cpu().contiguous() for name, t in found.items()}
+    settings = model.peft_config["default"].to_dict()
+    told = {name: sorted(v) if isinstance(v, set) else v for name, v in settings.items()}
+    getattr(diffusers, kind.pipeline).save_lora_weights(
+        folder, unet_lora_layers=layers, unet_lora_adapter_metadata=told, safe_serialization=True
+    )
+    for file in folder.glob("*.safetensors"):
+        _in_order(file)
+
+
+def _in_order(file: Path) -> None:
+    """safetensors writes several metadata in an order of chance: a run that was resumed would leave other bytes."""
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    told = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    told += b" " * (-len(told) % 8)
+    file.write_bytes(len(told).to_bytes(8, "little") + told + data[end:])
+
+
+def pipeline(config: TrainConfig, kind: Kind, parts: Frozen, model: Any) -> Any:
+    """For samples, and to be saved. Raises UserFault."""
+    import diffusers
+
+    with refusals(config):
+        index = json.loads(_index(config.model).read_text())
+        scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(config.model, subfolder="scheduler")
+    named: dict[str, Any] = {"vae": parts.vae, "unet": model, "scheduler": scheduler}
+    named |= {"text_encoder": parts.texts[0], "tokenizer": kind.tokenizers[0]}
+    if kind.two:
+        named |= {"text_encoder_2": parts.texts[1], "tokenizer_2": kind.tokenizers[1]}
+    else:
+        named |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    made = getattr(diffusers, kind.pipeline)(**named)
+    made.set_progress_bar_config(disable=True)
+    return made

@@ -1,0 +1,85 @@
+"""What the model can do: its loss and metrics on held-out rows, and the artifacts of a finished job."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from trainer.contract.train import TrainConfig
+from trainer.tasks.common.base import Task
+
+
+@torch.no_grad()
+def heldout(
+    task: Task[Any],
+    model: Any,
+    examples: Sequence[Any],
+    *,
+    size: int,
+    device: torch.device,
+    between: Callable[[], None],
+) -> tuple[float, Mapping[str, float]]:
+    """(mean loss, the task's metrics) over the held-out rows; `between` is called after every batch and may raise."""
+    model.eval()
+    task.choose(examples)
+    total, targets = 0.0, 0
+    judged: list[Any] = []
+    try:
+        for batch in task.micro_batches(examples, size):
+            loss, more = task.judged(model, task.collate(batch, device))
+            total += float(loss)
+            targets += sum(task.targets(e) for e in batch)
+            judged.extend(more)
+            between()
+    finally:
+        model.train()
+    return total / targets, task.metrics(judged)
+
+
+def as_trained(config: TrainConfig, accelerator: Accelerator) -> contextlib.AbstractContextManager[Any]:
+    """Around what calls parts of the model by themselves: over a quantised base norms are wider than the head."""
+    return accelerator.autocast() if config.quantised else contextlib.nullcontext()
+
+
+def without_adapter(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """The base model inside a LoRA."""
+    manager: contextlib.AbstractContextManager[Any] = model.disable_adapter()
+    return manager
+
+
+@contextlib.contextmanager
+def watched(model: Any, between: Callable[[], None]) -> Iterator[None]:
+    """Around what calls a model, as it is or the one inside its adapters: `between` is called before each pass of it,
+    such as of every new token, and may raise."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hooks = [one.register_forward_pre_hook(lambda *_: between()) for one in {model, inner}]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def write_artifacts(
+    folder: Path,
+    task: Task[Any],
+    model: Any,
+    state: dict[str, torch.Tensor] | None,
+    samples: list[dict[str, str]],
+    scores: dict[str, Any],
+) -> None:
+    """`adapter/` (peft's format) or `model/` (a whole folder), `samples.json`, `eval.json`.
+
+    `state`: tensors in place of the model's own.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    task.save(folder, model, state)
+    told = task.keep(folder, samples)
+    (folder / "samples.json").write_text(json.dumps(told, indent=1, ensure_ascii=False))
+    (folder / "eval.json").write_text(json.dumps(scores, indent=1))

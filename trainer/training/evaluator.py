@@ -1,0 +1,190 @@
+"""What the weights are worth, and the results of a job made of them."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from trainer.batching import sampler as order
+from trainer.contract.checkpoint_format import METRICS, Progress, Rate
+from trainer.core.errors import Drained, Fault
+from trainer.core.ipc import RunFolder, WorkerJob
+from trainer.parallel import barrier as meeting
+from trainer.parallel import ddp as parallel
+from trainer.tasks.common.base import Task
+from trainer.training import (
+    determinism as exact,
+)
+from trainer.training import (
+    evaluation as evaluate,
+)
+from trainer.training import (
+    model_card as card,
+)
+from trainer.training import (
+    result_writer as results,
+)
+from trainer.training import (
+    tensorboard as board,
+)
+from trainer.training.reporter import Reporter
+
+EVALUATION = 2**31
+"""In place of a step's number, where evaluations draw at random: each draws the same."""
+GRAVE = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
+"""What is no fault of the samples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Of one process; what it does is entered by all."""
+
+    job: WorkerJob
+    run: RunFolder
+    task: Task[Any]
+    model: Any
+    """As the task made it."""
+    parameters: dict[str, Any]
+    held: Sequence[Any]
+    """Rows to judge by."""
+    rows: int
+    """Of them at once."""
+    accelerator: Accelerator
+    arrangement: parallel.Copies
+    report: Reporter
+
+    def judged(self, progress: Progress) -> tuple[float, Mapping[str, float]]:
+        """(loss, metrics) of the weights as they are."""
+        self.report.set(progress.step, phase="evaluating", message=f"loss on {len(self.held)} held-out rows")
+
+        def between() -> None:
+            if self.arrangement.world == 1:
+                self._look()
+
+        self.task.begins(EVALUATION)
+        set_seed(order.noise(self.job.train.seed, EVALUATION, 0))
+        return evaluate.heldout(
+            self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
+        )
+
+    def _look(self) -> None:
+        """Of this process alone. Raises Drained."""
+        if self.run.drain.exists():
+            raise Drained
+
+    def leave_if_asked(self) -> None:
+        """Entered by all. Raises Drained for all."""
+        if self.arrangement.any_of(self.run.drain.exists())[0]:
+            raise Drained
+
+    def sampled(self, progress: Progress, after: float | None) -> list[dict[str, str]]:
+        """Samples of the weights as they are, where this process has any to write; entered by all. `after`: the loss
+        that was judged. Raises Drained."""
+        self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
+        samples: list[dict[str, str]] = []
+        with meeting.prepared("samples"), contextlib.suppress(Drained):  # which all are told of next
+            samples = self._samples(progress)
+        self.leave_if_asked()
+        return samples
+
+    def write(
+        self,
+        folder: Path,
+        progress: Progress,
+        rate: Rate,
+        *,
+        samples: list[dict[str, str]],
+        after: float | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """The results of the weights as they are, into a folder; entered by all. Raises Fault, Drained."""
+        scores: dict[str, Any] = {
+            "heldout_loss_before": progress.heldout_loss_before,
+            "heldout_loss_after": after,
+            "rows": len(self.held),
+            "history": [{"step": s, "loss": x} for s, x in progress.heldout],
+        }
+        if metrics:
+            scores |= {"metrics_before": progress.metrics_before, "metrics_after": dict(metrics)}
+        self.report.set(progress.step, phase="saving", message="saving the results")
+        lora = self.job.train.adapters is not None
+        whole = self.arrangement.whole(self.model, self.parameters if lora else None)
+
+        def write() -> None:
+            if self.accelerator.is_main_process:
+                evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
+                rows, made_on = self.run.root / METRICS, self.arrangement.told()
+                told = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
+                (folder / "README.md").write_text(told)
+                board.write(folder, rows, progress.heldout, self.report.event)
+
+        def merge() -> None:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(folder / "model", ignore_errors=True)  # of a try before
+                self.task.merge(folder)
+
+        self.insist(lambda: results.attempted(write), lambda: self._wanted(whole))
+        if self.job.train.output.merge:
+            self.leave_if_asked()
+            self.insist(lambda: results.attempted(merge), lambda: self._wanted(whole))
+
+    def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
+        """Bytes of the weights of the results."""
+        output = self.job.train.output
+        trained = whole if whole is not None else self.parameters
+        merged = self.model.parameters() if output.merge else ()
+        return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
+
+    def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
+        """Repeats an action of all processes until it has failed for none; it may take one of them longer than a
+        collective waits. `wanted`: bytes. Raises Unwritten, Drained."""
+
+        def together() -> str:
+            with meeting.prepared("results"):
+                return action()
+
+        results.insist(
+            together,
+            agree=lambda fact: self.arrangement.any_of(fact)[0],
+            waiting=lambda: bool(self.run.waiting()),
+            leave=self.leave_if_asked,
+            tell=self.report.event,
+            folder=self.run.root,
+            wanted=wanted,
+        )
+
+    def _samples(self, progress: Progress) -> list[dict[str, str]]:
+        """All processes write them where none has all of the model."""
+        if not self.job.train.samples.prompts or not (self.accelerator.is_main_process or self.arrangement.divided):
+            return []
+        alone = not self.arrangement.divided
+        tuned = self.written(alone=alone)
+        if progress.base_samples is not None:
+            base = list(progress.base_samples)
+        else:
+            with evaluate.without_adapter(self.model):
+                base = self.written(alone=alone)
+        prompts = self.job.train.samples.prompts
+        return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
+
+    def written(self, *, alone: bool) -> list[str]:
+        """What the weights as they are make of the prompts; blanks where that fails, which ends no training.
+
+        `alone`: no other process is in step with this one, which may leave at any time. Raises Drained then.
+        """
+        watched = evaluate.watched(self.model, self._look) if alone else contextlib.nullcontext()
+        try:
+            with watched, exact.leniently(), evaluate.as_trained(self.job.train, self.accelerator):
+                return self.task.write(self.model, self.accelerator.device)
+        except Exception as e:
+            if self.arrangement.divided or isinstance(e, GRAVE):  # of a divided model others wait for this process
+                raise
+            told = (str(e).strip().splitlines() or ["no message"])[0][:300]
+            self.report.event("no_samples", f"the samples could not be written ({type(e).__name__}: {told})")
+            return [""] * len(self.job.train.samples.prompts)

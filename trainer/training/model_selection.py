@@ -1,0 +1,120 @@
+"""What the evaluations decide: whether to go on, and whose weights are the result."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from trainer.checkpoint.snapshot import Local, Stored
+from trainer.contract.checkpoint_format import Best, Progress
+from trainer.contract.guard import LOSS, SelectionConfig
+from trainer.core.errors import UserFault
+from trainer.parallel import ddp as parallel
+
+ERRORS = ("loss", "mae", "rmse")
+"""End the names of metrics that are better when lower."""
+
+Scores = tuple[tuple[int, float], ...]
+
+
+def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) -> float:
+    """The chosen metric of an evaluation. Raises UserFault for one that the task does not have."""
+    known = {**metrics, LOSS: loss}
+    if config.metric not in known:
+        raise UserFault(f"train.selection.metric: no {config.metric!r} here; the task has {', '.join(sorted(known))}")
+    return known[config.metric]
+
+
+def better(config: SelectionConfig, one: float, than: float, *, by: float = 0.0) -> bool:
+    """By more than `by`; what is no number is never better, and anything is better than that."""
+    if math.isnan(one) or math.isnan(than):
+        return not math.isnan(one)
+    gain = than - one if config.metric.endswith(ERRORS) else one - than
+    return gain > by
+
+
+def best(config: SelectionConfig, scores: Scores) -> tuple[int, float] | None:
+    """(step, value) of the evaluation that no later one was better than by `min_delta`; None before the first."""
+    found: tuple[int, float] | None = None
+    for step, score in scores:
+        if found is None or better(config, score, found[1], by=config.min_delta):
+            found = step, score
+    return found
+
+
+def enough(config: SelectionConfig, scores: Scores) -> str:
+    """Why the training need not go on; empty: it goes on."""
+    found = best(config, scores)
+    if config.patience is None or found is None:
+        return ""
+    since = sum(1 for step, _ in scores if step > found[0])
+    if since < config.patience:
+        return ""
+    return (
+        f"stopped early: {since} evaluations were no better than {config.metric} {found[1]:.4f} after step {found[0]}"
+    )
+
+
+class Selection:
+    """Keeps the weights of the best evaluation in host memory, where they are asked for. `min_delta` is no matter of
+    these: it says when to stop, and the lowest loss is the lowest by however little."""
+
+    def __init__(self, config: SelectionConfig, job: str = "") -> None:
+        """`job`: its id, as scores of other held-out rows tell nothing here."""
+        self.config = config
+        self._by = f"{job} {config.metric}".strip()
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def scored(
+        self, progress: Progress, loss: float, metrics: Mapping[str, float], parameters: Mapping[str, torch.Tensor]
+    ) -> Progress:
+        """After an evaluation of these weights."""
+        score = value(self.config, loss, metrics)
+        scores = (*(s for s in progress.scores if s[0] != progress.step), (progress.step, score))
+        found = progress.best
+        if self.config.best and (found is None or better(self.config, score, found.value)):
+            self._kept = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
+            found = Best(step=progress.step, value=score)
+        return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": found})
+
+    def held(self, parameters: Mapping[str, Local]) -> dict[str, Local]:
+        """For a checkpoint; `parameters`: as they are now."""
+        return {n: replace(one, tensor=self._kept[n]) for n, one in parameters.items()} if self._kept else {}
+
+    def restore(self, stored: Stored, parameters: Mapping[str, torch.Tensor]) -> Progress:
+        """The checkpoint's state, with the scores that count here: none of another job, or by another metric, and none
+        whose weights should have been kept and were not. Raises KeyError, ValueError."""
+        progress = stored.progress
+        other = progress.scores_by != self._by
+        found = None if other or not self.config.best else progress.best
+        if found is not None:
+            self._kept = {n: stored.read("best", n, parallel.window(p)) for n, p in parameters.items()}
+        lost = self.config.best and found is None
+        return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": found})
+
+    @contextlib.contextmanager
+    def chosen(
+        self, progress: Progress, settle: Callable[[], None], parameters: Mapping[str, torch.Tensor]
+    ) -> Iterator[int | None]:
+        """The best weights in place of the last ones, and their step; None where the last ones are the best, or where
+        that was not asked for. `settle`: called before weights are changed."""
+        found = progress.best
+        if found is None or found.step == progress.step:
+            yield None
+            return
+        last = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
+        _put(self._kept, settle, parameters)
+        try:
+            yield found.step
+        finally:  # also where the results cannot be written: the last weights are saved then, beside their moments
+            _put(last, settle, parameters)
+
+
+def _put(
+    tensors: Mapping[str, torch.Tensor], settle: Callable[[], None], parameters: Mapping[str, torch.Tensor]
+) -> None:
+    settle()
+    for name, parameter in parameters.items():
+        parallel.local(parameter).copy_(tensors[name])

@@ -1,0 +1,225 @@
+"""One optimizer step of the training, resumable at every micro-batch, and what it needs on this process's device."""
+
+import contextlib
+import math
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import set_seed
+
+from trainer import tasks
+from trainer.batching import mmap_dataset as kept
+from trainer.batching import sampler as order
+from trainer.contract.checkpoint_format import Progress
+from trainer.core.errors import Drained, UserFault
+from trainer.core.ipc import RunFolder, WorkerJob
+from trainer.models import accelerations as switches
+from trainer.models import loading as model
+from trainer.optim import lr_defaults as rates
+from trainer.optim import lr_schedule as schedule
+from trainer.optim import optimizers
+from trainer.parallel import barrier as meeting
+from trainer.parallel import ddp as parallel
+from trainer.parallel import device_check as devices
+from trainer.parallel import fsdp as shares
+from trainer.training import determinism as exact
+from trainer.training import divergence as guard
+from trainer.training import evaluation as evaluate
+from trainer.training.reporter import Reporter
+
+
+class Steps(ABC):
+    """The model, its optimizer and its rows, in step with the other processes; `Loop` says when it steps."""
+
+    def __init__(self, job: WorkerJob, run: RunFolder) -> None:
+        self._job, self._run, self._config = job, run, job.train
+        config = job.train
+        self._join()
+        self._task = tasks.of(config)
+        with meeting.prepared("rows"):
+            examples, self._dropped = self._task.examples(
+                Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
+            )
+        self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
+        order.insist_on_a_step(len(self._train), config.rows_a_step)
+        self._total = schedule.total_steps(config, len(self._train))
+        self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
+        self._bare = self._parallel.build(self._made)
+        self._parameters = model.trainable(self._bare)
+        self._rate = rates.of(config, self._bare)
+        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
+        if config.tf32:
+            switches.tf32(self._device)
+        if config.fp8:
+            switches.fp8(parallel.layers(self._bare) if config.adapters is None else (), self._device)
+        if config.compile:
+            switches.compiled(parallel.layers(self._bare), self._device)
+        with evaluate.as_trained(config, self._accelerator):
+            self._task.check(self._bare, self._device)
+        self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
+        self._progress = Progress()
+
+    def _join(self) -> None:
+        """Meets the other processes, and looks at the device."""
+        config, cpu = self._config, not torch.cuda.is_available()
+        parallel.join(self._job.parallelism, cpu=cpu)
+        self._device = accelerate.PartialState(cpu=cpu).device
+        self._precision = model.precision_of(config, self._device)
+        mixed = "no" if self._precision == "fp32" else self._precision
+        self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
+        self._parallel = shares.of(self._job.parallelism, self._accelerator, self._precision)
+        self._parallel.takes(config)
+        self._world = self._parallel.world
+        self._report = Reporter(self._run, self._accelerator)
+        self._report.say(devices.check(self._device))
+        self._report.set(0, phase="loading", message=f"loading {config.model}")
+        set_seed(config.seed)
+
+    def _made(self, hollow: bool) -> Any:
+        """The model, once all processes have read their weights."""
+        with meeting.prepared("weights"):
+            return self._task.model(self._precision, hollow=hollow)
+
+    def _batches(self) -> tuple[list[list[Any]], int]:
+        """This process's micro-batches of the next step, and how many losses the whole step has.
+
+        Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
+        """
+        mine, targets = self._batches_at(self._progress.samples)
+        if self._task.looks_ahead and self._progress.step + 1 < self._total:
+            following, _ = self._batches_at(self._progress.samples + self._config.rows_a_step)
+            self._task.ahead([e for micro in following for e in micro])
+        return mine, targets
+
+    def _batches_at(self, samples: int) -> tuple[list[list[Any]], int]:
+        """As `_batches`, of the step that begins after so many samples."""
+        config = self._config
+        rows = order.window(config.seed, samples, config.rows_a_step, len(self._train))
+        micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
+        targets = sum(self._task.targets(e) for micro in micros for e in micro)
+        micros += [[] for _ in range(-len(micros) % self._parallel.groups)]
+        return micros[self._parallel.group :: self._parallel.groups], targets
+
+    def _step(self) -> None:
+        """One optimizer step; after a mid-step restore, what is left of it."""
+        started = time.monotonic()
+        self._jump()
+        self._task.begins(self._progress.step)
+        batches, targets = self._batches()
+        loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
+        for number in range(self._progress.micro, len(batches)):
+            last = number == len(batches) - 1
+            set_seed(
+                order.noise(
+                    self._config.seed, self._progress.step, number * self._parallel.groups + self._parallel.group
+                )
+            )
+            with contextlib.nullcontext() if last else self._parallel.collecting(self._model):
+                part = self._forward(batches[number])
+                self._accelerator.backward(part * (self._parallel.averaged / targets))
+            loss += part.detach()
+            if not last and self._world == 1 and self._run.drain.exists():
+                halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
+                self._progress = self._progress.model_copy(update=halfway)
+                raise Drained
+        norm = self._clip()
+        loss = self._parallel.total(loss)
+        rate = schedule.learning_rate(self._rate.lr, self._config.optim.warmup_share, self._progress.step, self._total)
+        row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
+        if self._is_good(row):
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._before_update()
+            self._optimizer.step()
+        elif (scaler := self._accelerator.scaler) is not None:
+            # Its gradients are unscaled already, and only an update readies it for the next ones. The scale stays: a
+            # loss that is no number is not of its making.
+            scaler.update(scaler.get_scale())
+        self._optimizer.zero_grad(set_to_none=True)
+        tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
+        self._record(row, tokens, time.monotonic() - started)
+
+    def _jump(self) -> None:
+        """Passes the rows that an earlier worker went wrong with."""
+        before = self._progress
+        self._progress = guard.jumped(before, self._job.jumps)
+        if self._progress.samples != before.samples:
+            self._optimizer.zero_grad(set_to_none=True)
+            left = self._progress.samples - before.samples
+            self._report.event(
+                "left_out", f"after step {before.step}: {left} rows are left out, and the data goes on behind"
+            )
+
+    def _is_good(self, row: dict[str, float]) -> bool:
+        """Whether the weights may be updated by this step. Raises GoBack, UserFault."""
+        norm, scaler = row["grad_norm"], self._accelerator.scaler
+        overflowed = scaler is not None and math.isfinite(row["loss"]) and not math.isfinite(norm)
+        if overflowed and scaler.get_scale() >= guard.LEAST_SCALE:
+            norm = 0.0  # the scaler's own business, which leaves the step out and halves the scale
+        verdict, care, told = guard.judge(self._config.guard, self._progress, row["loss"], norm)
+        if verdict == "back":
+            jumps = guard.back(self._config.guard, self._progress, self._config.rows_a_step)
+        self._progress = self._progress.model_copy(update={"care": care})
+        if told:
+            self._report.event(
+                {"go": "spike", "skip": "skipped", "back": "rolled_back", "stop": "diverged"}[verdict], told
+            )
+        if verdict == "back":
+            raise guard.GoBack(jumps)
+        if verdict == "stop":
+            raise UserFault(told)
+        return verdict == "go"
+
+    def _clip(self) -> float:
+        """Scales the gradients down where their norm is above the limit; their norm before that."""
+        return self._parallel.clip(self._parameters.values(), self._config.optim.clip_norm)
+
+    def _probe(self) -> None:
+        """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
+        for them shows now, not in an hour. Nothing is learned of them."""
+        longest = kept.largest(self._train, self._micro, self._task.size)
+        self._forth_and_back(longest, self._model)
+        self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
+
+    def _rehearse(self) -> None:
+        """The first rows of all, forward and back, to see whether every kernel gives the same bits each time: then they
+        are insisted on. Past DDP, which would wait for gradients that it is not told of."""
+        if not torch.are_deterministic_algorithms_enabled():
+            return
+        self._report.set(0, phase="loading", message="trying the first rows")
+        rows = self._batches_at(0)[0][0]
+        self._bare.train()
+        self._task.begins(0)
+        # Compiled for the mode that follows, not for this one.
+        eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
+        with eager, torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            lacks = exact.lacking(lambda: self._forth_and_back(rows, self._bare))
+        (somewhere,) = self._parallel.any_of(bool(lacks))
+        exact.settle(lacks or "a part of the model in another process" * somewhere)
+
+    def _forth_and_back(self, rows: list[Any], model: Any) -> None:
+        """Nothing is learned of them. A buffer that the model itself replaces, such as dynamic positions, stays so."""
+        before = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
+        targets = max(1, sum(self._task.targets(e) for e in rows))
+        self._accelerator.backward(self._forward(rows, model) / targets)
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+    def _forward(self, batch: list[Any], model: Any = None) -> torch.Tensor:
+        made = self._parallel.stretch(self._task.collate(batch or self._train[:1], self._device))
+        loss = self._task.loss_sum(self._model if model is None else model, made)
+        return loss if batch else loss * 0.0
+
+    @abstractmethod
+    def _before_update(self) -> None:
+        """Weights and moments change next."""
+
+    @abstractmethod
+    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
+        """A step is done."""
