@@ -1,4 +1,4 @@
-"""Pages of docs/ that are written from the code: `python -m broker.cli.reference docs`."""
+"""Pages of docs/ that are generated from the code: `python -m broker.cli.docs_reference docs`."""
 
 import json
 import sys
@@ -35,10 +35,13 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 
 `GPUBROKER_TOKEN` alone replaces the token of that source.
 
-- `JOB` is an id, the beginning of an id (4 characters or more), a job's name if it is unique, or `last`: your newest job.
-- Every command except `serve`, `ssh` and `exec` takes `--json`. It then writes one JSON document to stdout and all other
-  text to stderr, and never asks. An error is `{{"error": {{"kind", "exit", "message", "problems": [{{"field", "message"}}]}}}}`.
-  `events --follow` and `logs --follow` write one document a line.
+- `JOB` is an id, the beginning of an id (4 characters or more), a unique job name, or `last`: your newest job.
+- Every command except `serve`, `ssh` and `exec` takes `--json`. It then writes one JSON document to stdout, all other
+  text to stderr, and never asks. `events --follow` and `logs --follow` write one document a line. An error is
+  `{{"error": {{"kind", "exit", "message", "problems": [{{"field", "message"}}]}}}}`.
+- Commands that ask take `--yes`. `serve`, `sweep`, `blobs adopt`, `key adopt` and `launcher` take `--home` (the
+  daemon's state folder; default `GPUBROKER_HOME`) and `--config` (default `gpubroker.yaml` there). All but `serve` take
+  `--installation` (default: the home's).
 - Money is a decimal string of dollars. Times are ISO 8601 in UTC.
 - Ctrl-C ends the command, never the job. Completion: `gpubroker --install-completion`.
 - [Exit codes](exit-codes.md) are stable.
@@ -65,7 +68,7 @@ This page lists the exit codes of `gpubroker` and of the trainer. {GENERATED}
 EXIT_TAIL = """
 ## Trainer and job programs
 
-`python -m trainer` and the agent on a rented machine end with these codes. A program of a `script` job may use them too.
+`python -m trainer` and the agent on a rented machine end with these codes. A program of a `script` job may use them.
 Any other code of such a program is a user error. Exit code 0 after SIGTERM counts as drained.
 
 | code | outcome | meaning |
@@ -84,8 +87,8 @@ SPEC_HEAD = f"""\
 # Job spec
 
 This page lists every setting of a job's spec. {GENERATED}
-The same as JSON Schema: [spec.schema.json](spec.schema.json), or `GET /v1/schema/job`. `gpubroker init` writes a spec with
-these texts.
+The same as JSON Schema: [spec.schema.json](spec.schema.json), or `GET /v1/schema/job`. `gpubroker init` writes a spec
+with these texts.
 
 - The file is YAML 1.2 or JSON: `on` and `no` are strings, `1e-4` is a number. An unknown or repeated key is an error.
 - Paths of files are relative to the spec. `--set train.epochs=2` changes one setting from the command line.
@@ -101,8 +104,8 @@ CONFIG_HEAD = f"""\
 This page lists every setting of the daemon. {GENERATED}
 
 `gpubroker serve` reads `gpubroker.yaml` in its home (`--config` names another file), then the environment, then its
-options; the last one wins. The file is YAML 1.2. An unknown or repeated key or a wrong value stops the daemon with one line.
-Times are seconds, sizes are bytes.
+options; the last one wins. The file is YAML 1.2. An unknown or repeated key or a wrong value stops the daemon with one
+line. Times are seconds, sizes are bytes.
 
 A rented cloud is off until it has a section, which may be empty: `runpod: {{}}`. Keys are never in the file:
 [clouds](../guide/clouds.md#keys).
@@ -151,8 +154,9 @@ def _commands(command: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield from _commands(member, f"{path} {name}")
 
 
-COMMON = ("JOB", "--json")
-"""Described once, at the head of the page."""
+COMMON = ("JOB", "--json", "--yes, -y")
+OF_A_HOME = ("--home", "--config", "--installation")
+"""Of commands that take `--home`. These and `COMMON` are described once, at the head of the page."""
 
 
 def _command(command: Any, name: str) -> Iterator[str]:
@@ -162,7 +166,8 @@ def _command(command: Any, name: str) -> Iterator[str]:
     yield f"| **`{usage}`** | {_cell(command.help)} |"
     described = [(_argument(a), getattr(a, "help", "")) for a in arguments if getattr(a, "help", None)]
     described += [(", ".join([*o.opts, *o.secondary_opts]), o.help or "") for o in options]
-    yield from (f"| `{what}` | {_cell(text)} |" for what, text in described if what not in COMMON)
+    common = COMMON + OF_A_HOME if "--home" in dict(described) else COMMON
+    yield from (f"| `{what}` | {_cell(text)} |" for what, text in described if what not in common)
 
 
 def _cell(text: str) -> str:
