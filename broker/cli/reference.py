@@ -140,9 +140,10 @@ def cli() -> str:
 
 def _area(group: Any, area: str, names: tuple[str, ...]) -> str:
     lines = [f"## {area}", "", "| command, option | meaning |", "|---|---|"]
+    described: set[str] = set()
     for name in names:
         for command, path in _commands(group.commands[name], f"gpubroker {name}"):
-            lines += _command(command, path)
+            lines += _command(command, path, described)
     return "\n".join([*lines, ""])
 
 
@@ -154,20 +155,31 @@ def _commands(command: Any, path: str) -> Iterator[tuple[Any, str]]:
         yield from _commands(member, f"{path} {name}")
 
 
-COMMON = ("JOB", "--json", "--yes, -y")
+COMMON = ("--json", "--yes, -y")
 OF_A_HOME = ("--home", "--config", "--installation")
 """Of commands that take `--home`. These and `COMMON` are described once, at the head of the page."""
 
 
-def _command(command: Any, name: str) -> Iterator[str]:
+def _command(command: Any, name: str, described: set[str]) -> Iterator[str]:
+    """Rows of a command; `described`: arguments of the table so far, each of which is described once."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     usage = " ".join([name, *(_argument(a) for a in arguments)])
     yield f"| **`{usage}`** | {_cell(command.help)} |"
-    described = [(_argument(a), getattr(a, "help", "")) for a in arguments if getattr(a, "help", None)]
-    described += [(", ".join([*o.opts, *o.secondary_opts]), o.help or "") for o in options]
-    common = COMMON + OF_A_HOME if "--home" in dict(described) else COMMON
-    yield from (f"| `{what}` | {_cell(text)} |" for what, text in described if what not in common)
+    rows = [f"| `{_argument(a)}` | {_cell(a.help)} |" for a in arguments if getattr(a, "help", None)]
+    yield from (row for row in rows if row not in described and not row.startswith("| `JOB` "))
+    described.update(rows)
+    named = {", ".join([*o.opts, *o.secondary_opts]): o for o in options}
+    common = COMMON + OF_A_HOME if "--home" in named else COMMON
+    yield from (f"| `{name}` | {_option(option)} |" for name, option in named.items() if name not in common)
+
+
+def _option(option: Any) -> str:
+    """Help, choices and default."""
+    choices = ", ".join(f"`{choice}`" for choice in option.metavar.split("|")) if "|" in (option.metavar or "") else ""
+    known = not isinstance(option.default, bool) and isinstance(option.default, str | int | float)
+    default = f"Default: `{option.default}`." if known and "efault" not in (option.help or "") else ""
+    return _cell(" ".join([option.help or "", f"One of {choices}." if choices else "", default]))
 
 
 def _cell(text: str) -> str:
@@ -175,7 +187,7 @@ def _cell(text: str) -> str:
 
 
 def _argument(argument: Any) -> str:
-    name = (argument.metavar or argument.name.upper()).strip("[]")
+    name = (argument.metavar or argument.name.upper()).replace("[", "").replace("]", "")
     return name if argument.required else f"[{name}]"
 
 
