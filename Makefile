@@ -21,7 +21,7 @@ COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation lint fix proto proto-kept model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation docs lint fix proto proto-kept model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,7 +67,10 @@ soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are adde
 mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
 	$(BIN)/python -m tests.mutation
 
-lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files, the gRPC contract
+docs: venv ## build the documentation into site/, and fail on a broken link or anchor
+	$(BIN)/zensical build --clean --strict
+
+lint: docs ## ruff, mypy --strict, import contracts, SQL migrations, container files, the gRPC contract, the docs
 	$(BIN)/ruff check $(ALL)
 	$(BIN)/ruff format --check $(ALL)
 	$(BIN)/mypy $(CODE)
@@ -104,5 +107,5 @@ container-test: venv ## build the trainer's image on this machine and train in i
 	$(BIN)/python -m tests.container
 
 clean: ## remove .venv, .demo and every cache
-	rm -rf .venv .demo mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
+	rm -rf .venv .demo site .cache mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
 	find $(ALL) -name __pycache__ -type d -prune -exec rm -rf {} +

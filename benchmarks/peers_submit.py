@@ -2,8 +2,9 @@
 
 The last line is JSON. Each server runs on this machine as its package starts it, with its SQLite database, no cloud and
 no backend, in a folder that is removed. Clients are closed loops over aiohttp, as `benchmarks.submit --transport
-aiohttp` has them. What each does before it answers is not the same: see docs/benchmarks.md. Nothing is installed here:
-SkyPilot comes with the extra `clouds`, dstack is expected in a virtual environment of its own (`dstack[server]`).
+aiohttp` has them. What each does before it answers is not the same: see docs/reports/2026-11-27-benchmarks.md. Nothing
+is installed here: SkyPilot comes with the extra `clouds`, dstack is expected in a virtual environment of its own
+(`dstack[server]`).
 """
 
 import argparse

@@ -10,7 +10,7 @@ for engine in podman docker buildah none; do
     command -v "$engine" >/dev/null && break
 done
 if [ "$engine" = none ]; then
-    echo "image.sh: needs podman, docker or buildah; install one, or leave trainer.image unset (docs/images.md)" >&2
+    echo "image.sh: needs podman, docker or buildah; install one, or leave trainer.image unset (docs/guide/images-and-storage.md)" >&2
     exit 1
 fi
 

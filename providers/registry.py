@@ -45,9 +45,9 @@ class ProvidersConfig(Config):
     local: LocalConfig | None = LocalConfig()
     """This machine."""
     simulated: SimulatedConfig | None = None
-    """A seeded market without real money; see docs/providers.md."""
+    """A seeded market without real money; see docs/design/providers.md."""
     runpod: RunpodConfig | None = None
-    """RunPod; see docs/clouds.md for this and the next three."""
+    """RunPod; see docs/guide/clouds.md for this and the next three."""
     vast: VastConfig | None = None
     """Vast.ai."""
     lambda_: LambdaConfig | None = Field(default=None, alias="lambda")

@@ -1,7 +1,7 @@
 """What the usual blob stores ask for a GiB-month of ordinary storage: list prices, which an operator may overrule.
 
 Checked 2026-11: S3 Standard $0.023 (us-east-1, first 50 TB), Cloudflare R2 $0.015, Google Cloud Storage Standard $0.020
-(us regions), Azure Blob hot LRS $0.018. Other S3 is taken for S3. Sources: docs/money.md.
+(us regions), Azure Blob hot LRS $0.018. Other S3 is taken for S3. Sources: docs/design/money.md.
 """
 
 from collections.abc import Mapping

@@ -70,8 +70,8 @@ async def afit(
     `data`: a CSV, JSON or JSONL file, or rows as mappings. `prompt`, `completion`: templates over its columns; without
     them the columns of these names; what else a task takes of the data stands in `train`. `to`: folder for the files,
     by default one of the job's own id. `key`: a second call with the same key and input waits for the first one's job.
-    `train`, `spec`: more settings of `train` and of the job (docs/spec.md). Whoever stops waiting stops nothing: the
-    job goes on.
+    `train`, `spec`: more settings of `train` and of the job (docs/reference/spec.md). Whoever stops waiting stops
+    nothing: the job goes on.
 
     `fit` is the same for programs without an event loop.
 

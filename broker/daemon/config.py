@@ -69,7 +69,7 @@ class LimitsConfig(Config):
 
 
 class TrainerConfig(Config):
-    """Where rented machines get the trainer; see docs/images.md."""
+    """Where rented machines get the trainer; see docs/guide/images-and-storage.md."""
 
     image: str | None = None
     """`registry/name@sha256:…`, as `make image` prints it; unset: the code is installed on the cloud's own image."""
@@ -88,7 +88,7 @@ class TrainerConfig(Config):
 
 
 class GrantsConfig(Config):
-    """Credentials that each attempt gets for the blob store; see docs/blob-store.md."""
+    """Credentials that each attempt gets for the blob store; see docs/guide/images-and-storage.md."""
 
     scope: bool = True
     """False: every instance gets the daemon's own, and community hosts are refused."""
@@ -101,7 +101,7 @@ class GrantsConfig(Config):
 
 
 class GrpcConfig(Config):
-    """The gRPC door; see docs/grpc.md."""
+    """The gRPC door; see docs/reference/grpc.md."""
 
     host: str | None = None
     """Where it listens; absent: as `host`."""
@@ -141,7 +141,7 @@ class StreamsConfig(Config):
 
 
 class SlackConfig(Config):
-    """Slack's address; see docs/slack.md."""
+    """Slack's address; see docs/guide/slack-and-webhooks.md."""
 
     api_url: Annotated[str, shaped(r"^https?://[^/\s]+/([^\s]*/)?$", "must be an https:// address that ends in /")] = (
         "https://slack.com/api/"
@@ -188,7 +188,7 @@ class DigestConfig(Config):
 
 
 class NotifyConfig(Config):
-    """Telling people; see docs/notifications.md."""
+    """Telling people; see docs/guide/slack-and-webhooks.md."""
 
     insecure_hosts: tuple[str, ...] = ()
     """Hosts of your own that webhooks may reach at any address, and by plain HTTP."""
@@ -201,7 +201,7 @@ class NotifyConfig(Config):
 
 
 class GuardConfig(Config):
-    """What is watched of prices; see docs/money.md."""
+    """What is watched of prices; see docs/guide/caps-and-budgets.md."""
 
     price_rise_percent: Annotated[Decimal, Field(ge=0, le=1000)] = Decimal(2)
     """An offer that has become dearer by more since it was quoted is not bought: the job is quoted again."""
@@ -235,7 +235,7 @@ class DaemonConfig(Config):
     port: Annotated[int, Field(ge=0, le=65535)] = 7070
     """0 takes a free one."""
     grpc: GrpcConfig = GrpcConfig()
-    """The same API by gRPC; see docs/grpc.md."""
+    """The same API by gRPC; see docs/reference/grpc.md."""
     tls: TlsConfig | None = None
     """Certificate of the HTTP and the gRPC API. Without one they listen on loopback only."""
     database_url: str | None = None
@@ -245,17 +245,17 @@ class DaemonConfig(Config):
     blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
     storage_usd_per_gib_month: Annotated[Decimal, Field(ge=0, le=1000)] | None = None
-    """What the blob store costs; absent: by its kind, see docs/money.md."""
+    """What the blob store costs; absent: by its kind, see docs/design/money.md."""
     retention: RetentionConfig = RetentionConfig()
-    """How long what jobs left is kept; see docs/money.md."""
+    """How long what jobs left is kept; see docs/guide/caps-and-budgets.md."""
     guard: GuardConfig = GuardConfig()
-    """What is watched of prices; see docs/money.md."""
+    """What is watched of prices; see docs/guide/caps-and-budgets.md."""
     grants: GrantsConfig = GrantsConfig()
-    """Credentials that attempts get for the store; see docs/blob-store.md."""
+    """Credentials that attempts get for the store; see docs/guide/images-and-storage.md."""
     providers: ProvidersConfig = ProvidersConfig()
-    """Which clouds, each with its settings; see docs/providers.md."""
+    """Which clouds, each with its settings; see docs/design/providers.md."""
     trainer: TrainerConfig = TrainerConfig()
-    """What rented machines run; see docs/images.md."""
+    """What rented machines run; see docs/guide/images-and-storage.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     """Of a data set or code archive. Up to four at once lie in the home until the blob store has them."""
     rate_limit: RateLimitConfig = RateLimitConfig()

@@ -1,6 +1,6 @@
 """The two lifecycles, as data: every (state, event) is a rule, stale, or impossible.
 
-docs/lifecycle.md is generated from these tables (`python -m broker.lifecycle.state_machine`).
+docs/design/lifecycle.md is generated from these tables (`python -m broker.cli.docs_reference docs`).
 """
 
 from collections.abc import Mapping
@@ -242,7 +242,3 @@ def tables() -> str:
     lines += ["", "| job state | stale |", "|---|---|"]
     lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in JOB_STALE.items()]
     return "\n".join([*lines, "", "Every other pair is impossible: a controller that asks for it has a bug.", ""])
-
-
-if __name__ == "__main__":  # pragma: no cover
-    print(tables(), end="")

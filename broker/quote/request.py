@@ -108,7 +108,7 @@ def policy(ask: Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
     if trust == "community" and not (ask.scoped_store or here):
         return Drop.UNSCOPED, (
             "a community host would get the blob store's own credentials; let the daemon scope them "
-            "(docs/blob-store.md), or ask for other providers"
+            "(docs/guide/images-and-storage.md), or ask for other providers"
         )
     if ask.spec.train is not None and not caps.has_trainer:
         return Drop.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"

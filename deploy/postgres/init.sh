@@ -3,7 +3,7 @@
 set -euo pipefail
 
 psql --username postgres --dbname postgres --no-psqlrc --quiet --set ON_ERROR_STOP=1 <<'SQL'
-CREATE ROLE gpubroker LOGIN CREATEROLE; -- it makes gpubroker_api, as which the API asks: docs/tenancy.md
+CREATE ROLE gpubroker LOGIN CREATEROLE; -- it makes gpubroker_api, as which the API asks: docs/guide/teams.md
 CREATE DATABASE gpubroker OWNER gpubroker;
 SQL
 

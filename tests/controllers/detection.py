@@ -1,6 +1,6 @@
 """How long a death without notice takes to be known, and the next attempt to be intended: in virtual time.
 
-python -m tests.controllers.detection        # the table of docs/reliability.md
+python -m tests.controllers.detection        # the table of docs/guide/spot-and-deadlines.md
 """
 
 import random

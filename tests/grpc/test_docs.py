@@ -1,4 +1,4 @@
-"""What docs/grpc.md says of methods and errors is what there is."""
+"""What docs/reference/grpc.md says of methods and errors is what there is."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from broker.api.grpc.anonymous_limits import OPEN
 from broker.api.grpc.server import FILES
 from broker.domain.errors import GpubrokerError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "grpc.md").read_text()
 SERVICES = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
 
 

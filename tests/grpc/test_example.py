@@ -1,4 +1,4 @@
-"""The program in docs/grpc.md does what it says."""
+"""The program in docs/reference/grpc.md does what it says."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_the_example_submits_and_watches_to_the_end(house: House, tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "grpc.md").read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "grpc.md").read_text(), re.DOTALL)
     program = program.replace("timeout=30", f"timeout={GUARD_S}")
     home = tmp_path / ".local" / "state" / "gpubroker"
     home.mkdir(parents=True)

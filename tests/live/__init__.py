@@ -1,1 +1,1 @@
-"""The real clouds, for whoever has keys: see docs/clouds.md."""
+"""The real clouds, for whoever has keys: see docs/guide/clouds.md."""

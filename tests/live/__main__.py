@@ -1,4 +1,4 @@
-"""`python -m tests.live --read-only` asks the real clouds for nothing but their prices; see docs/clouds.md.
+"""`python -m tests.live --read-only` asks the real clouds for nothing but their prices; see docs/guide/clouds.md.
 
 With `--max-usd` and `--yes-spend-money` it runs scenarios on them instead, for money.
 """

@@ -43,8 +43,8 @@ class Backups:
         return self.jobs.get(own) if row is None else row.value
 
     async def restore(self, fault: Fault) -> None:
-        """The backup is made now. Every broker is stopped before it is restored, as docs/operations.md asks for, and so
-        are their launchers."""
+        """The backup is made now. Every broker is stopped before it is restored, as docs/guide/operating.md asks for,
+        and so are their launchers."""
         world, made_at = self._world, self._world.loop.time()
         kept = copied(vars(world.state))
         await asyncio.sleep(max(0.0, fault.for_s - DOWN_S))

@@ -1,6 +1,6 @@
 """What must hold after every write, every birth and death of a machine, and at the end. Each check has a name.
 
-The numbers are those of "Invariants" in docs/architecture.md.
+The numbers are those of "Invariants" in docs/design/architecture.md.
 
 1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, issued_once, active_has_attempt ·
 3 resume_furthest ·

@@ -156,7 +156,7 @@ async def test_a_dump_by_the_superuser_is_restored_as_the_role(
     server: EmbeddedPostgres, admin: "asyncpg.Connection[asyncpg.Record]", dsn: str, upgraded: PostgresStore,
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """As docs/operations.md has it. (The role would need --enable-row-security: it is held too.)"""
+    """As docs/guide/operating.md has it. (The role would need --enable-row-security: it is held too.)"""
     await run("pg_dump", "--format=custom", f"--file={tmp_path}/db.dump", server.dsn.replace("/gpubroker?", "/maker?"))
     await admin.execute("CREATE DATABASE restored OWNER maker")
     there = dsn.replace("/maker?", "/restored?")

@@ -10,13 +10,14 @@ from broker.cli.main import app
 from broker.cli.spec import schema
 from broker.daemon.config import DaemonConfig
 
-DOCUMENTS = [
-    Path("README.md"), Path("CONTRIBUTING.md"), Path("deploy/iam/README.md"), *sorted(Path("docs").glob("*.md")),
-]  # fmt: skip
+PAGES = sorted(Path("docs").rglob("*.md"))
+DOCUMENTS = [Path("README.md"), Path("CONTRIBUTING.md"), Path("deploy/iam/README.md"), *PAGES]
+MOST_LINES = 4000
+"""Of all pages: what is longer is not read."""
 
 
 def test_every_setting_of_the_daemon_says_what_it_is() -> None:
-    """docs/configuration.md is written from these texts."""
+    """docs/reference/configuration.md is generated from these texts."""
     silent = [
         ".".join(path)
         for path in schema.paths((), DaemonConfig)
@@ -42,3 +43,27 @@ def test_commands_that_are_named_exist(document: Path) -> None:
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_of_a_page_stay_inside_docs(page: Path) -> None:
+    """`make docs` checks them, and the site has nothing else of the repository."""
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).resolve().is_relative_to(Path("docs").resolve()), target
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"[\w./-]+\.md", Path("mkdocs.yml").read_text())
+    assert sorted(listed) == sorted(str(page.relative_to("docs")) for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_page_begins_with_its_purpose(page: Path) -> None:
+    title, blank, purpose = page.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert not blank
+    assert purpose[:1].isalpha()
+
+
+def test_the_pages_are_few_enough_to_read() -> None:
+    assert sum(len(page.read_text().splitlines()) for page in PAGES) < MOST_LINES

@@ -1,4 +1,4 @@
-"""Where each object lies. Every key is below `<installation>/`; see docs/architecture.md for who writes what."""
+"""Where each object lies. Every key is below `<installation>/`; see docs/reference/objects.md for who writes what."""
 
 import re
 from collections.abc import Iterable, Iterator

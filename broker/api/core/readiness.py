@@ -28,7 +28,7 @@ def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class Readiness:
-    """Freshness of the broker's lease is "it changed, as seen on our own monotonic clock": see docs/architecture.md."""
+    """A lease is fresh while it changes, as observed on our own monotonic clock: see docs/design/architecture.md."""
 
     def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float, skew: Callable[[], float]) -> None:
         self._skew = skew

@@ -9,7 +9,7 @@ from broker.domain.spending import SpendBy
 
 
 class SpendRowView(Wire):
-    """One group; see docs/spending.md for how each figure is made."""
+    """One group; see docs/guide/caps-and-budgets.md for how each figure is made."""
 
     key: str
     usd: Decimal

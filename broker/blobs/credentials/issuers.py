@@ -14,7 +14,7 @@ from broker.domain.blob_url import scheme_of
 _CREDENTIAL = re.compile(r"key|secret|token|credential|service_account|client|tenant|password|sas|role|authority")
 _PLAIN = re.compile(r"sse|server_side_encryption")
 """Settings of encryption, which name keys but hold none."""
-ADVICE = "see docs/blob-store.md"
+ADVICE = "see docs/guide/images-and-storage.md"
 
 
 @dataclass(frozen=True, kw_only=True)

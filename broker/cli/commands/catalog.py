@@ -50,7 +50,7 @@ async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
             *(f"{row[name] / 1e12:,.0f} TFLOP/s" for name in ("bf16_flops", "matmul_flops", "fp32_flops")),
             *(f"{row[name] / 1e9:,.0f} GB/s" for name in ("bandwidth", "link")),
         )
-    out.say(table, f"{len(found)} GPUs; sources in docs/estimation.md")
+    out.say(table, f"{len(found)} GPUs; sources in docs/design/estimator.md")
 
 
 def _model(name: str) -> dict[str, Any]:

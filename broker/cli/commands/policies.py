@@ -24,7 +24,7 @@ from trainer.contract.yaml_document import YamlDocument
 BAR = 20
 SHOWN = 10
 """Launches of a dry run that are named; `--json` has all."""
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A policy in YAML or JSON; docs/policies.md tells how.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A policy: docs/guide/caps-and-budgets.md describes it.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The policy's name.")]
 Team = Annotated[str | None, typer.Option(help="Of this team; by default of your own, else of the installation.")]
 

@@ -92,7 +92,7 @@ async def _providers(client: AsyncClient, *, ask: bool) -> list[Check]:
     except ClientError as e:
         return [Check(name="providers", ok=False, detail=str(e), fix="see the daemon's log")]
     if not found.items:
-        fix = f"configure providers in {CONFIG_FILE}; see docs/providers.md"
+        fix = f"configure providers in {CONFIG_FILE}; see docs/design/providers.md"
         return [Check(name="providers", ok=False, detail="none is configured", fix=fix)]
     return [_provider(status, asked=ask) for status in found.items]
 

@@ -112,7 +112,7 @@ ASSUMED = (
     f"{UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s, or slower where the cloud says so; {START_S:.0f} s of imports",
     f"P90 is the work at the low end of its speed's interval, boot and load x {SETUP_SPREAD}, and preemptions",
 )
-"""Of what is estimated: docs/estimation.md has the rest."""
+"""Of what is estimated: docs/design/estimator.md has the rest."""
 
 
 def explain(out: Output, quote: QuoteView) -> None:

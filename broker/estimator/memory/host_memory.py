@@ -1,7 +1,7 @@
 """What a machine's own memory must hold while its GPUs train: processes, weights as they are read, copies of the state.
 
 Weights in the type that they were published in are mapped, so only those that are cast take memory: measured with
-transformers 5 (docs/estimation.md). A checkpoint is written from its copy in place, without another one.
+transformers 5 (docs/design/estimator.md). A checkpoint is written from its copy in place, without another one.
 """
 
 from broker.domain.offer import GIB

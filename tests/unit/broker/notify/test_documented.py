@@ -1,4 +1,4 @@
-"""What docs/notifications.md tells receivers is true."""
+"""What docs/guide/slack-and-webhooks.md tells receivers is true."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from broker.notify.webhook.body import body
 from broker.notify.webhook.signature import headers, new_secret
 from tests.unit.broker.notify.harness import DELIVERY, SNAPSHOT
 
-PAGE = (Path(__file__).parents[4] / "docs" / "notifications.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "guide" / "slack-and-webhooks.md").read_text("utf-8")
 
 
 def block(language: str) -> str:

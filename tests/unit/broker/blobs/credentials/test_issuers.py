@@ -60,7 +60,7 @@ def test_a_store_that_cannot_says_why(url: str, options: dict[str, str], setting
     warning = blobs.unscoped or ""
     assert warning.startswith(f"blobs {url}: every instance gets the daemon's own credentials, so community hosts are")
     assert why in warning
-    assert warning.endswith("see docs/blob-store.md")
+    assert warning.endswith("see docs/guide/images-and-storage.md")
 
 
 @pytest.mark.parametrize("url", ["memory://", "file:///tmp/x"])

@@ -1,4 +1,4 @@
-"""What the house takes itself is part of the lead before a cap: docs/money.md has the same formula."""
+"""What the house takes itself is part of the lead before a cap: docs/design/money.md has the same formula."""
 
 from broker.billing.drain import Tempo
 from broker.controllers.base.context import Rhythm
