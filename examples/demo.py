@@ -58,14 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     home: Path = given.home.absolute()
     out = Output(as_json=False)
-    os.environ["GPUBROKER_HOME"] = str(home)
-    for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
-        os.environ.pop(name, None)
     try:
-        empty(home)
-        configure(home, given.lifetime)
         started = time.monotonic()
-        with daemon(home, out):
+        with running(home, given.lifetime, out):
             summary = asyncio.run(job(given.spec, tuple(given.set), home, out))
     except (CliError, ClientError) as e:
         out.error(e if isinstance(e, CliError) else of_client(e))
@@ -77,6 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (home / "summary.json").write_text(json.dumps(report) + "\n")
     print(json.dumps(report), flush=True)
     return 0 if summary.state == JobState.SUCCEEDED else 1
+
+
+@contextmanager
+def running(home: Path, lifetime_s: float, out: Output | None = None) -> Iterator[None]:
+    """Run a daemon on an emptied `home` that commands of this process and its children use. Raises CliError."""
+    os.environ["GPUBROKER_HOME"] = str(home)
+    for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
+        os.environ.pop(name, None)
+    empty(home)
+    configure(home, lifetime_s)
+    with daemon(home, out or Output(as_json=False)):
+        yield
 
 
 def empty(home: Path) -> None:
