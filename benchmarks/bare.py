@@ -15,7 +15,7 @@ from broker.domain.offer import GpuAsk, Offer
 from broker.runtime.clock import SystemClock
 from providers.common.cloud import Cloud
 from providers.common.machine_task import task_of
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.registry import CLOUDS, ProvidersConfig
 from providers.skypilot.api_client import SkyApi
 from providers.skypilot.launcher import SkyConfig, SkyLauncher
@@ -100,7 +100,7 @@ def _boot(scene: Scene) -> BootSpec:
 
 async def _offer(cloud: Cloud, bought: str) -> Offer:
     """The same once more; where it is sold, the cheapest one."""
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     await cloud.rows(sieve)
     same = [offer for offer in sieve.offers if offer.id == bought]
     return min(same or sieve.offers, key=lambda offer: offer.usd_per_hour)

@@ -24,8 +24,8 @@ import asyncpg
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.money import ZERO
-from broker.domain.offer import Offer, QuoteLine, Verdict
-from broker.domain.policy import Budget, Period, Policy, Window
+from broker.domain.offer import Offer, OfferVerdict, QuoteLine
+from broker.domain.policy import Budget, BudgetPeriod, Policy, Window
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
 from broker.domain.workload import Workload
@@ -54,7 +54,7 @@ OFFER = Offer(
     gpu_memory_bytes=48 << 30, vcpus=8, ram_bytes=64 << 30, disk_bytes=100 << 30, spot=False,
     usd_per_hour=Decimal(1), seen_at=datetime(2026, 1, 1, tzinfo=UTC),
 )  # fmt: skip
-LINE = QuoteLine(offer=OFFER, verdict=Verdict.KEPT, reason="race")
+LINE = QuoteLine(offer=OFFER, verdict=OfferVerdict.KEPT, reason="race")
 
 
 def job(number: int, usd: Decimal) -> Job:
@@ -133,7 +133,7 @@ async def fill(store: PostgresStore, reservations: int) -> Decimal:
             *(store.submit(one, key=None, body_sha256="", events=()) for one in jobs[start : start + 500])
         )
     limit = (sum((one.cap_usd for one in jobs), ZERO) * ROOM).quantize(USD)
-    budget = Budget(limit_usd=limit, per=Period.MONTH, window=Window.ROLLING)
+    budget = Budget(limit_usd=limit, per=BudgetPeriod.MONTH, window=Window.ROLLING)
     await store.put_policy(Policy(name="race", team=DEFAULT_TEAM, budgets=(budget,)))
     return limit
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 
 from broker.blobs import ObstoreBlobs
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.ids import Installation, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
 from broker.domain.spec import JobSpec
@@ -33,7 +33,7 @@ from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 
 INSTALLATION = Installation("bnch")
 SUBMIT_AT_ONCE = 200
@@ -64,7 +64,7 @@ async def _done(store: PostgresStore) -> dict[str, int]:
     return {state: n for state, n in counts.items() if state in {s.value for s in TERMINAL_JOB_STATES}}
 
 
-def _fleet(store: PostgresStore, state: Path, run_s: float) -> tuple[Fleet, SimulatedProvider, Market]:
+def _fleet(store: PostgresStore, state: Path, run_s: float) -> tuple[Fleet, SimulatedProvider, MarketPoller]:
     clock = SystemClock()
     blobs = ObstoreBlobs.open("memory://", INSTALLATION)
     config = SimulatedConfig.model_validate(
@@ -75,17 +75,17 @@ def _fleet(store: PostgresStore, state: Path, run_s: float) -> tuple[Fleet, Simu
             "virtual": {"run_s": run_s, "boot_s": 0.2, "beat_s": 5, "tick_s": 0.1},
         }
     )
-    body = VirtualBody(blobs, clock, config.virtual, seed=1)
+    body = VirtualBackend(blobs, clock, config.virtual, seed=1)
     provider = SimulatedProvider(config, body, installation=INSTALLATION, state=state, clock=clock)
-    market = Market({"simulated": provider}, clock, MarketRhythm())
-    context = Context(
+    market = MarketPoller({"simulated": provider}, clock, MarketIntervals())
+    context = ControllerContext(
         installation=INSTALLATION,
         owner="bench",
         store=store,
         blobs=blobs,
         providers={"simulated": provider},
         clock=clock,
-        rhythm=Rhythm(poll_s=0.05, look_s=0.5, list_s=0.1, billing_s=2, sweep_s=10, creates=200),
+        rhythm=Intervals(poll_s=0.05, look_s=0.5, list_s=0.1, billing_s=2, sweep_s=10, creates=200),
     )
     return Fleet.build(context, SecretBox(bytes(32)), market.offers, ()), provider, market
 

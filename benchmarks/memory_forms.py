@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from broker.estimator.architecture.families import BUILDS, PAIRS, build_of
+from broker.estimator.architecture.families import FAMILIES, PAIRS, family_spec
 from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
 from broker.model_catalog.decoder_shape import MIXTURES
 from broker.model_catalog.encoder_shape import ENCODERS
@@ -103,7 +103,7 @@ def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick:
 def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
     """How it is trained."""
     method = pick.choice(["full", "lora", "lora"])
-    names = sorted(set(build_of(model_shape("drawn", config)).names.values()))
+    names = sorted(set(family_spec(model_shape("drawn", config)).names.values()))
     more: dict[str, Any] = {}
     if config["model_type"] in PAIRS:
         more = {"target_seq": pick.choice([None, 32, 100, 512]), "attention": pick.choice(["sdpa", "sdpa", "eager"])}
@@ -127,7 +127,7 @@ def cases(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:  # fmt: skip
     """So many (config, ask), families in turn: `only` those, or all decoders. `quantised`: over a base of 4 bits.
     `sharding`: of so many GPUs in turn (`gpus`)."""
-    pick, families = random.Random(seed), sorted(only or set(BUILDS) - MIXTURES - ENCODERS)
+    pick, families = random.Random(seed), sorted(only or set(FAMILIES) - MIXTURES - ENCODERS)
     for i in range(number):
         config = shaped(families[i % len(families)], pick)
         ask = asked(config, pick)

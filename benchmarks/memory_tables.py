@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
-from broker.estimator.memory.trace_fit import Load, Segments, by_category
+from broker.estimator.memory.trace_fit import Segments, TracedStep, by_category
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.trace_tables import FILE, key_of, load_of
 
@@ -72,7 +72,7 @@ def lines(config: Mapping[str, Any], key: str) -> Segments:
     }
 
 
-def _line(at: Sequence[tuple[Load, Mapping[str, Mapping[str, int]]]], name: str, category: str) -> list[float]:
+def _line(at: Sequence[tuple[TracedStep, Mapping[str, Mapping[str, int]]]], name: str, category: str) -> list[float]:
     """[constant, by row, by row and size, and of each rank above 16: constant, by what a row has of all tokens]."""
     values = [segments[name].get(category, 0) for _, segments in at]
     (low, _), (wide, _), (many, _) = at[:3]

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.daemon.config import RhythmConfig
 from broker.domain.ids import Installation
 from broker.ports import Provider
@@ -119,7 +119,7 @@ async def measure(offers: int, polls: int) -> dict[str, Any]:
     async with elsewhere(offers) as at:
         with tempfile.TemporaryDirectory(prefix="gb-") as home:
             made = providers(at, clock, Path(home))
-            market = Market(made, clock, MarketRhythm(poll_s=every_s))
+            market = MarketPoller(made, clock, MarketIntervals(poll_s=every_s))
             runs = []
             for _ in range(polls + 1):
                 cpu, wall = time.process_time(), time.perf_counter()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 from broker.blobs import ObstoreBlobs
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.notifications.outbox import Outbox
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job
@@ -145,7 +145,7 @@ async def measure(jobs: int, events: int) -> dict[str, float | bool]:
             await write(store, jobs, events)
             wrote_s = time.perf_counter() - begun
             blobs = ObstoreBlobs.open("memory://", INSTALLATION)
-            context = Context(
+            context = ControllerContext(
                 installation=INSTALLATION, owner="bench", store=store, blobs=blobs, providers={}, clock=clock
             )
             notifier = WebhookNotifier(box, clock, insecure_hosts=["127.0.0.1"])

@@ -11,7 +11,7 @@ from broker.estimator.architecture.families import Numerics
 from broker.estimator.architecture.model_states import trained_parameters
 from broker.estimator.memory import estimate as sizes
 from broker.estimator.speed.hardware import TABLE, Hardware
-from broker.estimator.speed.roofline import Ideal, Run, ideal
+from broker.estimator.speed.roofline import Ideal, RooflineStep, ideal
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.decoder_shape import shape_of
 
@@ -61,7 +61,9 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(line for line in file if not line.startswith("#"))
 
 
-def _row(source: str, name: str, group: str, run: Run, hardware: Hardware, rate: float, *others: Run) -> Row:
+def _row(
+    source: str, name: str, group: str, run: RooflineStep, hardware: Hardware, rate: float, *others: RooflineStep
+) -> Row:
     return Row(
         source=source,
         name=name,
@@ -89,7 +91,7 @@ def foundry() -> Iterator[Row | Refused]:
             kv_heads=heads, head_dim=width // heads, vocabulary=50368, tied_embeddings=True,
             parameters=int(row["NumParams"]), known=True, gated_mlp=False,
         )  # fmt: skip
-        run = Run(
+        run = RooflineStep(
             shape=shape,
             numerics=Numerics(weight=2, trained=4, compute=2, full=True),
             tokens=int(row["MicroBatchSize"]) * length,
@@ -119,7 +121,7 @@ def torchtitan() -> Iterator[Row | Refused]:
         found = catalogue.find("meta-llama/Llama-3.1-8B")
         assert found is not None
         shape, length, devices = shape_of("llama", found.config), int(row["seq"]), int(row["n_gpu"])
-        run = Run(
+        run = RooflineStep(
             shape=shape, numerics=Numerics(weight=2, trained=4, compute=2, full=True),
             tokens=int(row["local_bs"]) * length, length=length, trained=shape.parameters,
             fused="compile" in row["row"], devices=devices, nodes=max(1, devices // 8), sharding="fsdp", reduced=4,
@@ -129,9 +131,9 @@ def torchtitan() -> Iterator[Row | Refused]:
         yield _row("torchtitan", name, "torchtitan", run, H100_500W, float(row["tps_per_gpu"]), other)
 
 
-def _asked(shape: ModelShape, ask: sizes.Ask) -> Run:
+def _asked(shape: ModelShape, ask: sizes.EstimateOptions) -> RooflineStep:
     numerics = sizes.numerics(shape, ask)[0]
-    return Run(
+    return RooflineStep(
         shape=shape,
         numerics=numerics,
         tokens=ask.rows * ask.length,
@@ -151,7 +153,7 @@ def fms(file: str = "fms_a100_80gb.csv", source: str = "fms", release: str = "4.
         known = None if name == "Llama-2-70B" else catalogue.find(f"mistralai/{name}-v0.1")
         shape = shape_of(name, LLAMA_2_70B if known is None else known.config, mixtures=True)
         method = "qlora" if "bnb" in plug_in else "lora" if row["peft_method"] else "full"
-        ask = sizes.Ask(
+        ask = sizes.EstimateOptions(
             method=method,  # type: ignore[arg-type]
             optimizer="adamw_foreach", precision="bf16-autocast" if row["bf16"] else "bf16",
             length=4096, rows=batch, gpus=gpus, sharding="fsdp" if gpus > 1 else "none",
@@ -185,7 +187,7 @@ def peft() -> Iterator[Row | Refused]:
             yield Refused(source="peft", name=name, reason=reason)
             continue
         mlp = "target-mlp" in name
-        ask = sizes.Ask(
+        ask = sizes.EstimateOptions(
             method="full" if row["peft"] == "FULL" else "lora", optimizer="adamw_foreach", precision="bf16",
             rows=int(row["bs"]), rank=int(row["r"] or 16), dropout=0.0,
             targets=("gate_proj", "up_proj", "down_proj") if mlp else ("q_proj", "v_proj"),

@@ -17,13 +17,13 @@ from providers.common.account_guard import Account
 from providers.common.cloud import Cloud, CloudProvider
 from providers.common.credentials import digest_of, sky_env, sky_files
 from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
-from providers.local.machine import Body
-from providers.local.process_backend import RealBody
+from providers.local.machine import MachineBackend
+from providers.local.process_backend import ProcessBackend
 from providers.local.provider import LocalConfig, LocalProvider
 from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from providers.skypilot.launcher import SkyConfig, SkyLauncher
 from providers.vast.provider import VastCloud, VastConfig
 from trainer.contract.base import Config
@@ -131,9 +131,9 @@ def _launcher(
 def _simulated(
     config: SimulatedConfig, installation: Installation, state: Path, clock: Clock, blobs: Blobs
 ) -> SimulatedProvider:
-    body: Body
+    body: MachineBackend
     if config.body == "virtual":
-        body = VirtualBody(blobs, clock, config.virtual, seed=config.seed)
+        body = VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
     else:
-        body = RealBody(state / "instances", provider="simulated", installation=installation)
+        body = ProcessBackend(state / "instances", provider="simulated", installation=installation)
     return SimulatedProvider(config, body, installation=installation, state=state, clock=clock)

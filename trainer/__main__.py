@@ -49,11 +49,11 @@ def main() -> int:
         parser.error(f"--{alone[0].replace('_', '-')} needs --config FILE")
     from trainer.agent import agent as run
     from trainer.agent.base import environment
-    from trainer.objectstore.objects import StoreError
+    from trainer.objectstore.objects import ObjectStoreError
 
     try:
         return run.main(environment.read(os.environ))
-    except (environment.BadEnvironment, StoreError) as e:
+    except (environment.BadEnvironment, ObjectStoreError) as e:
         print(f"trainer: {e}", file=sys.stderr)
         return 64
 

@@ -36,7 +36,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class RenderedRow:
     """A row as the model sees it, its special tokens included; cut to `max_length`."""
 
     row: int
@@ -46,7 +46,7 @@ class Shown:
 
 
 @dataclass(kw_only=True)
-class Report:
+class PreflightReport:
     """What was found, as far as it got."""
 
     spec: str
@@ -83,7 +83,7 @@ class Report:
     """Of all rows, after they are cut."""
     labels: dict[str, int] = field(default_factory=dict)
     """How often each class or tag occurs."""
-    rendered: list[Shown] = field(default_factory=list)
+    rendered: list[RenderedRow] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -97,7 +97,7 @@ class _Look:
         self.lengths: Counter[int] = Counter()
         self.labels: Counter[str] = Counter()
         self.tokens = self.empty = self.duplicates = self.equal = 0
-        self.rendered: list[Shown] = []
+        self.rendered: list[RenderedRow] = []
 
     def __call__(self, number: int, row: dict[str, Any], example: Any) -> None:
         self._measure(number, row, example)
@@ -109,7 +109,7 @@ class _Look:
         self._seen.add(which)
         if len(self.rendered) < SHOWN:
             text, learned = self._task.shown(example)
-            self.rendered.append(Shown(row=number, text=text, learned=learned))
+            self.rendered.append(RenderedRow(row=number, text=text, learned=learned))
 
     def _measure(self, number: int, row: dict[str, Any], example: Any) -> None:
         lengths = self._task.lengths(example)
@@ -143,9 +143,9 @@ def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
     return []
 
 
-def check(spec: Path, *, trusted: bool = False) -> Report:
+def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
     """The whole check; what is wrong is in the report as well. `trusted`: the model's own code may be run here."""
-    report = Report(spec=str(spec))
+    report = PreflightReport(spec=str(spec))
     try:
         _check(spec, report, trusted)
     except (BadConfig, OSError) as e:
@@ -158,14 +158,14 @@ def check(spec: Path, *, trusted: bool = False) -> Report:
     return report
 
 
-def _check(spec: Path, report: Report, trusted: bool) -> None:
+def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     train = read_config(spec)
     if wrong := trust.unpermitted(train, given=trusted):
         raise BadConfig(wrong)
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
     report.max_length = train.max_length
-    report.model = reach.check(train.model, model_files(train.task), revision=train.revision)
+    report.model = reach.check_model_available(train.model, model_files(train.task), revision=train.revision)
     task = tasks.of(train)
     look = _Look(train, task)
     try:
@@ -183,7 +183,7 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
         _check_model(task, train)
 
 
-def _fill(report: Report, task: Task[Any], look: _Look) -> None:
+def _fill(report: PreflightReport, task: Task[Any], look: _Look) -> None:
     if look.lengths:
         report.max_length = task.limit
     report.rows, report.bad_rows, report.bad = task.rows, task.bad, task.faults
@@ -205,7 +205,7 @@ def _distribution(lengths: Counter[int]) -> dict[str, float]:
     return {"min": ordered[0], "mean": sum(ordered) / len(ordered), **ranks, "max": ordered[-1]}
 
 
-def _warnings(train: TrainConfig, report: Report) -> list[str]:
+def _warnings(train: TrainConfig, report: PreflightReport) -> list[str]:
     found = []
     if report.bad_rows:
         found.append(f"{report.bad_rows} bad rows are left out, as data.bad_share allows")
@@ -241,7 +241,7 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
         )
 
 
-def table(report: Report) -> str:
+def table(report: PreflightReport) -> str:
     """For people."""
     lines = [("spec", report.spec), ("model", report.model or "not looked at")]
     if report.rows:

@@ -22,7 +22,7 @@ LINK_BYTES_PER_S = 12_500_000_000
 """100 Gbit/s: a machine that says it sent more than its network carries is not believed."""
 
 
-def nothing_stands(attempt: Attempt) -> bool:
+def no_machine_known(attempt: Attempt) -> bool:
     """No machine of it is known: neither the cloud's answer to its create nor any listing has shown one."""
     return not attempt.handles and attempt.running_at is None and attempt.booted_at is None
 
@@ -30,7 +30,7 @@ def nothing_stands(attempt: Attempt) -> bool:
 def refused(attempt: Attempt) -> bool:
     """Its cloud has answered that nothing was created, or was not asked, and no listing says otherwise."""
     not_asked = attempt.reason is Reason.USER_ERROR and attempt.final is None
-    return (attempt.reason in REFUSALS or not_asked) and nothing_stands(attempt)
+    return (attempt.reason in REFUSALS or not_asked) and no_machine_known(attempt)
 
 
 def _stood_until(attempt: Attempt, until: datetime) -> datetime:
@@ -117,12 +117,12 @@ def traffic_cost(offer: Offer, moved: Traffic) -> Decimal:
 # --------------------------------------------------------------------------------------------------------------- owing
 
 
-def owed(attempt: Attempt, until: datetime) -> Decimal:
+def uncharged_usd(attempt: Attempt, until: datetime) -> Decimal:
     """What is still to be charged for machines up to `until`; never negative, also when a clock went backwards."""
     return max(ZERO, accrued(attempt, until) - (attempt.charged_usd - attempt.traffic_usd))
 
 
-def owed_late(
+def uncharged_after_end_usd(
     attempt: Attempt, machine: Handle, born: datetime | None, until: datetime, *, standing: int = 1
 ) -> Decimal:
     """What is still to be charged for machines of an attempt that has ended, from their birth to `until`; never
@@ -133,7 +133,7 @@ def owed_late(
     attempt = replace(attempt, prices=(*(p for p in attempt.prices if p.since < now.since), now))
     born = born or (attempt.ended_at if refused(attempt) else None)
     if born is None or attempt.charged_to is None:
-        return owed(attempt, until)
+        return uncharged_usd(attempt, until)
     late = replace(attempt, create_sent_at=born, running_at=born, handles=(machine,))
     charged = accrued(late, attempt.charged_to)  # of this birth; nothing where it came later
     return max(ZERO, accrued(late, until) - charged)
@@ -151,7 +151,7 @@ def billed_until(attempt: Attempt, now: datetime, behind_s: float, *, shown: boo
     """
     if attempt.absent_at is not None:
         return min(now, attempt.absent_at)
-    if attempt.state is AttemptState.LAUNCHING and nothing_stands(attempt) and not shown:
+    if attempt.state is AttemptState.LAUNCHING and no_machine_known(attempt) and not shown:
         return attempt.charged_to or attempt.create_sent_at or now
     return now - timedelta(seconds=behind_s) if attempt.state is AttemptState.TERMINATING else now
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from broker.billing.accrual import accrued, machine_cost, traffic, traffic_cost
-from broker.billing.drain import Tempo, drain_lead_s, lead_s
+from broker.billing.drain import DrainBudget, drain_lead_s, lead_s
 from broker.billing.prices import ceiling, latest_price
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Job, Traffic
@@ -35,18 +35,18 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
     return replace(moved, sent=moved.sent + saves + attempt.line.rows_bytes)
 
 
-def least_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: Tempo) -> Decimal:
+def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: DrainBudget) -> Decimal:
     """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
     would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints."""
     offer = line.offer
     least_s = max(lead_s(offer, caps, tempo), offer.billing_minimum_s)
     price = ceiling(offer, offer.usd_per_hour)
-    saves = _saves(every_s, tempo.tick_s + tempo.drain_s) * _save_bytes(line)
+    saves = _saves(every_s, tempo.detect_s + tempo.drain_s) * _save_bytes(line)
     moved = Traffic(sent=saves + line.rows_bytes)
     return machine_cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, moved)
 
 
-def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> bool:
+def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> bool:
     """True when the job must drain now: spent + highest rate x `drain_lead_s` + last saves reaches the cap.
 
     Then spend <= cap holds while the cloud ends billing within `caps.teardown_s` of destroy. Where it takes t seconds
@@ -59,7 +59,7 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Te
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
     # What was charged before it was known to run later than the create is spent, and worked off.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
-    during_s = tempo.tick_s + tempo.drain_s
+    during_s = tempo.detect_s + tempo.drain_s
     moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, during_s)))
     return others + machines + moved >= limit(attempt, job)
 
@@ -75,7 +75,7 @@ def reservation(job: Job) -> Decimal:
     return max(ZERO, job.cap_usd - job.spent_usd)
 
 
-def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: Tempo) -> Decimal:
+def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: DrainBudget) -> Decimal:
     """What an attempt reserves: all that is left under the cap, or less where `max_duration` allows less: the highest
     rate for the time that is left and a drain, and the traffic of a save at each interval. What a script sends is not
     known before."""

@@ -11,21 +11,21 @@ LEAST_DRAIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tempo:
+class DrainBudget:
     """How quick the house itself is, in seconds; a cap is held by all of it."""
 
-    tick_s: float
+    detect_s: float
     """From the line that billing watches to the beginning of a drain, at the latest."""
     drain_s: float
     """What a drain may take at the most."""
-    hands_s: float
+    teardown_proof_s: float
     """From the end of a drain to a proven absence, less the cloud's own time: to be noticed, destroyed, and left out of
     two listings."""
 
     @property
     def lead_s(self) -> float:
         """A machine with less time than this is drained as soon as it is bought; the cloud's own time comes on top."""
-        return self.tick_s + self.drain_s + self.hands_s
+        return self.detect_s + self.drain_s + self.teardown_proof_s
 
 
 def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
@@ -34,10 +34,10 @@ def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
     return min(drain_s, max(LEAST_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
 
 
-def drain_lead_s(attempt: Attempt, caps: Caps, tempo: Tempo) -> float:
+def drain_lead_s(attempt: Attempt, caps: Caps, tempo: DrainBudget) -> float:
     """Seconds before the cap at which a drain must start: tick, drain, hands, teardown, list lag and a quantum."""
     return lead_s(attempt.line.offer, caps, replace(tempo, drain_s=capped_drain_s(attempt, tempo.drain_s)))
 
 
-def lead_s(offer: Offer, caps: Caps, tempo: Tempo) -> float:
+def lead_s(offer: Offer, caps: Caps, tempo: DrainBudget) -> float:
     return tempo.lead_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s

@@ -14,7 +14,7 @@ from broker.domain.offer import Offer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stood:
+class MachineSpan:
     """A machine that was listed under an attempt's name. `since`: when it did not stand yet; None: that is not known.
     `shown`: when it was listed first. `until`: by when it was listed no more; None: it may stand."""
 
@@ -68,7 +68,7 @@ def ceiling(offer: Offer, price: Decimal) -> Decimal:
 
 
 def price_changes(
-    attempt: Attempt, seen: tuple[Observed, ...], now: datetime, stood: Sequence[Stood]
+    attempt: Attempt, seen: tuple[Observed, ...], now: datetime, stood: Sequence[MachineSpan]
 ) -> tuple[PriceChange, ...]:
     """What the cloud bills by now, where that is something else than is accrued; empty: nothing new is known.
 
@@ -81,7 +81,9 @@ def price_changes(
     stood = [_billed(attempt, one, now) for one in stood]
     moved: tuple[PriceChange, ...] = ()
     if stand:
-        moved = _moved(attempt, _told_price(attempt, stand, price_now(attempt)), now, _beside(attempt, stood, now))
+        moved = _moved(
+            attempt, _told_price(attempt, stand, price_now(attempt)), now, _extra_machines_at(attempt, stood, now)
+        )
     return (*moved, *surplus_changes(attempt, (*attempt.prices, *moved), stood))
 
 
@@ -100,7 +102,7 @@ def _moved(attempt: Attempt, price: Decimal, now: datetime, surplus: int) -> tup
 
 
 def surplus_changes(
-    attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood]
+    attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan]
 ) -> tuple[PriceChange, ...]:  # fmt: skip
     """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
     what is accrued already of machines too many is theirs. Where it was so when one was first listed, somebody has told
@@ -113,7 +115,7 @@ def surplus_changes(
     for moment in _moments(attempt, prices, stood):
         while later and later[0].since <= moment:
             known = later.popleft()
-        surplus = max(known.surplus, _beside(attempt, stood, moment))
+        surplus = max(known.surplus, _extra_machines_at(attempt, stood, moment))
         in_effect = known.surplus if known.since == moment else raised or known.surplus
         if surplus != in_effect:
             found.append(replace(known, since=moment, surplus=surplus))
@@ -121,13 +123,13 @@ def surplus_changes(
     return tuple(found)
 
 
-def _as_bought(attempt: Attempt, stood: Sequence[Stood]) -> bool:
+def _as_bought(attempt: Attempt, stood: Sequence[MachineSpan]) -> bool:
     """No more machines were ever listed than were bought, and no others."""
     recorded = {handle.id for handle in attempt.handles}
     return len(stood) <= attempt.line.nodes and all(one.id in recorded for one in stood)
 
 
-def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood]) -> Sequence[datetime]:
+def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan]) -> Sequence[datetime]:
     """When the price or the number of machines may have changed; never before it is billed."""
     begun = billed_since(attempt)
     if begun is None:
@@ -136,7 +138,7 @@ def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[St
     return sorted({begun, *(max(begun, moment) for moment in (*ends, *(one.since for one in prices)))})
 
 
-def _billed(attempt: Attempt, one: Stood, now: datetime) -> Stood:
+def _billed(attempt: Attempt, one: MachineSpan, now: datetime) -> MachineSpan:
     """For no less than its cloud bills at the least; as if it stood while that is not over."""
     if one.until is None:
         return one
@@ -144,12 +146,14 @@ def _billed(attempt: Attempt, one: Stood, now: datetime) -> Stood:
     return replace(one, until=until if until <= now else None)
 
 
-def _told_of(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood], one: Stood) -> Stood:
+def _told_of(
+    attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan], one: MachineSpan
+) -> MachineSpan:
     known = latest_price(replace(attempt, prices=tuple(price for price in prices if price.since <= one.shown)))
-    return replace(one, since=one.shown) if 0 < _beside(attempt, stood, one.shown) <= known.surplus else one
+    return replace(one, since=one.shown) if 0 < _extra_machines_at(attempt, stood, one.shown) <= known.surplus else one
 
 
-def _beside(attempt: Attempt, stood: Sequence[Stood], moment: datetime) -> int:
+def _extra_machines_at(attempt: Attempt, stood: Sequence[MachineSpan], moment: datetime) -> int:
     """Machines beside those that were bought, which need not stand any more themselves once they have come."""
     there = [one.id for one in stood if _since(attempt, one) <= moment and (one.until is None or moment < one.until)]
     recorded = {handle.id for handle in attempt.handles}
@@ -158,7 +162,7 @@ def _beside(attempt: Attempt, stood: Sequence[Stood], moment: datetime) -> int:
     return max(0, len(there) - attempt.line.nodes, sum(own not in recorded for own in there) if complete else 0)
 
 
-def _since(attempt: Attempt, one: Stood) -> datetime:
+def _since(attempt: Attempt, one: MachineSpan) -> datetime:
     return one.since or billed_since(attempt) or one.shown
 
 
@@ -169,7 +173,7 @@ def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> D
     if not told:
         return known
     price, offered = usd(sum(told, ZERO) / len(told)), attempt.line.offer.usd_per_hour
-    if not all(machine.price_moves for machine in seen) and not dearer(price, attempt.line.offer):
+    if not all(machine.price_moves for machine in seen) and not exceeds_offer_price(price, attempt.line.offer):
         price = offered
     return known if price < 0 or (len(told) < attempt.line.nodes and price < known) else price
 
@@ -178,6 +182,6 @@ PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")
 """A bill above the offer by more than rounding is another machine than the one that was bought."""
 
 
-def dearer(price: Decimal, offer: Offer) -> bool:
+def exceeds_offer_price(price: Decimal, offer: Offer) -> bool:
     """Above what was bought by more than rounding."""
     return price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD

@@ -55,7 +55,7 @@ class Charged:
     attempt_id: AttemptId
 
 
-class Verdict(StrEnum):
+class InvoiceVerdict(StrEnum):
     EQUAL = "equal"
     DIFFERENT = "different"
     ONLY_INVOICE = "only_invoice"
@@ -69,7 +69,7 @@ class Difference:
     """One machine (or kind) on both sides."""
 
     machine: str
-    verdict: Verdict
+    verdict: InvoiceVerdict
     invoice_usd: Decimal
     ledger_usd: Decimal
     job_id: JobId | None = None
@@ -98,7 +98,7 @@ class Reconciliation:
 
     @property
     def agrees(self) -> bool:
-        return all(row.verdict is Verdict.EQUAL for row in self.rows)
+        return all(row.verdict is InvoiceVerdict.EQUAL for row in self.rows)
 
 
 def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decimal) -> Reconciliation:
@@ -123,7 +123,7 @@ def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decim
                 attempt_id=attempt_id,
             )
         )
-    rows.sort(key=lambda row: (row.verdict is Verdict.EQUAL, -abs(row.usd), row.machine))
+    rows.sort(key=lambda row: (row.verdict is InvoiceVerdict.EQUAL, -abs(row.usd), row.machine))
     return Reconciliation(rows=tuple(rows))
 
 
@@ -138,9 +138,9 @@ def _sum(pairs: Iterable[tuple[str, Decimal]]) -> dict[str, Decimal]:
     return sums
 
 
-def _verdict(theirs: Decimal | None, ours: Decimal | None, tolerance: Decimal) -> Verdict:
+def _verdict(theirs: Decimal | None, ours: Decimal | None, tolerance: Decimal) -> InvoiceVerdict:
     if abs((theirs or ZERO) - (ours or ZERO)) <= tolerance:
-        return Verdict.EQUAL
+        return InvoiceVerdict.EQUAL
     if ours is None:
-        return Verdict.ONLY_INVOICE
-    return Verdict.ONLY_LEDGER if theirs is None else Verdict.DIFFERENT
+        return InvoiceVerdict.ONLY_INVOICE
+    return InvoiceVerdict.ONLY_LEDGER if theirs is None else InvoiceVerdict.DIFFERENT

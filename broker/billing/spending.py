@@ -61,7 +61,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> Decimal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measure:
+class _AttemptTotals:
     """An attempt's whole life, to be shared out over its slices by dollars."""
 
     machine_hours: Decimal
@@ -71,14 +71,14 @@ class _Measure:
     dearest_ratio: Decimal | None
 
 
-def _measure(paid: PaidAttempt) -> _Measure:
+def _measure(paid: PaidAttempt) -> _AttemptTotals:
     attempt = paid.attempt
     offer, lost = attempt.line.offer, lost_share(attempt)
     hours = billed_hours(attempt) * attempt.line.nodes
     on_demand = offer.on_demand_usd_per_hour if offer.spot else offer.usd_per_hour
     expected = attempt.line.usd_p50
     dearer = paid.dearest_usd is not None and expected is not None and expected > 0
-    return _Measure(
+    return _AttemptTotals(
         machine_hours=hours,
         gpu_hours=hours * offer.gpus,
         lost=lost,
@@ -96,7 +96,7 @@ class _Group:
     jobs: set[JobId] = field(default_factory=set)
     attempts: set[AttemptId] = field(default_factory=set)
 
-    def add(self, piece: Slice, share: Decimal, measure: _Measure | None) -> None:
+    def add(self, piece: Slice, share: Decimal, measure: _AttemptTotals | None) -> None:
         """`share`: of the attempt's whole compute that this slice is."""
         self.by_category[piece.category] += piece.usd
         self.jobs.add(piece.job_id)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from broker.billing.accrual import SECOND, machine_s
-from broker.billing.drain import Tempo, drain_lead_s
+from broker.billing.drain import DrainBudget, drain_lead_s
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Job
 
@@ -19,7 +19,7 @@ def time_left_s(job: Job, now: datetime) -> float | None:
     return min(left, default=None)
 
 
-def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> bool:
+def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> bool:
     """True when the job must drain now to be over at its deadline, and before its `max_duration` is used up."""
     if job.spec.deadline is None and job.spec.max_duration is None:
         return False
@@ -37,10 +37,10 @@ def out_of_time(job: Job, now: datetime, *, needed_s: float = 0.0) -> str | None
     left_s = time_left_s(job, now)
     if left_s is None or left_s > needed_s:
         return None
-    return told_out_of_time(job, now)
+    return out_of_time_message(job, now)
 
 
-def told_out_of_time(job: Job, now: datetime) -> str:
+def out_of_time_message(job: Job, now: datetime) -> str:
     """Which of its limits of time a job has reached, and how it goes on, in one line."""
     deadline, most = job.spec.deadline, job.spec.max_duration
     what = f"its max_duration of {most} s"

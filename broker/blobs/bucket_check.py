@@ -14,7 +14,7 @@ from broker.domain.ids import ID_LENGTH, AttemptId, Installation, JobId, base32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class BucketCheck:
     name: str
     ok: bool
     detail: str = ""
@@ -22,9 +22,9 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class BucketReport:
     url: str
-    checks: tuple[Check, ...]
+    checks: tuple[BucketCheck, ...]
     policy: str
     """The least that the broker needs: JSON for S3, words for the others."""
 
@@ -33,7 +33,7 @@ class Report:
         return all(check.ok for check in self.checks)
 
 
-async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) -> Report:
+async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) -> BucketReport:
     """Creates a folder or visits a bucket, tries what the protocol rests on, and cleans up. Raises InvalidInput.
 
     The probes lie below a random prefix, so that a store in use is not disturbed and two checks do not meet.
@@ -43,7 +43,7 @@ async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) ->
     checks = [await _write_and_read(blobs)]
     if checks[0].ok:
         checks += [await _conditional_put(blobs), await _list_after_put(blobs), await _clean_up(blobs)]
-    return Report(url=url, checks=tuple(checks), policy=policy(url))
+    return BucketReport(url=url, checks=tuple(checks), policy=policy(url))
 
 
 async def check_grants(
@@ -63,34 +63,34 @@ async def check_grants(
     return blobs.unscoped
 
 
-async def _write_and_read(blobs: ObstoreBlobs) -> Check:
+async def _write_and_read(blobs: ObstoreBlobs) -> BucketCheck:
     name = "write and read"
     try:
         await blobs.put("probe/a", b"1")
         seen = await blobs.get("probe/a")
     except BlobError as e:
-        return Check(name=name, ok=False, detail=str(e))
-    return Check(
+        return BucketCheck(name=name, ok=False, detail=str(e))
+    return BucketCheck(
         name=name, ok=seen == b"1", detail="" if seen == b"1" else f"wrote b'1', read {seen!r}: use another store"
     )
 
 
-async def _conditional_put(blobs: ObstoreBlobs) -> Check:
+async def _conditional_put(blobs: ObstoreBlobs) -> BucketCheck:
     """Manifests and outcomes are put once; a store that ignores the condition would let a late writer replace them."""
     name = "conditional put"
     try:
         await blobs.put("probe/once", b"first", if_absent=True)
         await blobs.put("probe/once", b"second", if_absent=True)
     except AlreadyExists:
-        return Check(name=name, ok=await blobs.get("probe/once") == b"first")
+        return BucketCheck(name=name, ok=await blobs.get("probe/once") == b"first")
     except BlobError as e:
-        return Check(name=name, ok=False, detail=str(e))
-    return Check(
+        return BucketCheck(name=name, ok=False, detail=str(e))
+    return BucketCheck(
         name=name, ok=False, detail="a second put-if-absent replaced the first: use a store with If-None-Match"
     )
 
 
-async def _list_after_put(blobs: ObstoreBlobs) -> Check:
+async def _list_after_put(blobs: ObstoreBlobs) -> BucketCheck:
     """Liveness is one LIST; a listing that lags makes living instances look silent."""
     name = "list after put"
     try:
@@ -99,26 +99,26 @@ async def _list_after_put(blobs: ObstoreBlobs) -> Check:
         await blobs.put("probe/listed", b"22")
         after = {info.key: info.etag for info in await blobs.list("probe/")}
     except BlobError as e:
-        return Check(name=name, ok=False, detail=str(e))
+        return BucketCheck(name=name, ok=False, detail=str(e))
     if "probe/listed" not in before:
-        return Check(
+        return BucketCheck(
             name=name, ok=False, detail="a new object was missing from LIST: use a store that lists consistently"
         )
     changed = before["probe/listed"] != after.get("probe/listed")
-    return Check(
+    return BucketCheck(
         name=name, ok=changed, detail="" if changed else "the e_tag did not change with the object: use another store"
     )
 
 
-async def _clean_up(blobs: ObstoreBlobs) -> Check:
+async def _clean_up(blobs: ObstoreBlobs) -> BucketCheck:
     name = "delete"
     try:
         for info in await blobs.list(""):
             await blobs.delete(info.key)
         left = await blobs.list("")
     except BlobError as e:
-        return Check(name=name, ok=False, detail=str(e))
-    return Check(
+        return BucketCheck(name=name, ok=False, detail=str(e))
+    return BucketCheck(
         name=name, ok=not left, detail=f"{len(left)} probes could not be deleted: allow deletion" if left else ""
     )
 

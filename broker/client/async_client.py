@@ -16,7 +16,7 @@ from broker.api.schemas import core as models
 from broker.api.schemas import tenancy as models_tenancy
 from broker.api.schemas.base import Wire
 from broker.api.schemas.job_data import StoredKindView
-from broker.api.schemas.plans import Decision
+from broker.api.schemas.plans import DecisionView
 from broker.client.resources.channels import ChannelCalls
 from broker.client.resources.policies import PolicyCalls
 from broker.client.resources.slack_users import SlackCalls
@@ -25,14 +25,14 @@ from broker.client.resources.tenancy import TenancyCalls
 from broker.client.transport import connection, sse
 from broker.client.transport.atomic_file import placed
 from broker.client.transport.connection import Connection
-from broker.client.transport.errors import ApiError, BrokenOff, Damaged, Unreachable
+from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachable, Damaged
 from broker.client.transport.http import Transport, plain
 
 UPLOADING = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
 """Seconds: a daemon reads and keeps all of a data set before it answers."""
 
 
-class LogPiece(Wire):
+class LogChunk(Wire):
     """Some text of one attempt, as its node wrote it."""
 
     attempt: int
@@ -72,7 +72,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
             return cls(url, token or "", patience_s=patience_s)
         found = connection.find()
         if found is None:
-            raise Unreachable("any known address", "none was ever started or logged in to")
+            raise DaemonUnreachable("any known address", "none was ever started or logged in to")
         return cls(
             found.url,
             token or found.token,
@@ -155,8 +155,8 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def ledger(self, job: str) -> models.LedgerList:
         return await self._call("GET", f"{_job(job)}/ledger", models.LedgerList)
 
-    async def decision(self, job: str, number: int) -> Decision:
-        return await self._call("GET", f"{_job(job)}/decisions/{number}", Decision)
+    async def decision(self, job: str, number: int) -> DecisionView:
+        return await self._call("GET", f"{_job(job)}/decisions/{number}", DecisionView)
 
     # --- feeds
 
@@ -170,17 +170,17 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         params = plain({"after": after, "follow": 0})
         return await self._call("GET", f"{_job(job)}/events", models.EventList, params=params)
 
-    async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogPiece]:
+    async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogChunk]:
         """Pieces of the log as they come, through all attempts or one, until the job rests."""
         async for message in self._feed(f"{_job(job)}/logs", "", attempt=attempt):
-            yield LogPiece.model_validate_json(message.data)
+            yield LogChunk.model_validate_json(message.data)
 
     async def log_now(self, job: str, *, attempt: int | None = None) -> str:
         """The text of one attempt, by default of the latest, up to now."""
         params = plain({"attempt": attempt, "follow": 0})
         return (await self._http.read("GET", f"{_job(job)}/logs", params=params)).decode("utf-8", "replace")
 
-    async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.Message]:
+    async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.ReceivedEvent]:
         """Resumes after the last message when the stream breaks off; patience counts from the last message on."""
         async for attempt in self._http.tries():
             with attempt:
@@ -192,7 +192,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                         yield message
                         last = message.id or last
                         attempt.retry_state.start_time = time.monotonic()
-                    raise Unreachable(self.url, "the stream was cut")
+                    raise DaemonUnreachable(self.url, "the stream was cut")
 
     def shell(
         self, job: str, words: Sequence[str], *, tty: bool
@@ -247,7 +247,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                     digest.update(piece)
                     got += len(piece)
                     yield piece
-        except Unreachable:
+        except DaemonUnreachable:
             if not began:
                 raise
             where = f"{file.path} of job {job} broke off after {got} of {file.bytes} bytes, and none was kept"

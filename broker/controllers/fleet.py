@@ -5,31 +5,31 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.billing.budgets import Budgets
 from broker.controllers.billing.metering import Billing
-from broker.controllers.billing.retention import Retention
-from broker.controllers.market.observed_runs import Lessons
+from broker.controllers.billing.retention import RetentionController
+from broker.controllers.market.observed_runs import ObservedRuns
 from broker.controllers.monitoring.dead_man_switch import Deadman
 from broker.controllers.monitoring.interruption import Interruption
 from broker.controllers.monitoring.liveness import LivenessController
 from broker.controllers.monitoring.spend_guard import Guard
 from broker.controllers.notifications.digest import Digest
-from broker.controllers.notifications.outbox import Keep, Outbox
-from broker.controllers.observation.attempt_observer import Looker
-from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.notifications.outbox import Outbox, OutboxRetention
+from broker.controllers.observation.attempt_observer import AttemptObserver
+from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.provisioning.boot_spec import Boot, TrainerOf
-from broker.controllers.provisioning.creates_in_flight import Launchers
+from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.provisioning.launch import Launch
-from broker.controllers.provisioning.launcher_completion import Through
+from broker.controllers.provisioning.launcher_completion import LauncherCompletion
 from broker.controllers.provisioning.placement import Placement, Troubles
 from broker.controllers.provisioning.store_grants import Granting, Grants
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.orphan_sweep import Sweep
 from broker.controllers.termination.termination import Termination
 from broker.domain.offer import Offer
-from broker.estimator.planning.corrections import Learned
+from broker.estimator.planning.corrections import LearnedCorrections
 from broker.ports import Notifier
 from broker.reporting.digest import DigestPlan
 from broker.runtime.control_loop import Controller, run_forever
@@ -40,17 +40,17 @@ from broker.runtime.secret_box import SecretBox
 class Fleet:
     """The controllers, in the order in which a job meets them."""
 
-    context: Context
+    context: ControllerContext
     controllers: tuple[Controller, ...]
     launch: Launch
     destroys: Destroys
     outbox: Outbox
-    learned: Learned
+    learned: LearnedCorrections
 
     @classmethod
     def build(
         cls,
-        context: Context,
+        context: ControllerContext,
         box: SecretBox,
         offers: Callable[[], Sequence[Offer]],
         notifiers: Sequence[Notifier],
@@ -58,12 +58,12 @@ class Fleet:
         trainer: TrainerOf | None = None,
         report_only: bool = False,
         troubles: Troubles = dict,
-        keep: Keep | None = None,
+        keep: OutboxRetention | None = None,
         digest: DigestPlan | None = None,
     ) -> "Fleet":
         context = replace(context, patience=replace(context.patience, beat_s=context.limits.beat_s))
-        inventory, launchers, destroys = Inventory(context), Launchers(context), Destroys(context)
-        beats, lessons = Beats(context), Lessons(context)
+        inventory, launchers, destroys = Inventory(context), CreatesInFlight(context), Destroys(context)
+        beats, lessons = HeartbeatReader(context), ObservedRuns(context)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
         boot = Boot(context=context, box=box, trainer=trainer, learned=lessons)
         launch = Launch(context, inventory, launchers, boot, beats, offers)
@@ -78,7 +78,7 @@ class Fleet:
                 launch,
                 *_of_machines(context, inventory, launchers, destroys, beats),
                 Guard(context, lessons),
-                Retention(context),
+                RetentionController(context),
                 Budgets(context),
                 lessons,
                 Sweep(context, inventory, destroys, report_only=report_only),
@@ -102,15 +102,19 @@ class Fleet:
 
 
 def _of_machines(
-    context: Context, inventory: Inventory, launchers: Launchers, destroys: Destroys, beats: Beats
+    context: ControllerContext,
+    inventory: Inventory,
+    launchers: CreatesInFlight,
+    destroys: Destroys,
+    beats: HeartbeatReader,
 ) -> tuple[Controller, ...]:
     """Those of machines that were bought, until they are gone."""
-    looker = Looker(context, inventory, beats)
+    looker = AttemptObserver(context, inventory, beats)
     interruption = Interruption(context, looker)
     return (
         LivenessController(context, looker),
         interruption,
         Termination(context, inventory, launchers, destroys),
-        Through(context, launchers),
+        LauncherCompletion(context, launchers),
         Billing(context, inventory, (looker, launchers, interruption, destroys, inventory)),
     )

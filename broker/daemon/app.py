@@ -26,22 +26,22 @@ from broker.api.service.jobs import Service, Settings, nowhere
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.connect import folder_of, options_of
 from broker.blobs.list_prices import storage_usd_per_gib_month
-from broker.controllers.base.context import Context, Costs, Rhythm
+from broker.controllers.base.context import ControllerContext, CostSettings, Intervals
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market, MarketRhythm
-from broker.controllers.notifications.outbox import Keep
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
+from broker.controllers.notifications.outbox import OutboxRetention
 from broker.daemon.config import DaemonConfig
 from broker.daemon.home_dir import SPOOL, check_blobs, holding, make_home, with_room
 from broker.daemon.installation import installation_of, mark_new, only_report, refuse_other_blobs
 from broker.daemon.listeners import Addresses, listening
 from broker.daemon.preflight_adapter import Checks, forbidden
-from broker.daemon.slack_wiring import Slacks
+from broker.daemon.slack_wiring import SlackIntegration
 from broker.daemon.trainer_bundle import TrainerSource, image_of
 from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import Installation
 from broker.domain.job import Handle
 from broker.domain.spec import Retention
-from broker.estimator.planning.corrections import Learned
+from broker.estimator.planning.corrections import LearnedCorrections
 from broker.notify.log import LogNotifier
 from broker.notify.slack.socket_mode import SlackSockets
 from broker.notify.webhook.notifier import WebhookNotifier
@@ -51,12 +51,12 @@ from broker.preflight.model_lookup import HubClient
 from broker.reporting.digest import DigestPlan
 from broker.runtime.clock import SystemClock
 from broker.runtime.control_loop import run_forever
-from broker.runtime.database_clock import HouseClock
-from broker.runtime.peers import refuse_others, seat_of
+from broker.runtime.database_clock import DatabaseClock
+from broker.runtime.peers import refuse_conflicting_brokers, seat_of
 from broker.runtime.private_files import write_private
 from broker.runtime.provider_gate import gated
 from broker.runtime.secret_box import MASTER_KEY_FILE, SecretBox, sealing
-from broker.runtime.token_bucket import Rate
+from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
@@ -77,15 +77,15 @@ class ProviderMissing(GpubrokerError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class House:
+class DaemonComponents:
     """What the daemon has built, before it serves."""
 
     config: DaemonConfig
     installation: Installation
     store: Store
-    market: Market
+    market: MarketPoller
     fleet: Fleet
-    clock: HouseClock
+    clock: DatabaseClock
     application: web.Application
     sockets: SlackSockets
 
@@ -123,7 +123,7 @@ def calm_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-async def _work(house: House) -> None:
+async def _work(house: DaemonComponents) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(run_forever(house.clock, house.clock), name=house.clock.name)
         group.create_task(run_forever(house.market, house.fleet.context.clock), name=house.market.name)
@@ -154,7 +154,7 @@ async def _cancel(task: asyncio.Task[object]) -> None:
 
 
 @asynccontextmanager
-async def building(config: DaemonConfig) -> AsyncIterator[House]:
+async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
     """Everything but the listening socket and the running controllers; closed in reverse order."""
     make_home(config.home)
     check_blobs(folder_of(config.blobs_url), config.home)
@@ -167,7 +167,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             sweep_halves(folder / context.installation / "uploads")
         box = await sealing(context.store, config.home / MASTER_KEY_FILE, os.environ)
         market = await _market(context, config)
-        slacks = Slacks(box, context.clock, api_url=config.slack.api_url)
+        slacks = SlackIntegration(box, context.clock, api_url=config.slack.api_url)
         agent, insecure = f"gpubroker/{version('gpubroker')}", config.notify.insecure_hosts
         webhooks = WebhookNotifier(box, context.clock, user_agent=agent, insecure_hosts=insecure)
         stack.push_async_callback(webhooks.close)
@@ -179,9 +179,9 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         )  # fmt: skip
         service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s, learned=fleet.learned)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
-        authenticator = Authenticator(context.store, context.clock, Rate(**config.rate_limit.model_dump()))
+        authenticator = Authenticator(context.store, context.clock, TokenBucketRate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
-        yield House(
+        yield DaemonComponents(
             config=config,
             installation=context.installation,
             store=context.store,
@@ -193,13 +193,13 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         )
 
 
-async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, HouseClock, bool]:
+async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[ControllerContext, DatabaseClock, bool]:
     """What the controllers are given, its clock, and whether the sweep only reports."""
     dsn = config.database_url or await _embedded(stack, config.home)
     await migrate(dsn, before=partial(mark_new, config.home))
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
-    clock = HouseClock(store, SystemClock())
+    clock = DatabaseClock(store, SystemClock())
     await clock.start()
     installation = await installation_of(store, config.home)
     report_only = only_report(config.home)
@@ -214,9 +214,9 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
     for provider in providers.values():
         stack.push_async_callback(provider.close)
     seat = seat_of(config.home, providers, await store.database())
-    await refuse_others(blobs, clock, seat)
+    await refuse_conflicting_brokers(blobs, clock, seat)
     await _refuse_lost_providers(store, set(providers))
-    context = Context(
+    context = ControllerContext(
         installation=installation,
         owner=f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}",
         store=store,
@@ -232,9 +232,9 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
     return context, clock, report_only
 
 
-async def _market(context: Context, config: DaemonConfig) -> Market:
+async def _market(context: ControllerContext, config: DaemonConfig) -> MarketPoller:
     """With its first prices, where they come soon."""
-    market = Market(context.providers, context.clock, MarketRhythm(poll_s=config.rhythm.market_s))
+    market = MarketPoller(context.providers, context.clock, MarketIntervals(poll_s=config.rhythm.market_s))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PRICES_S):
             await market.step()
@@ -262,12 +262,12 @@ def grants_of(config: DaemonConfig) -> GrantSettings:
     return GrantSettings(**config.grants.model_dump())
 
 
-def costs_of(config: DaemonConfig) -> Costs:
+def costs_of(config: DaemonConfig) -> CostSettings:
     """What the operator says of money and of keeping data."""
     kept, price = config.retention.model_dump(), config.storage_usd_per_gib_month
     if price is None:
         price = storage_usd_per_gib_month(config.blobs_url, options_of(config.blobs_url, config.blob_options))
-    return Costs(
+    return CostSettings(
         price_rise=config.guard.price_rise_percent / 100,
         storage_usd_per_gib_month=price,
         uploads_days=kept.pop("uploads_days"),
@@ -275,23 +275,23 @@ def costs_of(config: DaemonConfig) -> Costs:
     )
 
 
-def rhythm_of(config: DaemonConfig) -> Rhythm:
+def rhythm_of(config: DaemonConfig) -> Intervals:
     """Where SkyPilot launches, no more is asked of it than it does at once: what waits for its turn is not yet sent, so
     it costs nothing, and its price is looked at again."""
-    rhythm = Rhythm(**config.rhythm.model_dump())
+    rhythm = Intervals(**config.rhythm.model_dump())
     if not config.providers.rented():
         return rhythm
     return replace(rhythm, creates=min(rhythm.creates, config.providers.sky.launches))
 
 
-def keep_of(config: DaemonConfig) -> Keep:
+def keep_of(config: DaemonConfig) -> OutboxRetention:
     """How long the outbox waits for a channel."""
-    return Keep(age_s=config.notify.keep_days * 86_400, rows=config.notify.keep_deliveries)
+    return OutboxRetention(age_s=config.notify.keep_days * 86_400, rows=config.notify.keep_deliveries)
 
 
 def _service(
-    config: DaemonConfig, context: Context, market: Market, box: SecretBox, notifiers: Sequence[Notifier], *,
-    skew: Callable[[], float], learned: Learned,
+    config: DaemonConfig, context: ControllerContext, market: MarketPoller, box: SecretBox,
+    notifiers: Sequence[Notifier], *, skew: Callable[[], float], learned: LearnedCorrections,
 ) -> Service:  # fmt: skip
     return Service(
         store=context.store,
@@ -341,7 +341,7 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
 # --------------------------------------------------------------------------------------------------------- the network
 
 
-async def write_client_file(house: House, at: Addresses) -> None:
+async def write_client_file(house: DaemonComponents, at: Addresses) -> None:
     """How this user's CLI finds the daemon; a token that still works is kept, so that clients survive a restart."""
     file = house.config.home / CLIENT_FILE
     text = await _known_token(house.store, file) or await _new_token(house)
@@ -357,7 +357,7 @@ async def _known_token(store: Store, file: Path) -> str | None:
     return text if isinstance(text, str) and await store.token(hashed(text)) else None
 
 
-async def _new_token(house: House) -> str:
+async def _new_token(house: DaemonComponents) -> str:
     token_id, text = mint(os.urandom)
     token = Token(
         id=token_id,

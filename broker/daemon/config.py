@@ -200,7 +200,7 @@ class NotifyConfig(Config):
     """What was spent, told once a day and once a week."""
 
 
-class GuardConfig(Config):
+class SpendGuardConfig(Config):
     """What is watched of prices; see docs/guide/caps-and-budgets.md."""
 
     price_rise_percent: Annotated[Decimal, Field(ge=0, le=1000)] = Decimal(2)
@@ -248,7 +248,7 @@ class DaemonConfig(Config):
     """What the blob store costs; absent: by its kind, see docs/design/money.md."""
     retention: RetentionConfig = RetentionConfig()
     """How long what jobs left is kept; see docs/guide/caps-and-budgets.md."""
-    guard: GuardConfig = GuardConfig()
+    guard: SpendGuardConfig = SpendGuardConfig()
     """What is watched of prices; see docs/guide/caps-and-budgets.md."""
     grants: GrantsConfig = GrantsConfig()
     """Credentials that attempts get for the store; see docs/guide/images-and-storage.md."""

@@ -25,7 +25,7 @@ REMEMBERED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _FoundModel:
     checked: Checked
     summary: Mapping[str, Any] | None
     """The very object it was found for; held, so that no other one can take its identity."""
@@ -48,7 +48,7 @@ class Checks:
         self._hub = hub
         self._clock = clock
         self._remote_code = remote_code
-        self._found: dict[object, _Found] = {}
+        self._found: dict[object, _FoundModel] = {}
 
     def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
         return summarise(data, fmt).model_dump(mode="json")
@@ -65,7 +65,7 @@ class Checks:
         checked = await self._check(spec, summary)
         if len(self._found) >= REMEMBERED:
             self._found.clear()
-        self._found[key] = _Found(checked=checked, summary=summary, until=now + REMEMBERED_S)
+        self._found[key] = _FoundModel(checked=checked, summary=summary, until=now + REMEMBERED_S)
         return checked
 
     async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:

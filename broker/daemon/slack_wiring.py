@@ -9,7 +9,7 @@ from broker.api.service.content import Content
 from broker.api.service.jobs import Service
 from broker.api.service.slack import Slack
 from broker.domain.job import Job
-from broker.domain.tenancy import HOUSE
+from broker.domain.tenancy import OPERATOR
 from broker.notify.slack.app import SlackApp
 from broker.notify.slack.notifier import SlackNotifier
 from broker.notify.slack.socket_mode import SlackSockets
@@ -18,10 +18,10 @@ from broker.reporting.loss_curve import Losses, losses
 from broker.runtime.secret_box import SecretBox
 
 METRICS = "metrics.jsonl"
-DAEMON = Caller(team=HOUSE.team, owner=HOUSE.owner, scopes=frozenset({"admin"}), token_id="")
+DAEMON = Caller(team=OPERATOR.team, owner=OPERATOR.owner, scopes=frozenset({"admin"}), token_id="")
 
 
-class Slacks:
+class SlackIntegration:
     """`serving` joins the halves; before that the notifier draws no curves."""
 
     def __init__(self, box: SecretBox, clock: Clock, *, api_url: str) -> None:

@@ -99,20 +99,20 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedy:
+class PlanAdjustment:
     """How a job's plan was changed since its memory ran out. Its method and its global batch stay as they were asked
     for."""
 
-    tried: tuple[str, ...]
+    failed_plans: tuple[str, ...]
     """The plans that ran out, in words, oldest first."""
     micro_batch: int = 0
     """The largest one; 0: a script, whose plan is its own."""
     gradient_checkpointing: bool = False
-    memory_scale: float = 1.0
-    memory_above: int = 0
-    memory_shards: int = 1
-    memory_rows: int = 0
-    ram_above: int = 0
+    memory_factor: float = 1.0
+    oom_device_bytes: int = 0
+    oom_shards: int = 1
+    oom_micro_batch: int = 0
+    oom_host_bytes: int = 0
     """These five as in `Workload`."""
 
 
@@ -120,7 +120,7 @@ StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredData:
     """What a job keeps in the blob store."""
 
     bytes: int
@@ -151,7 +151,7 @@ class Job:
     attempts: int = 0
     """Attempts so far; the current one has this number."""
     retries_used: int = 0
-    remedy: Remedy | None = None
+    remedy: PlanAdjustment | None = None
     machine_s: float = 0.0
     """Seconds for which machines of its ended attempts stood; several nodes count once."""
     due_at: datetime | None = None
@@ -164,7 +164,7 @@ class Job:
     forecast: Forecast | None = None
     """Of its live attempt; None: nothing is known."""
     # written by the retention controller, and `deleted` by the API
-    stored: Stored | None = None
+    stored: StoredData | None = None
     """None: nobody has looked yet."""
     deleted: Mapping[StoredKind, datetime] = field(default_factory=dict)
     """What was deleted, and when; it may take a while until the last object is gone."""

@@ -58,7 +58,7 @@ class Channel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class JobSnapshot:
     """A job as it is at the moment of a delivery, which may be later than the event."""
 
     job: Job

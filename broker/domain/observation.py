@@ -7,7 +7,7 @@ from broker.domain.workload import Plan, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class RunObservation:
     """Names no team, person, model or data set, so that it may serve all teams of an installation."""
 
     attempt_id: AttemptId

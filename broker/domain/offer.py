@@ -126,12 +126,12 @@ class ProviderStatus:
     """Why the latest question got no answer, in one line; None: it did."""
 
 
-class Verdict(StrEnum):
+class OfferVerdict(StrEnum):
     KEPT = "kept"
     DROPPED = "dropped"
 
 
-class Drop(StrEnum):
+class DropReason(StrEnum):
     """Why an offer was dropped. The first that applies; those that pass by themselves come last."""
 
     PROVIDER = "provider"
@@ -158,7 +158,7 @@ class Drop(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class CostParts:
     """What the expected dollars to finish consist of; P50."""
 
     machines: Decimal
@@ -192,9 +192,9 @@ class QuoteLine:
     """One offer against the job: kept with its price to finish, or dropped with the reason."""
 
     offer: Offer
-    verdict: Verdict
+    verdict: OfferVerdict
     reason: str
-    drop: Drop | None = None
+    drop: DropReason | None = None
     """None for a kept line."""
     memory: MemoryNeed | None = None
     hours_p50: float | None = None
@@ -214,18 +214,18 @@ class QuoteLine:
     plan: Plan | None = None
     """None: dropped, or nothing is known of what is to run."""
     hours: Hours | None = None
-    costs: Costs | None = None
+    costs: CostParts | None = None
     rows_bytes: int = 0
     """Of tokenised rows, the most that an attempt puts into the blob store for later ones; 0: none."""
 
 
-class Considered(NamedTuple):
+class OfferSummary(NamedTuple):
     """What is kept of an offer when an attempt is bought."""
 
     offer: str
     """Its id."""
     usd_per_hour: Decimal
-    drop: Drop | None
+    drop: DropReason | None
     """None: it was kept."""
     reason: str
     usd_p50: Decimal | None
@@ -238,14 +238,14 @@ class Quote:
 
     lines: Sequence[QuoteLine]
     """Every offer once. Built when looked at, since a market has tens of thousands."""
-    considered: Callable[[], Iterable[Considered]] = tuple
+    considered: Callable[[], Iterable[OfferSummary]] = tuple
     """The same offers in the same order, at a fraction of the time: less is said of each."""
     made_at: datetime
     expires_at: datetime
     proposed_cap_usd: Decimal | None
     """What is spent already + P90 of the best line x 1.25; None when nothing is kept or its time is unknown."""
     kept: int = 0
-    drops: Mapping[Drop, int] = field(default_factory=dict)
+    drops: Mapping[DropReason, int] = field(default_factory=dict)
     """Dropped offers by reason."""
     cheapest_usd: Decimal | None = None
     """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
@@ -254,4 +254,4 @@ class Quote:
 
     @property
     def best(self) -> QuoteLine | None:
-        return self.lines[0] if self.lines and self.lines[0].verdict is Verdict.KEPT else None
+        return self.lines[0] if self.lines and self.lines[0].verdict is OfferVerdict.KEPT else None

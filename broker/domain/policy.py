@@ -14,7 +14,7 @@ from broker.domain.spec import IdlePolicy, Name, Usd
 from trainer.contract.base import Config, Text
 
 
-class Period(StrEnum):
+class BudgetPeriod(StrEnum):
     DAY = "day"
     WEEK = "week"
     MONTH = "month"
@@ -47,7 +47,7 @@ class Budget(Config):
     """So much in a window of time: charged and reserved together never pass it."""
 
     limit_usd: Usd
-    per: Period
+    per: BudgetPeriod
     window: Window = Window.CALENDAR
     thresholds: Annotated[tuple[Threshold, ...], Field(max_length=16)] = ()
 

@@ -50,7 +50,7 @@ class Tenant:
         )
 
 
-HOUSE = Tenant(team="", owner="gpubroker", operator=True)
+OPERATOR = Tenant(team="", owner="gpubroker", operator=True)
 """The daemon itself."""
 
 

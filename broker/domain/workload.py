@@ -147,26 +147,26 @@ class Workload:
     """The plan chooses; `gradient_checkpointing` is only what holds where nobody plans."""
     free_micro_batch: bool = False
     """As above, for `micro_batch`."""
-    most_rows: int = 0
+    max_micro_batch: int = 0
     """The largest micro-batch, since this very job has run out of memory; 0: any."""
-    memory_scale: float = 1.0
+    memory_factor: float = 1.0
     """What the memory estimate is multiplied by, likewise."""
-    memory_above: int = 0
+    oom_device_bytes: int = 0
     """Devices with at most so many bytes are too small: it ran out there with the least plan."""
-    memory_shards: int = 1
+    oom_shards: int = 1
     """But where the model is divided between more of them than this, as it was there."""
-    memory_rows: int = 0
+    oom_micro_batch: int = 0
     """And then with no more rows at once than it had there; 0: any."""
-    ram_above: int = 0
+    oom_host_bytes: int = 0
     """The same of the machine's own memory."""
     global_batch: int = 1
     sequence: int = 512
     """Tokens of the longest row, for memory."""
     tokens_per_row: float = 512.0
     """Mean, for time."""
-    written: int = 0
+    target_tokens: int = 0
     """Tokens that an encoder-decoder writes of the longest row."""
-    written_per_row: float = 0.0
+    target_tokens_per_row: float = 0.0
     """Mean."""
     steps: int = 0
     """Optimizer steps still to do."""
@@ -186,4 +186,4 @@ class Workload:
         one."""
         if self.shape is not None and self.shape.pixels:
             return 1.0
-        return self.sequences * self.tokens_per_row + self.written_per_row
+        return self.sequences * self.tokens_per_row + self.target_tokens_per_row

@@ -16,7 +16,7 @@ _BY_BROKER = frozenset({Reason.STOPPED, Reason.CAPPED})
 """What a drain can have been for that ends its job."""
 
 
-def ahead(job: Job) -> Mapping[AttemptId, int]:
+def possible_attempts(job: Job) -> Mapping[AttemptId, int]:
     """The next attempts of a job, with their numbers in order."""
     return {attempt_id(job.id, number): number for number in range(job.attempts + 1, job.attempts + 1 + AHEAD)}
 
@@ -33,7 +33,7 @@ def drained_for(desired: Desired) -> Reason | None:
     return next((reason for reason in _BY_BROKER if reason.value == desired.reason), None)
 
 
-def trains_on(number: int, machine: str, final: Final | None) -> str:
+def still_running_message(number: int, machine: str, final: Final | None) -> str:
     """Why a job waits for the machine of such an attempt, and what a person can do, in one line."""
     now = "may train on" if final is None else f"has ended ({final.outcome.value})"
     wait = "wait until it is gone, or end it" if final is None else "end it"

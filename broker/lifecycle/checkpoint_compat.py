@@ -9,7 +9,7 @@ FREE = frozenset({"alpha", "dropout", "rslora"})
 """Of a method: they shape no tensor."""
 
 
-def unlike(was: JobSpec, now: JobSpec) -> tuple[str, str] | None:
+def incompatibility(was: JobSpec, now: JobSpec) -> tuple[str, str] | None:
     """(field, what is wrong with it) of a job that is to start from a checkpoint of `was`; None: it fits."""
     if (was.train is None) != (now.train is None):
         kinds = ("script", "train") if was.train is None else ("train", "script")

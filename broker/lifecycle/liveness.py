@@ -1,10 +1,10 @@
-"""Is it alive, dead, or unknown? Beats, the cloud's inventory and notices, three-valued."""
+"""Is it alive, dead, or unknown? Heartbeats, the cloud's inventory and notices, three-valued."""
 
 import math
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.billing.prices import dearer
+from broker.billing.prices import exceeds_offer_price
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState
 from broker.domain.money import show
@@ -20,7 +20,7 @@ MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class LivenessTimeouts:
     """Limits in seconds; `silence_s` counts only what this observer watched itself."""
 
     beat_s: float = 5.0
@@ -44,19 +44,19 @@ class Patience:
         return 1.5 * self.beat_s
 
     @property
-    def still_s(self) -> float:
+    def stopped_after_s(self) -> float:
         """Without a beat for so long, one has failed to come, and a machine that its cloud lists as stopped is; a
         host's listing may blink."""
         return max(self.stopped_s, 2 * self.beat_s)
 
     @property
-    def missed_s(self) -> float:
+    def three_beats_s(self) -> float:
         """Without a beat for so long, three are, and a machine that listings leave out is believed to be gone."""
         return 3 * self.beat_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class AttemptObservation:
     """All that one look showed. `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, but for those
     in which it could see none; None: there is no beat. Of several machines both are the first one's."""
 
@@ -67,11 +67,11 @@ class Observation:
     seen: tuple[Observed, ...] = ()
     absent: bool = False
     """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
-    left_out: bool = False
+    missing_from_listings: bool = False
     """Of machines that stood for longer than a listing lags, nothing is shown by several listings in a row."""
     lost: frozenset[str] = frozenset()
     """Of several machines those of which it is confirmed likewise."""
-    mates_age_s: float | None = None
+    peers_silent_s: float | None = None
     """Of the machine beside the first that is silent for longest, and is not finished; infinite: it never beat."""
     finished: int = 0
     """How many beside the first have said their last word. Each may end itself while the first one delivers."""
@@ -85,26 +85,26 @@ class Observation:
     @property
     def silent_s(self) -> float:
         """Of all machines the one that has been silent for longest."""
-        return max(math.inf if self.beat_age_s is None else self.beat_age_s, self.mates_age_s or 0.0)
+        return max(math.inf if self.beat_age_s is None else self.beat_age_s, self.peers_silent_s or 0.0)
 
 
-def bought(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
+def recorded_machines(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
     """Of what is shown under its name the recorded machines, once all are: one beside them, which is on its way out,
     tells nothing of the attempt."""
     recorded = {handle.id for handle in attempt.handles}
     return tuple(o for o in seen if o.handle.id in recorded) if len(recorded) >= attempt.line.nodes else seen
 
 
-def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
+def liveness(expected_nodes: int, seen: AttemptObservation, patience: LivenessTimeouts) -> Liveness:
     """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]
     age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
     if not (len(_taken(seen)) <= seen.finished and age_s < patience.lost_s):
         if seen.lost or InstanceState.GONE in states:
             return Liveness.DEAD
-        if InstanceState.STOPPED in states and seen.store_ok and seen.silent_s >= patience.still_s:
+        if InstanceState.STOPPED in states and seen.store_ok and seen.silent_s >= patience.stopped_after_s:
             return Liveness.DEAD
-    if seen.left_out and seen.store_ok and not states and patience.missed_s <= age_s < math.inf:
+    if seen.missing_from_listings and seen.store_ok and not states and patience.three_beats_s <= age_s < math.inf:
         return Liveness.DEAD
     if age_s < patience.lost_s:
         return Liveness.ALIVE
@@ -114,12 +114,12 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
 
 
-def _taken(seen: Observation) -> set[str]:
+def _taken(seen: AttemptObservation) -> set[str]:
     """Machines that do not run any more, by the cloud's word."""
     return {o.handle.id for o in seen.seen if o.state in TAKEN_AWAY} | seen.lost
 
 
-def haste(seen: Observation, patience: Patience) -> float:
+def poll_share(seen: AttemptObservation, patience: LivenessTimeouts) -> float:
     """The share of its cloud's calls that looking for this attempt's machines is worth; 0: no more than usual.
 
     A missing beat may be a death. Where nothing is shown either, a few listings tell; else it is a suspicion, which
@@ -128,8 +128,8 @@ def haste(seen: Observation, patience: Patience) -> float:
     age_s = seen.beat_age_s
     if age_s is None or not seen.store_ok:
         return 0.0
-    if seen.mates_age_s is not None and seen.mates_age_s < math.inf:
-        age_s = max(age_s, seen.mates_age_s)
+    if seen.peers_silent_s is not None and seen.peers_silent_s < math.inf:
+        age_s = max(age_s, seen.peers_silent_s)
     if age_s < patience.late_s:
         return 0.0
     if not seen.seen:
@@ -149,7 +149,7 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
         if machine.spot is not None and machine.spot != offer.spot:
             return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other"
         price = machine.usd_per_hour
-        if price is not None and not machine.price_moves and dearer(price, offer):
+        if price is not None and not machine.price_moves and exceeds_offer_price(price, offer):
             return f"asked for {show(offer.usd_per_hour)}/h, billed {show(price)}/h"
     return None
 
@@ -160,7 +160,7 @@ def fault(seen: tuple[Observed, ...]) -> str | None:
 
 
 def judge(
-    attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
+    attempt: Attempt, seen: AttemptObservation, now: datetime, patience: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
     """The event that an observation of a booting, training or draining attempt amounts to; None: nothing new."""
     if seen.final is not None:
@@ -177,11 +177,11 @@ def judge(
 
 
 def _judge_booting(
-    attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
+    attempt: Attempt, seen: AttemptObservation, now: datetime, patience: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
     if mismatch(attempt.line.offer, seen.seen):
         return AttemptEvent.MISMATCH
-    if seen.beat is not None and seen.mates_age_s != math.inf:  # the deadline is for all of them
+    if seen.beat is not None and seen.peers_silent_s != math.inf:  # the deadline is for all of them
         return AttemptEvent.FIRST_BEAT
     if fault(seen.seen):
         return AttemptEvent.SETUP_FAILED
@@ -193,14 +193,14 @@ def _judge_booting(
     return AttemptEvent.DEADLINE if late and heard else None
 
 
-def _notice(seen: Observation, patience: Patience) -> bool:
+def _notice(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
     notices = [o.notice_s for o in seen.seen if o.notice_s is not None]
     if seen.beat is not None and seen.beat.notice_s is not None:
         notices.append(seen.beat.notice_s)
     return any(n <= patience.notice_s for n in notices)
 
 
-def _hung(nodes: int, seen: Observation, patience: Patience, boot_deadline_s: float) -> bool:
+def _hung(nodes: int, seen: AttemptObservation, patience: LivenessTimeouts, boot_deadline_s: float) -> bool:
     """Silent or stuck although the cloud shows all; never while our own store probe fails, nor before a beat would show
     after it did. A machine that it leaves out may be gone, and one that starts again is given the time to."""
     readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
@@ -209,7 +209,7 @@ def _hung(nodes: int, seen: Observation, patience: Patience, boot_deadline_s: fl
         return False
     running = all(o.state is InstanceState.RUNNING for o in stands)
     silence_s = patience.silence_s if running else max(patience.silence_s, boot_deadline_s)
-    ages = [age for age in (seen.beat_age_s, seen.mates_age_s) if age is not None and age < math.inf]
+    ages = [age for age in (seen.beat_age_s, seen.peers_silent_s) if age is not None and age < math.inf]
     silent = any(age >= silence_s for age in ages)
     return silent or (running and _stuck(seen, patience))
 
@@ -222,7 +222,7 @@ def progress_of(beat: Beat) -> tuple[object, ...]:
     return beat.phase, beat.step, beat.message, saved, beat.sent_bytes >> 20
 
 
-def _stuck(seen: Observation, patience: Patience) -> bool:
+def _stuck(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
     """A set-up that stands still is for `idle.py`, which knows what it has received."""
     if seen.beat is None or seen.beat.phase in SETUP or seen.progress_age_s is None:
         return False

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from broker.domain.job import Attempt, Job, Remedy
+from broker.domain.job import Attempt, Job, PlanAdjustment
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import MemoryNeed, Plan, Workload
 from broker.estimator.memory.job_memory import divides
@@ -20,26 +20,26 @@ LESS = 0.8
 """A changed plan is estimated to need a fifth less at least: by how much memory fell short is not known [assumed]."""
 
 
-def remedy(job: Job, line: QuoteLine, *, host: bool) -> Remedy:
+def remedy(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
     """How the plan changes after `job` has run out of memory on `line`: a smaller micro-batch, then gradient
     checkpointing, then a larger machine. `host`: it was the memory of a machine with GPUs that ran out, which only a
     machine with more helps."""
-    offer, before = line.offer, job.remedy or Remedy(tried=())
-    changed = replace(before, tried=(*before.tried, _words(job, line, host=host)))
+    offer, before = line.offer, job.remedy or PlanAdjustment(failed_plans=())
+    changed = replace(before, failed_plans=(*before.failed_plans, _words(job, line, host=host)))
     if host:
-        return replace(changed, ram_above=max(before.ram_above, offer.ram_bytes))
+        return replace(changed, oom_host_bytes=max(before.oom_host_bytes, offer.ram_bytes))
     ran = _as_run(job, line)
     if (need := _need(ran, line)) is not None:
         short = shortfall(offer.gpu_memory_bytes, need)
-        changed = replace(changed, memory_scale=max(before.memory_scale, short))
+        changed = replace(changed, memory_factor=max(before.memory_factor, short))
     plan = _next_plan(ran, line)
     if plan is None:
         shards = shards_of(line.plan, line.nodes) if line.plan else 1
         return replace(
             changed,
-            memory_above=max(before.memory_above, offer.gpu_memory_bytes),
-            memory_shards=max(before.memory_shards, shards),
-            memory_rows=min(filter(None, (before.memory_rows, ran.micro_batch))),
+            oom_device_bytes=max(before.oom_device_bytes, offer.gpu_memory_bytes),
+            oom_shards=max(before.oom_shards, shards),
+            oom_micro_batch=min(filter(None, (before.oom_micro_batch, ran.micro_batch))),
         )
     return replace(changed, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
 
@@ -94,25 +94,25 @@ def _words(job: Job, line: QuoteLine, *, host: bool) -> str:
     return f"micro-batch {ran.micro_batch}{' with checkpointing' if ran.gradient_checkpointing else ''} on {where}"
 
 
-def told(job: Job, line: QuoteLine, after: Remedy) -> str:
+def told(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
     """What the next attempt does otherwise, in one line."""
-    before, ran, words = job.remedy or Remedy(tried=()), _as_run(job, line), []
+    before, ran, words = job.remedy or PlanAdjustment(failed_plans=()), _as_run(job, line), []
     if after.micro_batch not in (0, ran.micro_batch):
         words.append(f"micro-batch {after.micro_batch} instead of {ran.micro_batch}")
     if after.gradient_checkpointing and not ran.gradient_checkpointing:
         words.append("gradient checkpointing on")
-    if after.memory_above > before.memory_above:
-        more = f", or the model divided between more than {after.memory_shards}" if divides(ran) else ""
-        words.append(f"only machines with more than {after.memory_above / GIB:.1f} GiB a device{more}")
-    if after.ram_above > before.ram_above:
-        words.append(f"only machines with more than {after.ram_above / GIB:.1f} GiB of memory")
+    if after.oom_device_bytes > before.oom_device_bytes:
+        more = f", or the model divided between more than {after.oom_shards}" if divides(ran) else ""
+        words.append(f"only machines with more than {after.oom_device_bytes / GIB:.1f} GiB a device{more}")
+    if after.oom_host_bytes > before.oom_host_bytes:
+        words.append(f"only machines with more than {after.oom_host_bytes / GIB:.1f} GiB of memory")
     same = "" if ran.method == "script" else f"; global batch {ran.global_batch} as before"
     return f"memory ran out: next with {', '.join(words)}{same}"
 
 
 def given_up(job: Job, line: QuoteLine, *, host: bool) -> str:
     """Why a job fails whose memory ran out once more than the plan may change."""
-    tried = [*(job.remedy.tried if job.remedy else ()), _words(job, line, host=host)]
+    tried = [*(job.remedy.failed_plans if job.remedy else ()), _words(job, line, host=host)]
     times = "once" if len(tried) == 1 else f"{len(tried)} times"
     script = job.workload.method == "script"
     fix = "a larger machine" if script else "a shorter max_length, method lora, or larger GPUs"
@@ -127,19 +127,19 @@ def planned(job: Job) -> Workload:
     most = changed.micro_batch
     return replace(
         work,
-        most_rows=most,
+        max_micro_batch=most,
         micro_batch=min(work.micro_batch, most) if most else work.micro_batch,
         gradient_checkpointing=changed.gradient_checkpointing or work.gradient_checkpointing,
         free_checkpointing=work.free_checkpointing and not changed.gradient_checkpointing,
-        memory_scale=changed.memory_scale,
-        memory_above=changed.memory_above,
-        memory_shards=changed.memory_shards,
-        memory_rows=changed.memory_rows,
-        ram_above=changed.ram_above,
+        memory_factor=changed.memory_factor,
+        oom_device_bytes=changed.oom_device_bytes,
+        oom_shards=changed.oom_shards,
+        oom_micro_batch=changed.oom_micro_batch,
+        oom_host_bytes=changed.oom_host_bytes,
     )
 
 
-def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) -> TrainConfig:
+def as_planned(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | None) -> TrainConfig:
     """What an attempt's machines are told: its plan's numbers. Where nothing was planned the trainer's own, within what
     memory has allowed so far."""
     if plan is not None:

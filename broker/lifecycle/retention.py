@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import get_args
 
 from broker.domain.ids import JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState, Stored, StoredKind
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState, StoredData, StoredKind
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
@@ -29,7 +29,7 @@ RESTING_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class RetainedObjects:
     """A job's objects by kind: key -> bytes."""
 
     by_kind: Mapping[StoredKind, Mapping[str, int]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Kept:
         return sum(sum(objects.values()) for objects in self.by_kind.values())
 
 
-def sort_out(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str, int]]) -> Kept:
+def sort_out(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str, int]]) -> RetainedObjects:
     """`objects`: (key, bytes) below the job's checkpoints and its attempts, and its copy of the data.
 
     A finished job's last checkpoint holds its results; whatever else an attempt left (its spec, its last word, sealed
@@ -53,7 +53,7 @@ def sort_out(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str,
         else:
             kind = "data" if key.startswith(keys.JOB_DATA) else "logs"
         found[kind][key] = size
-    return Kept(by_kind=found)
+    return RetainedObjects(by_kind=found)
 
 
 def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
@@ -96,7 +96,7 @@ def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
     return job.finished_at + after
 
 
-def leftovers(job: Job, attempts: Sequence[Attempt], kept: Kept) -> tuple[str, ...]:
+def leftovers(job: Job, attempts: Sequence[Attempt], kept: RetainedObjects) -> tuple[str, ...]:
     """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints
     and the milestones, of whichever attempts they are."""
     if job.state not in RESTING_JOB_STATES:
@@ -134,20 +134,20 @@ def _beyond(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -
 # ----------------------------------------------------------------------------------------------------------- the money
 
 
-def accrue(known: Stored | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> Stored:
+def accrue(known: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> StoredData:
     """`known` with the time since: for all of it the larger of what lay there before and what lies there now.
 
     The sum is exact and grows only; it is rounded whenever it is charged, and so each cent once.
     """
     if known is None:
-        return Stored(bytes=kept_bytes, accrued_usd=ZERO, charged_usd=ZERO, to=now)
+        return StoredData(bytes=kept_bytes, accrued_usd=ZERO, charged_usd=ZERO, to=now)
     lasted = max(ZERO, Decimal(repr((now - known.to).total_seconds())))
     more = usd_per_gib_month * max(known.bytes, kept_bytes) / GIB * lasted / MONTH_S
     total = known.accrued_usd + more
-    return Stored(bytes=kept_bytes, accrued_usd=total, charged_usd=usd(total), to=max(now, known.to))
+    return StoredData(bytes=kept_bytes, accrued_usd=total, charged_usd=usd(total), to=max(now, known.to))
 
 
-def due_now(before: Stored | None, after: Stored) -> Decimal:
+def due_now(before: StoredData | None, after: StoredData) -> Decimal:
     """Dollars to charge."""
     return after.charged_usd - (before.charged_usd if before else ZERO)
 

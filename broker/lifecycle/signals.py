@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from broker.billing.caps import cap_is_near
-from broker.billing.drain import Tempo, capped_drain_s
+from broker.billing.drain import DrainBudget, capped_drain_s
 from broker.billing.time_limits import time_is_up
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Job, Reason, Signal
@@ -35,7 +35,7 @@ def signalled(attempt: Attempt, job: Job) -> AttemptEvent | None:
     return SIGNALS[attempt.signal].event if attempt.signal is not None else None
 
 
-def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> Signal | None:
+def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> Signal | None:
     """Why a live attempt must end now, for its money or its time; None: it may go on, or was told already."""
     if attempt.signal is not None:
         return None
@@ -45,7 +45,7 @@ def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tem
 
 
 def grace_over(
-    attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo, *, look_s: float, heard_s: float
+    attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget, *, look_s: float, heard_s: float
 ) -> bool:
     """True when a drain is not waited for any longer: it has had its time, or waiting `look_s` more would pass the cap
     or the job's time. That holds whatever the drain is for: one that a stop or a budget began has no lead of its own.
@@ -56,5 +56,5 @@ def grace_over(
     most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s + heard_s
     if (now - (attempt.draining_since or now)).total_seconds() > most_s:
         return True
-    later, after = now + timedelta(seconds=look_s), replace(tempo, tick_s=0, drain_s=0)
+    later, after = now + timedelta(seconds=look_s), replace(tempo, detect_s=0, drain_s=0)
     return any(over(attempt, job, caps, later, after) for over in (cap_is_near, time_is_up))

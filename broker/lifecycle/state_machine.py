@@ -53,7 +53,7 @@ class Effect(StrEnum):
     NOTIFY = "notify"
 
 
-class Verdict(StrEnum):
+class TransitionVerdict(StrEnum):
     STALE = "stale"
     """Recorded, no change: late beats, late replies and double stops are normal."""
     IMPOSSIBLE = "impossible"
@@ -153,12 +153,12 @@ ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
 }
 
 
-def attempt_rule(state: A, event: E) -> Rule | Verdict:
+def attempt_rule(state: A, event: E) -> Rule | TransitionVerdict:
     """The rule for an event in a state; total over both enumerations."""
     rule = ATTEMPT_RULES.get((state, event))
     if rule is not None:
         return rule
-    return Verdict.STALE if event in ATTEMPT_STALE[state] else Verdict.IMPOSSIBLE
+    return TransitionVerdict.STALE if event in ATTEMPT_STALE[state] else TransitionVerdict.IMPOSSIBLE
 
 
 class JobEvent(StrEnum):
@@ -211,18 +211,18 @@ JOB_STALE: Mapping[J, frozenset[JobEvent]] = {
 }
 
 
-def job_rule(state: J, event: JobEvent) -> J | Verdict:
+def job_rule(state: J, event: JobEvent) -> J | TransitionVerdict:
     """The next state of a job; total over both enumerations."""
     following = JOB_RULES.get((state, event))
     if following is not None:
         return following
-    return Verdict.STALE if event in JOB_STALE[state] else Verdict.IMPOSSIBLE
+    return TransitionVerdict.STALE if event in JOB_STALE[state] else TransitionVerdict.IMPOSSIBLE
 
 
 def next_job_state(state: J, event: JobEvent) -> J:
     """The next state; unchanged for a stale event. Raises ImpossibleEvent."""
     following = job_rule(state, event)
-    if following is Verdict.IMPOSSIBLE:
+    if following is TransitionVerdict.IMPOSSIBLE:
         raise ImpossibleEvent(f"job {state.value}: {event.value}")
     return following if isinstance(following, J) else state
 

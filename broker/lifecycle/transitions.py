@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from broker.billing.accrual import machine_s
 from broker.domain.instance import Observed
-from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason, Remedy, Signal
+from broker.domain.job import Attempt, AttemptState, Job, JobState, PlanAdjustment, Reason, Signal
 from broker.lifecycle.account_refusals import account_refused
 from broker.lifecycle.recovery import MAX_CHANGES, given_up, remedy
 from broker.lifecycle.signals import SIGNALS
@@ -14,7 +14,7 @@ from broker.lifecycle.state_machine import (
     Effect,
     ImpossibleEvent,
     JobEvent,
-    Verdict,
+    TransitionVerdict,
     attempt_rule,
     next_job_state,
 )
@@ -25,7 +25,7 @@ FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class TransitionDecision:
     """The attempt after the event, and the effects that belong to the move; `stale` when nothing changes."""
 
     attempt: Attempt
@@ -33,19 +33,19 @@ class Decision:
     stale: bool = False
 
 
-def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason | None = None) -> Decision:
+def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason | None = None) -> TransitionDecision:
     """Applies one event. `reason` is what the event itself says (of FINAL, say). Raises ImpossibleEvent."""
     rule = attempt_rule(attempt.state, event)
-    if rule is Verdict.STALE:
-        return Decision(attempt=attempt, stale=True)
-    if isinstance(rule, Verdict):
+    if rule is TransitionVerdict.STALE:
+        return TransitionDecision(attempt=attempt, stale=True)
+    if isinstance(rule, TransitionVerdict):
         raise ImpossibleEvent(f"attempt {attempt.state.value}: {event.value}")
     moved = replace(attempt, state=rule.next, reason=reason or rule.reason or attempt.reason)
     if rule.next is AttemptState.INTENDED:  # as if nobody had meant to send it yet
         moved = replace(moved, create_sent_at=None)
     elif rule.next is not attempt.state:
         moved = replace(moved, **{_ENTERED[rule.next]: now})  # type: ignore[arg-type]
-    return Decision(attempt=moved, effects=rule.effects)
+    return TransitionDecision(attempt=moved, effects=rule.effects)
 
 
 _ENTERED = {
@@ -143,7 +143,7 @@ def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bo
 def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
     if reason.value not in job.spec.retry.on:
         return False
-    if reason is Reason.OOM and job.remedy is not None and len(job.remedy.tried) >= MAX_CHANGES:
+    if reason is Reason.OOM and job.remedy is not None and len(job.remedy.failed_plans) >= MAX_CHANGES:
         return False
     return free or reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
 
@@ -165,7 +165,7 @@ def due_in_s(job: Job, now: datetime) -> float:
     return max(0.0, (job.due_at - now).total_seconds()) if job.due_at else 0.0
 
 
-def _remedy(job: Job, attempt: Attempt) -> Remedy:
+def _remedy(job: Job, attempt: Attempt) -> PlanAdjustment:
     return remedy(job, attempt.line, host=attempt.ran_out_of_host)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import BUILDS, PAIRS
+from broker.estimator.architecture.families import FAMILIES, PAIRS
 from broker.model_catalog import parameter_count as count
 from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import ACTIVATION_KEYS, EXPERTS, check
@@ -100,7 +100,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
             vocabulary=count.number(config, "vocab_size"),
             tied_embeddings=count.is_tied(config),
             parameters=count.parameters(config),
-            known=family in BUILDS,
+            known=family in FAMILIES,
             max_positions=count.positions(config),
             gated_mlp=family not in PLAIN_MLP,
             **_traits(family, config),
@@ -120,14 +120,14 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _known_names(family: str, config: Mapping[str, Any]) -> None:
     """Raises ValueError for an unknown architecture that does not name its sizes as a llama does."""
-    if family in BUILDS:
+    if family in FAMILIES:
         return
     names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
     lacking = [one[0] for one in names if all(config.get(n) is None for n in one)]
     if lacking and not family:
         raise ValueError(f"no model_type and no positive {lacking[0]}, so it is no model's")
     if lacking:
-        known = ", ".join(sorted(BUILDS))
+        known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"no positive {lacking[0]}, and {family!r} is not an architecture that is known: {known}")
 
 

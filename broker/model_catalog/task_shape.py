@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import BUILDS
+from broker.estimator.architecture.families import FAMILIES
 from broker.model_catalog.config_defaults import filled, kind_of
 from broker.model_catalog.config_validation import EXPERTS, check_kind
 from broker.model_catalog.decoder_shape import MIXTURES, headed_shape, shape_of, written_shape
@@ -19,7 +19,7 @@ HEADS: Mapping[str, Head] = {
     "reward_model": "text", "token_classification": "words", "image_classification": "image",
 }  # fmt: skip
 """What the model of a task makes of its last hidden states. Tasks that are not here are not estimated."""
-_WITH_TEXTS = (ENCODERS | frozenset(BUILDS)) - {"vit"}
+_WITH_TEXTS = (ENCODERS | frozenset(FAMILIES)) - {"vit"}
 OTHER_WORDS = frozenset({
     "bloom", "codegen", "cpmant", "ctrl", "dbrx", "falcon_mamba", "gpt_neo", "gpt_neox_japanese", "gptj", "mamba",
     "mamba2", "mpt", "nemotron_h", "openai-gpt", "opt", "rwkv", "xglm", "xlstm", "zaya",
@@ -63,7 +63,7 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
     head = HEADS.get(task)
     if head is None:
         return None
-    if (head == "image") != (family == "vit") and family in {*ENCODERS, *BUILDS}:
+    if (head == "image") != (family == "vit") and family in {*ENCODERS, *FAMILIES}:
         wanted = "a model of images, such as vit" if head == "image" else "a model of texts"
         raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {wanted}")
     if family in ENCODERS and head != "tokens":
@@ -81,7 +81,7 @@ def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head:
         return None
     if head == "tokens":
         return shape_of(name, config, mixtures=True)
-    if family not in BUILDS:
+    if family not in FAMILIES:
         return None  # it may be an encoder or a decoder, of texts or of images
     shape = shape_of(name, config, mixtures=True)
     labels = 1 if task in NUMBERS else _labels(name, config)

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from broker.estimator.memory.trace_fit import Load, Segments
+from broker.estimator.memory.trace_fit import Segments, TracedStep
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog import parameter_count as count
 
@@ -107,9 +107,9 @@ def _ends_of_unet(config: Mapping[str, Any]) -> int:
     return sum(depth * (14 * width + 2 * cross) for width, depth in blocks)
 
 
-def load_of(config: Mapping[str, Any], rows: int, size: int, rank: int) -> Load:
+def load_of(config: Mapping[str, Any], rows: int, size: int, rank: int) -> TracedStep:
     """`size`: tokens that are written, or pixels of a side."""
     if kind_of(config) == "unet":
         latents = (size // SHRUNK) ** 2
-        return Load(rows=rows, size=latents, spread=latents, rank=rank)
-    return Load(rows=rows, size=size, spread=FRAMES + size, rank=rank)
+        return TracedStep(rows=rows, size=latents, spread=latents, rank=rank)
+    return TracedStep(rows=rows, size=size, spread=FRAMES + size, rank=rank)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.ports import Settings, State
 
 log = logging.getLogger("gpubroker.events")
@@ -24,7 +24,7 @@ class LogNotifier:
         return secrets, None
 
     async def deliver(
-        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+        self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         if (event := delivery.event) is not None:
             log.info("%s #%d %s: %s", event.job_id, event.seq, event.kind, event.message)

@@ -17,7 +17,7 @@ _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptSt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class BudgetRequest:
     """What a launch wants, or the higher cap of a job that runs (no GPUs, no job)."""
 
     reserve_usd: Decimal
@@ -29,23 +29,23 @@ class Ask:
     jobs: int = 0
 
 
-def entry(cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
+def entry(cap_usd: Decimal, approved_usd: Decimal | None) -> BudgetRequest:
     """What is known of a launch before an offer is chosen: what it reserves depends on that."""
-    return Ask(reserve_usd=ZERO, cap_usd=cap_usd, approved_usd=approved_usd, jobs=1)
+    return BudgetRequest(reserve_usd=ZERO, cap_usd=cap_usd, approved_usd=approved_usd, jobs=1)
 
 
-def purchase(line: QuoteLine, reserve_usd: Decimal, cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
+def purchase(line: QuoteLine, reserve_usd: Decimal, cap_usd: Decimal, approved_usd: Decimal | None) -> BudgetRequest:
     """What buying a line wants."""
     gpus = line.offer.gpus * line.nodes
-    return Ask(reserve_usd=reserve_usd, cap_usd=cap_usd, approved_usd=approved_usd, gpus=gpus, jobs=1)
+    return BudgetRequest(reserve_usd=reserve_usd, cap_usd=cap_usd, approved_usd=approved_usd, gpus=gpus, jobs=1)
 
 
-def admission(attempt: Attempt, cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
+def admission(attempt: Attempt, cap_usd: Decimal, approved_usd: Decimal | None) -> BudgetRequest:
     """What a new attempt wants; the cap and its approval are the job's, as they are now."""
     return purchase(attempt.line, attempt.reserved_usd, cap_usd, approved_usd)
 
 
-def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> Ask | None:
+def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> BudgetRequest | None:
     """What a higher cap wants for the attempt that runs, which has reserved all that was left under the old one.
 
     None: nothing is reserved now. It is on its way out, and the next attempt reserves anew; or its time limits it.
@@ -54,7 +54,7 @@ def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> Ask | None
         return None
     left = cap_usd - (job.spent_usd - attempt.charged_usd)
     more = max(ZERO, left - attempt.reserved_usd)
-    return Ask(reserve_usd=more, cap_usd=cap_usd, approved_usd=job.approved_usd)
+    return BudgetRequest(reserve_usd=more, cap_usd=cap_usd, approved_usd=job.approved_usd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Standing:
     gpus: int = 0
     jobs: int = 0
 
-    def plus(self, ask: Ask) -> "Standing":
+    def plus(self, ask: BudgetRequest) -> "Standing":
         """After the ask was granted."""
         return replace(
             self,
@@ -86,7 +86,7 @@ class Applied:
     policy: Policy
     standing: Standing
 
-    def granted(self, ask: Ask) -> "Applied":
+    def granted(self, ask: BudgetRequest) -> "Applied":
         return replace(self, standing=self.standing.plus(ask))
 
 
@@ -119,7 +119,7 @@ class Reached:
     charged_usd: Decimal
 
 
-def judge(ask: Ask, applied: Sequence[Applied], now: datetime) -> Refusal | None:
+def judge(ask: BudgetRequest, applied: Sequence[Applied], now: datetime) -> Refusal | None:
     """None: every policy agrees. Approval is asked for first, since people take time."""
     approved = ask.approved_usd is not None and ask.approved_usd >= ask.cap_usd
     if not approved:
@@ -175,7 +175,7 @@ def told_reached(policy: Policy, found: Reached, now: datetime) -> str:
     )
 
 
-def _wants_approval(ask: Ask, one: Applied) -> str | None:
+def _wants_approval(ask: BudgetRequest, one: Applied) -> str | None:
     above = one.policy.approval_above_usd
     if above is not None and ask.cap_usd > above:
         return f"policy {one.policy.name} asks for it above a cap of {show(above)}"
@@ -185,7 +185,7 @@ def _wants_approval(ask: Ask, one: Applied) -> str | None:
     return None
 
 
-def _no_room(ask: Ask, one: Applied, now: datetime) -> str | None:
+def _no_room(ask: BudgetRequest, one: Applied, now: datetime) -> str | None:
     policy, standing = one.policy, one.standing
     lead = f"waits for policy {policy.name}"
     for found in reached(policy, standing):
@@ -203,7 +203,9 @@ def _no_room(ask: Ask, one: Applied, now: datetime) -> str | None:
     return None
 
 
-def _too_much(ask: Ask, policy: Policy, budget: Budget, charged: Decimal, outstanding: Decimal, now: datetime) -> str:
+def _too_much(
+    ask: BudgetRequest, policy: Policy, budget: Budget, charged: Decimal, outstanding: Decimal, now: datetime
+) -> str:
     limit = f"{show(budget.limit_usd)} {_per(budget)}"
     if ask.reserve_usd > budget.limit_usd:
         return f"it reserves {show(ask.reserve_usd)}, more than the budget of {limit}; lower its cap or raise the limit"

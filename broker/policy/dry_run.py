@@ -15,7 +15,7 @@ from itertools import count
 from broker.domain.ids import JobId
 from broker.domain.money import ZERO
 from broker.domain.policy import Action, Policy
-from broker.policy.budgets import Applied, Ask, Hold, Standing, drains, judge, reached
+from broker.policy.budgets import Applied, BudgetRequest, Hold, Standing, drains, judge, reached
 from broker.policy.windows import QUARTER, quarter, window_start
 
 
@@ -66,7 +66,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drained:
+class DrainedAttempt:
     job_id: JobId
     attempt: int
     at: datetime
@@ -97,7 +97,7 @@ class DryRun:
     until: datetime
     launches: int
     held: tuple[Held, ...]
-    drained: tuple[Drained, ...]
+    drained: tuple[DrainedAttempt, ...]
     asked: tuple[Asked, ...]
     crossed: tuple[Crossed, ...]
     usd_spent: Decimal
@@ -152,7 +152,7 @@ class _Play:
     ticket: "count[int]" = field(default_factory=count)
     launches: int = 0
     held: list[Held] = field(default_factory=list)
-    drained: list[Drained] = field(default_factory=list)
+    drained: list[DrainedAttempt] = field(default_factory=list)
     asked: dict[JobId, Asked] = field(default_factory=dict)
     crossed: dict[tuple[str, Decimal, Action], list[Crossed]] = field(default_factory=dict)
 
@@ -261,7 +261,7 @@ class _Play:
         if drains(self.policy, standing) is None:
             return
         for live in self.running:
-            self.drained.append(Drained(job_id=live.past.job_id, attempt=live.past.number, at=at))
+            self.drained.append(DrainedAttempt(job_id=live.past.job_id, attempt=live.past.number, at=at))
             live.reserved, live.charged = max(ZERO, live.reserved - live.charged), ZERO
             live.held_since, live.reason = at, "drained"
         self.waiting += self.running
@@ -288,7 +288,7 @@ class _Play:
 
     def _refusal(self, live: _Live, at: datetime) -> str | None:
         past = live.past
-        ask = Ask(reserve_usd=live.reserved, cap_usd=past.cap_usd, gpus=past.gpus, jobs=1)
+        ask = BudgetRequest(reserve_usd=live.reserved, cap_usd=past.cap_usd, gpus=past.gpus, jobs=1)
         applied = (Applied(id=0, policy=self.policy, standing=self._standing(at)),)
         refusal = judge(ask, applied, at)
         if refusal is not None and refusal.hold is Hold.APPROVAL:

@@ -3,10 +3,14 @@ what is counted is never less than what was spent."""
 
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from broker.domain.policy import Budget, Period, Window
+from broker.domain.policy import Budget, BudgetPeriod, Window
 
 QUARTER = timedelta(minutes=15)
-ROLLING = {Period.DAY: timedelta(days=1), Period.WEEK: timedelta(days=7), Period.MONTH: timedelta(days=30)}
+ROLLING = {
+    BudgetPeriod.DAY: timedelta(days=1),
+    BudgetPeriod.WEEK: timedelta(days=7),
+    BudgetPeriod.MONTH: timedelta(days=30),
+}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -28,17 +32,17 @@ def window_end(budget: Budget, zone: tzinfo, now: datetime) -> datetime | None:
         return None
     # Longer than any period and shorter than two: within the next one, whose start is asked for.
     day = _first(budget.per, zone, now).astimezone(zone)
-    ahead = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 31}[budget.per]
+    ahead = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}[budget.per]
     later = day.replace(tzinfo=None, hour=12) + timedelta(days=ahead)
     return _first(budget.per, zone, later.replace(tzinfo=zone))
 
 
-def _first(per: Period, zone: tzinfo, now: datetime) -> datetime:
+def _first(per: BudgetPeriod, zone: tzinfo, now: datetime) -> datetime:
     """Local midnight that began the day, the week (Monday) or the month of `now`."""
     day = now.astimezone(zone).date()
-    if per is Period.WEEK:
+    if per is BudgetPeriod.WEEK:
         day -= timedelta(days=day.weekday())
-    elif per is Period.MONTH:
+    elif per is BudgetPeriod.MONTH:
         day = day.replace(day=1)
     # fold=0: of two midnights the first, and one that a clock change skips is the moment of the change.
     return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)

@@ -5,7 +5,7 @@ Store, Provider, Blobs and Notifier each have a conformance suite in tests/confo
 
 from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
 from broker.ports.changes import AuditFilter, Change, Charge, JobFilter, Lane, Leased, Token, Upload
-from broker.ports.channels import ChannelStatus, Pending, Settled, Settlement, Stream
+from broker.ports.channels import ChannelStatus, DeliveryResult, Pending, Settlement, Stream
 from broker.ports.clock import Clock
 from broker.ports.job_data import Note, StorageCharge
 from broker.ports.notifier import Notifier, Settings, State
@@ -21,6 +21,7 @@ __all__ = [
     "ChannelStatus",
     "Charge",
     "Clock",
+    "DeliveryResult",
     "JobFilter",
     "Lane",
     "Leased",
@@ -29,7 +30,6 @@ __all__ = [
     "Pending",
     "Provider",
     "Settings",
-    "Settled",
     "Settlement",
     "State",
     "StorageCharge",

@@ -10,7 +10,7 @@ from typing import Any
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind, PriceChange, Signal
 from broker.domain.money import ZERO
-from broker.domain.observation import Observation
+from broker.domain.observation import RunObservation
 from broker.domain.tenancy import DEFAULT_TEAM
 
 
@@ -80,7 +80,7 @@ class Change:
     charge: Charge | None = None
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[Event, ...] = ()
-    observation: Observation | None = None
+    observation: RunObservation | None = None
     """What the attempt showed; one for each at most."""
     due_in_s: float = 0.0
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.domain.notifications import Channel, Delivery, Notice, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot, Notice
 from broker.ports.notifier import State
 
 
@@ -39,11 +39,11 @@ class Stream:
     pending: tuple[Pending, ...]
     """The oldest ones, in order; empty: a refresh is due."""
     state: State | None
-    snapshot: Snapshot | None
+    snapshot: JobSnapshot | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class DeliveryResult:
     """What became of a leased stream, fenced by its epoch. The lease is given up."""
 
     stream: Stream
@@ -68,7 +68,7 @@ class Settlement:
     """As it was claimed, with its new `failures` and `reason`; not `enabled`: disabled now."""
     wait_s: float = 0.0
     """Nothing goes through the channel before this."""
-    streams: tuple[Settled, ...]
+    streams: tuple[DeliveryResult, ...]
     notice: Notice | None = None
     """Posted with it."""
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Protocol
 
 from broker.domain.ids import JobId
-from broker.domain.job import Attempt, Event, Forecast, Job, Signal, Stored, StoredKind
+from broker.domain.job import Attempt, Event, Forecast, Job, Signal, StoredData, StoredKind
 from broker.domain.spec import IdleKind
 
 
@@ -30,15 +30,15 @@ class StorageCharge:
     """What a look at a job's objects amounts to: applies only if it is still accrued up to `read`."""
 
     job_id: JobId
-    read: Stored | None
-    to: Stored
+    read: StoredData | None
+    to: StoredData
     usd: Decimal
     """To be charged now; one ledger entry, none when it is 0."""
     due_in_s: float | None
     """Until the next look; None: nothing is left, and nothing will come."""
 
 
-class TenantCosts(Protocol):
+class TenantJobData(Protocol):
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
         """Marks what a job keeps as deleted, once; its objects follow. The event is written when something is new.
 
@@ -48,7 +48,7 @@ class TenantCosts(Protocol):
         ...
 
 
-class HouseCosts(TenantCosts, Protocol):
+class GlobalJobData(TenantJobData, Protocol):
     """For the controllers."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:

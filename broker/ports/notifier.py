@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 
 State = Mapping[str, Any]
 """A little JSON that the store keeps per channel and job, e.g. where a message stands that is updated in place."""
@@ -36,7 +36,7 @@ class Notifier(Protocol):
         ...
 
     async def deliver(
-        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+        self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         """Tells, and returns the state to keep for the stream (`state` where nothing changes).
 

@@ -12,7 +12,7 @@ from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 from broker.policy.budgets import Applied, Reached
 from broker.policy.dry_run import History
 
-Whose = tuple[str, str]
+JobOwner = tuple[str, str]
 """A job's team and owner."""
 
 
@@ -52,10 +52,10 @@ class TenantPolicies(Protocol):
         ...
 
 
-class HousePolicies(Protocol):
+class GlobalPolicies(Protocol):
     """For the controllers."""
 
-    async def applied(self, whose: Sequence[Whose]) -> tuple[datetime, Mapping[Whose, Sequence[Applied]]]:
+    async def applied(self, whose: Sequence[JobOwner]) -> tuple[datetime, Mapping[JobOwner, Sequence[Applied]]]:
         """The policies that cover jobs of each, with their standing, at a moment of the database's clock."""
         ...
 

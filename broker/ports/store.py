@@ -6,16 +6,16 @@ from typing import Protocol
 
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
-from broker.domain.observation import Observation, SpotHours
+from broker.domain.observation import RunObservation, SpotHours
 from broker.domain.tenancy import Tenant
 from broker.ports.changes import Change, Charge, Lane, Leased, Token
 from broker.ports.channels import ChannelStore
-from broker.ports.job_data import HouseCosts
-from broker.ports.policies import HousePolicies
+from broker.ports.job_data import GlobalJobData
+from broker.ports.policies import GlobalPolicies
 from broker.ports.tenant_store import TenantStore
 
 
-class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
+class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
     """Rows, leases and the ledger. Times that order things are the database's own.
 
     Raises StoreUnavailable when the database cannot be reached or a commit's fate is unknown.
@@ -82,7 +82,7 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """The latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
         ...
 
-    async def observations(self, *, each: int) -> Sequence[Observation]:
+    async def observations(self, *, each: int) -> Sequence[RunObservation]:
         """What ended attempts showed, of all teams: the latest `each` of a GPU, method and family, older ones first."""
         ...
 

@@ -9,13 +9,13 @@ from broker.domain.job import Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.changes import AuditFilter, JobFilter, Token, Upload
 from broker.ports.channels import TenantChannels
-from broker.ports.job_data import TenantCosts
+from broker.ports.job_data import TenantJobData
 from broker.ports.policies import TenantPolicies
 from broker.ports.slack_users import TenantSlack
 from broker.ports.spending import SpendingStore
 
 
-class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantCosts, Protocol):
+class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantJobData, Protocol):
     """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
 
     Every write leaves an audit entry of whoever asks, in the same transaction.

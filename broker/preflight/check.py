@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape, Workload
-from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.families import family_spec
 from broker.estimator.architecture.lora_targets import EMBEDDINGS, choose, nearest
 from broker.estimator.memory.evidence import TRACED
 from broker.estimator.workload import workload
@@ -19,7 +19,7 @@ HEADS = ("lm_head", "embed_out")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preflight:
+class PreflightCheck:
     """The job as the estimators see it, and what people are shown of their data; `report` is None for a script."""
 
     workload: Workload
@@ -28,14 +28,14 @@ class Preflight:
 
 async def preflight(
     spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[TrainConfig], Awaitable[ModelShape | Unshaped]]
-) -> Preflight:
+) -> PreflightCheck:
     """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the model.
 
     Raises InvalidInput. The data set is looked at first, since the model may need the network.
     """
     train = spec.train
     if train is None:
-        return Preflight(workload=workload(spec, None, None), report=None)
+        return PreflightCheck(workload=workload(spec, None, None), report=None)
     if summary is None:
         raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
     _check_samples(train)
@@ -52,7 +52,7 @@ async def preflight(
     if positions is not None and work.sequence > positions:
         message = f"rows reach {work.sequence} tokens, {model.name} has {positions} positions; lower it"
         raise InvalidInput(Problem(field="train.max_length", message=message))
-    return Preflight(workload=work, report=report)
+    return PreflightCheck(workload=work, report=report)
 
 
 def _check_samples(train: TrainConfig) -> None:
@@ -73,7 +73,7 @@ def _check_targets(lora: LowRank, shape: ModelShape) -> None:
     """Names that match no module, of an architecture whose modules are known. Raises InvalidInput."""
     if isinstance(lora.targets, str) or shape.family not in TRACED:
         return
-    names = build_of(shape).names
+    names = family_spec(shape).names
     for target in lora.targets:
         if target.rsplit(".", 1)[-1] not in HEADS and not _adapted(target, shape):
             known = tuple(dict.fromkeys(names.values()))
@@ -85,6 +85,6 @@ def _check_targets(lora: LowRank, shape: ModelShape) -> None:
 def _adapted(target: str, shape: ModelShape) -> bool:
     """Whether the trainer finds a module of that name to adapt; embeddings are none."""
     try:
-        return bool(choose(shape, (target,), tuple(build_of(shape).names.items())).roles - {EMBEDDINGS})
+        return bool(choose(shape, (target,), tuple(family_spec(shape).names.items())).roles - {EMBEDDINGS})
     except ValueError:
         return False

@@ -97,7 +97,7 @@ def parse(body: bytes, where: str, file: str = CONFIG) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundModel:
     """A model's config. `bundled`: nobody was asked about it, and people are told so."""
 
     name: str
@@ -105,11 +105,11 @@ class Found:
     bundled: bool = False
 
 
-def _folder(path: Path, files: Sequence[str]) -> Found:
+def _folder(path: Path, files: Sequence[str]) -> FoundModel:
     missing = [p for p in files if not any(path.glob(p))]
     if missing:
         raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
-    return Found(name=path.name, config=parse((path / files[0]).read_bytes(), str(path), files[0]))
+    return FoundModel(name=path.name, config=parse((path / files[0]).read_bytes(), str(path), files[0]))
 
 
 def is_folder(model: str) -> bool:
@@ -153,7 +153,7 @@ def _positions(config: Mapping[str, Any]) -> int | None:
 
 async def find(
     model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES, revision: str | None = None
-) -> Found:
+) -> FoundModel:
     """The config of a folder, which has to have `files`, or a Hub id; the first of `files` is the config's. `hub` None:
     only folders and the catalogue. Raises InvalidInput.
 
@@ -168,12 +168,12 @@ async def find(
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
     entry = catalogue.find(model) if files[0] == CONFIG else None
     if entry is not None and (hub is None or not (entry.gated or revision)):
-        return Found(name=model, config=entry.config, bundled=True)
+        return FoundModel(name=model, config=entry.config, bundled=True)
     if hub is None:
         raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
     try:
-        return Found(name=model, config=await hub.config(model, files[0], revision or MAIN))
+        return FoundModel(name=model, config=await hub.config(model, files[0], revision or MAIN))
     except HubUnreachable as e:
         if entry is not None:
-            return Found(name=model, config=entry.config, bundled=True)
+            return FoundModel(name=model, config=entry.config, bundled=True)
         raise _invalid(f"cannot look up {model!r}: {e}; try again, or give a folder") from None

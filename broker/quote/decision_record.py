@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Sequence
 
 from broker.domain.money import usd
-from broker.domain.offer import Considered, Drop, Quote
+from broker.domain.offer import DropReason, OfferSummary, Quote
 
 
 def packed(quote: Quote) -> bytes:
@@ -18,14 +18,14 @@ def packed(quote: Quote) -> bytes:
     return zlib.compress(json.dumps({"reasons": list(reasons), "offers": rows}, separators=(",", ":")).encode())
 
 
-def unpacked(document: bytes) -> Sequence[Considered]:
+def unpacked(document: bytes) -> Sequence[OfferSummary]:
     """In the order in which the offers were ranked."""
     told = json.loads(zlib.decompress(document))
     return [
-        Considered(
+        OfferSummary(
             offer=offer,
             usd_per_hour=usd(price),
-            drop=None if drop is None else Drop(drop),
+            drop=None if drop is None else DropReason(drop),
             reason=told["reasons"][reason],
             usd_p50=None if cost is None else usd(cost),
         )

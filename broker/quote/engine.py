@@ -13,17 +13,17 @@ from typing import overload
 
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
-from broker.domain.offer import Considered, Drop, Offer, Quote, QuoteLine, Verdict
+from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.estimator.planning.corrections import NOTHING, Experience
+from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.fit import fit
 from broker.estimator.preemption_rate import basis
-from broker.quote.machine_cost import Kind, few, kind_of, short
-from broker.quote.offer_index import Machines, Shelf, shelf
+from broker.quote.machine_cost import MachineCost, few, kind_of, short
+from broker.quote.offer_index import OfferGroup, OfferIndex, shelf
 from broker.quote.ranking import rank
-from broker.quote.request import Ask, policy
+from broker.quote.request import QuoteRequest, policy
 from broker.quote.token_cache import rows_bytes
 
 LIFETIME = timedelta(minutes=5)
@@ -34,7 +34,7 @@ _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on",
 """All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
 
 
-def _kind(ask: Ask, offer: Offer) -> Kind:
+def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
     caps, facts = ask.caps.get(offer.provider, UNKNOWN_CAPS), offer.facts
     hardware = (_HARDWARE(offer), _cores(offer), facts.interconnect if facts else None)
     fits = ask.fits.get(hardware)
@@ -61,12 +61,14 @@ def _up(usd: float) -> Decimal:
     return _dollars(ceil(usd * 1e6))
 
 
-def _total(offer: Offer, kind: Kind, nodes: int, rate: float, seconds: float) -> Decimal:
+def _total(offer: Offer, kind: MachineCost, nodes: int, rate: float, seconds: float) -> Decimal:
     price = float(offer.usd_per_hour) * nodes
     return _up((price + kind.aside_usd) * kind.billed(seconds) + kind.traffic(rate))
 
 
-def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found: "_Found") -> None:
+def _assess(
+    ask: QuoteRequest, offers: Sequence[Offer], sold: OfferGroup, kind: MachineCost, found: "_Evaluation"
+) -> None:
     """Offers of one kind of machine: what speaks against each, and what it costs to finish."""
     drops, micros, nodes = found.drops, found.micros, ask.nodes
     if kind.drop is not None:
@@ -79,71 +81,71 @@ def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found
     aside, limit, cap, timed, excluded = kind.aside_usd, ask.limit, ask.cap_micros, ask.timed, ask.excluded
     for number, asked, rate, gone in zip(sold.numbers, sold.prices, sold.rates, sold.gone, strict=True):
         price = asked * nodes
-        if somewhere and (drop := _placed(ask, offers[number], kind)) is not None:
+        if somewhere and (drop := _location_drop(ask, offers[number], kind)) is not None:
             drops[number] = drop
         elif price <= 0 and (price < 0 or not own):
-            drops[number] = Drop.PRICE
+            drops[number] = DropReason.PRICE
         elif price > limit:
-            drops[number] = Drop.HOURLY_LIMIT
+            drops[number] = DropReason.HOURLY_LIMIT
         elif (usd := kind.usd(price, rate * nodes) if rate else (price + aside) * hours + traffic) == inf:
-            drops[number] = Drop.PREEMPTED_TOO_OFTEN
+            drops[number] = DropReason.PREEMPTED_TOO_OFTEN
         else:
             micros[number] = cost = ceil(usd * 1e6)
             if timed and _late_s(ask, offers[number], kind) > 0:
-                drops[number] = Drop.DEADLINE
+                drops[number] = DropReason.DEADLINE
             elif cost > cap:
-                drops[number] = Drop.CAP
+                drops[number] = DropReason.CAP
             elif gone:
-                drops[number] = Drop.UNAVAILABLE
+                drops[number] = DropReason.UNAVAILABLE
             elif excluded and ask.excluded_by(offers[number]) is not None:
-                drops[number] = Drop.EXCLUDED
+                drops[number] = DropReason.EXCLUDED
 
 
-def _placed(ask: Ask, offer: Offer, kind: Kind) -> Drop | None:
+def _location_drop(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> DropReason | None:
     """What speaks against where it stands."""
     if ask.regions and offer.region not in ask.regions:
-        return Drop.REGION
+        return DropReason.REGION
     if offer.vcpus < kind.cores or offer.ram_bytes < kind.ram or offer.disk_bytes < kind.disk:
-        return Drop.HOST
+        return DropReason.HOST
     return None
 
 
-def _late_s(ask: Ask, offer: Offer, kind: Kind) -> float:
+def _late_s(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> float:
     """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
     rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
     return max(ask.p90(offer, kind) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
 
-def _reason(ask: Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
+def _reason(ask: QuoteRequest, offer: Offer, kind: MachineCost, drop: DropReason | None) -> str:
     rate = ask.rate(offer)
     match drop:
-        case Drop.REGION:
+        case DropReason.REGION:
             return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
-        case Drop.HOST:
+        case DropReason.HOST:
             return short(offer, kind)
-        case Drop.PRICE if offer.spot and offer.usd_per_hour > 0:
+        case DropReason.PRICE if offer.spot and offer.usd_per_hour > 0:
             return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
-        case Drop.PRICE:
+        case DropReason.PRICE:
             return f"price {show(offer.usd_per_hour)}/h cannot be true; the catalogue does not know it"
-        case Drop.HOURLY_LIMIT:
+        case DropReason.HOURLY_LIMIT:
             limit = ask.spec.resources.max_usd_per_hour
             return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
-        case Drop.PREEMPTED_TOO_OFTEN:
+        case DropReason.PREEMPTED_TOO_OFTEN:
             return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost(rate) / 60:.0f} min"
-        case Drop.DEADLINE:
+        case DropReason.DEADLINE:
             p50, p90, late = (s / 3600 for s in (kind.p50(rate), ask.p90(offer, kind), _late_s(ask, offer, kind)))
             return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
-        case Drop.CAP:
+        case DropReason.CAP:
             usd = _total(offer, kind, ask.nodes, rate, kind.p50(rate))
             return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
-        case Drop.UNAVAILABLE:
+        case DropReason.UNAVAILABLE:
             return "the cloud has none now"
-        case Drop.EXCLUDED:
+        case DropReason.EXCLUDED:
             return ask.excluded[ask.excluded_by(offer) or offer.id]
     return kind.reason
 
 
-def _notes(ask: Ask, offer: Offer, kind: Kind) -> str:
+def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
     notes = few(offer, kind)
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
@@ -152,19 +154,19 @@ def _notes(ask: Ask, offer: Offer, kind: Kind) -> str:
     return notes
 
 
-class _Found:
+class _Evaluation:
     """Columns with an entry for each offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
 
-    def __init__(self, ask: Ask, sold: Shelf) -> None:
+    def __init__(self, ask: QuoteRequest, sold: OfferIndex) -> None:
         self.ask, self.sold = ask, sold
         self.kinds = [_kind(ask, machines.like) for machines in sold.machines]
-        self.drops: list[Drop | None] = [None] * len(sold.offers)
+        self.drops: list[DropReason | None] = [None] * len(sold.offers)
         self.micros = [-1] * len(sold.offers)
         """Micro-dollars to finish; -1: never does."""
         for kind, machines in zip(self.kinds, sold.machines, strict=True):
             _assess(ask, sold.offers, machines, kind, self)
 
-    def at(self, number: int) -> tuple[Offer, Kind, Drop | None]:
+    def at(self, number: int) -> tuple[Offer, MachineCost, DropReason | None]:
         return self.sold.offers[number], self.kinds[self.sold.which[number]], self.drops[number]
 
     def keys(self) -> Sequence[float]:
@@ -180,7 +182,7 @@ class _Found:
         # One percent less money is worth one percent more time.
         return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
 
-    def _each(self, key: Callable[[Kind, float, float], float]) -> list[float]:
+    def _each(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
         """By its kind, price and preemptions a second of the whole job."""
         found, nodes = [inf] * len(self.micros), self.ask.nodes
         for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
@@ -189,10 +191,10 @@ class _Found:
         return found
 
 
-class _Lines(Sequence[QuoteLine]):
+class _LazyLines(Sequence[QuoteLine]):
     """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
 
-    def __init__(self, found: _Found, order: list[int]) -> None:
+    def __init__(self, found: _Evaluation, order: list[int]) -> None:
         self._ask, self._found, self._order = found.ask, found, order
 
     def __len__(self) -> int:
@@ -207,7 +209,7 @@ class _Lines(Sequence[QuoteLine]):
             return tuple(self._line(number) for number in self._order[index])
         return self._line(self._order[index])
 
-    def considered(self) -> Iterator[Considered]:
+    def considered(self) -> Iterator[OfferSummary]:
         """In short; an offer's dollars are those that `_assess` found, as they are in its line."""
         for number in self._order:
             offer, kind, drop = self._found.at(number)
@@ -216,25 +218,25 @@ class _Lines(Sequence[QuoteLine]):
                 reason = kind.reason + _notes(self._ask, offer, kind)
             else:
                 cost, reason = None, _reason(self._ask, offer, kind, drop)
-            yield Considered(offer.id, offer.usd_per_hour, drop, reason, cost)
+            yield OfferSummary(offer.id, offer.usd_per_hour, drop, reason, cost)
 
     def _line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._found.at(number)
         if drop is None:
             return _kept_line(self._ask, offer, kind)
         reason = _reason(self._ask, offer, kind, drop)
-        return QuoteLine(offer=offer, verdict=Verdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
+        return QuoteLine(offer=offer, verdict=OfferVerdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
 
 
-def _kept_line(ask: Ask, offer: Offer, kind: Kind) -> QuoteLine:
+def _kept_line(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> QuoteLine:
     reason, pace, nodes = kind.reason + _notes(ask, offer, kind), kind.fit.pace, ask.nodes
     if pace is None:
-        return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
+        return QuoteLine(offer=offer, verdict=OfferVerdict.KEPT, reason=reason, nodes=nodes)
     rate = ask.rate(offer)
     p50, p90 = kind.p50(rate), ask.p90(offer, kind)
     return QuoteLine(
         offer=offer,
-        verdict=Verdict.KEPT,
+        verdict=OfferVerdict.KEPT,
         reason=reason,
         memory=kind.fit.memory,
         hours_p50=p50 / 3600,
@@ -258,12 +260,12 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
-def _quote(ask: Ask, offers: Sequence[Offer], spent: Decimal) -> Quote:
-    found = _Found(ask, shelf(offers, ask.learned.spots))
+def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
+    found = _Evaluation(ask, shelf(offers, ask.learned.spots))
     drops, micros = found.drops, found.micros
     kept = [number for number, drop in enumerate(drops) if drop is None]
     order = rank(kept, found.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
-    lines = _Lines(found, order)
+    lines = _LazyLines(found, order)
     p90 = lines[0].usd_p90 if kept else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(
@@ -294,7 +296,7 @@ def quote(
     machine_s: float = 0.0,
     lead_s: float = 0.0,
     storage_usd_per_gib_month: Decimal = ZERO,
-    learned: Experience = NOTHING,
+    learned: Corrections = NO_CORRECTIONS,
 ) -> Quote:
     """Every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
 
@@ -305,7 +307,7 @@ def quote(
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
     `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed, memory and preemptions.
     """
-    ask = Ask(
+    ask = QuoteRequest(
         spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,
         excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
         learned=learned,

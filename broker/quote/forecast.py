@@ -29,7 +29,7 @@ MOST_S = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class StepRateWindow:
     """Of one start of a trainer, by the watcher's monotonic clock: its first step that was seen, and its latest."""
 
     boot: str
@@ -45,16 +45,18 @@ class Pace:
         return lasted / steps if steps >= LEAST_STEPS and lasted >= LEAST_S else None
 
 
-def watch(known: Pace | None, attempt: Attempt, at_s: float) -> Pace | None:
+def watch(known: StepRateWindow | None, attempt: Attempt, at_s: float) -> StepRateWindow | None:
     """`known` with the attempt's latest beat. Set-up is no pace: it begins with the first step that is seen to end."""
     beat = attempt.beat
     if beat is None or beat.step <= (beat.resumed_from or 0):
         return None
     if known is None or known.boot != beat.boot or beat.step < known.step:
-        return Pace(boot=beat.boot, since_s=at_s, since_step=beat.step, at_s=at_s, step=beat.step)
+        return StepRateWindow(boot=beat.boot, since_s=at_s, since_step=beat.step, at_s=at_s, step=beat.step)
     if beat.step == known.step:
         return known
-    return Pace(boot=known.boot, since_s=known.since_s, since_step=known.since_step, at_s=at_s, step=beat.step)
+    return StepRateWindow(
+        boot=known.boot, since_s=known.since_s, since_step=known.since_step, at_s=at_s, step=beat.step
+    )
 
 
 def forecast(
@@ -123,23 +125,23 @@ def _late(left_s: float, job: Job, now: datetime, *, told: bool) -> bool:
     return limit_s is not None and left_s > limit_s * (BACK_S if told else 1.0)
 
 
-def cap_that_does(made: Forecast, job: Job, room: Decimal) -> Decimal:
+def sufficient_cap_usd(made: Forecast, job: Job, room: Decimal) -> Decimal:
     """A cap in whole cents under which the job is expected to finish: with a margin on what is still to be spent, and
     `room` for the drain that would otherwise begin before."""
     rest = max(Decimal(0), made.usd - job.spent_usd)
     return (job.spent_usd + rest * MARGIN + room).quantize(CENT, rounding=ROUND_CEILING)
 
 
-def told_over(made: Forecast, job: Job, room: Decimal) -> str:
+def overrun_message(made: Forecast, job: Job, room: Decimal) -> str:
     """For people: by how much it will pass its cap, and what would do."""
-    over, does = show(made.usd - job.cap_usd), cap_that_does(made, job, room)
+    over, does = show(made.usd - job.cap_usd), sufficient_cap_usd(made, job, room)
     return (
         f"expected to cost {show(made.usd)} by its end at {_clock(made.finish_at)} (P50), {over} above its cap of "
         f"{show(job.cap_usd)}; `gpubroker cap {job.id} {does}` would do"
     )
 
 
-def told_late(made: Forecast, attempt: Attempt, job: Job, now: datetime) -> str:
+def late_message(made: Forecast, attempt: Attempt, job: Job, now: datetime) -> str:
     """For people: by how much it will miss its time."""
     left_s = time_left_s(_running(attempt, job, now), now) or 0.0
     over_s = max(0.0, (made.finish_at - now).total_seconds() - left_s)

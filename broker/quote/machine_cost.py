@@ -13,7 +13,7 @@ from math import ceil, floor, inf, log2, sqrt
 from typing import Any
 
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer
+from broker.domain.offer import GIB, CostParts, DropReason, HostFacts, Hours, Offer
 from broker.domain.workload import Workload
 from broker.estimator.memory.host_memory import host_bytes
 from broker.estimator.planning.fit import Fit
@@ -45,7 +45,7 @@ MBIT = 125_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class NetworkRates:
     """What a machine's line to the world is like; bytes/s, dollars a GiB."""
 
     down: float = DOWNLOAD_BYTES_PER_S
@@ -65,12 +65,12 @@ def _halves(mbit_s: float | None) -> int:
     return floor(2 * log2(mbit_s)) if mbit_s and mbit_s > 1 else 0
 
 
-def lines_of(facts: HostFacts | None) -> Lines:
+def lines_of(facts: HostFacts | None) -> NetworkRates:
     """The slower of what is assumed and what the cloud states."""
     if facts is None:
-        return Lines()
+        return NetworkRates()
     down, up = (MBIT * 2.0 ** (_halves(rate) / 2) for rate in (facts.down_mbit_s, facts.up_mbit_s))
-    return Lines(
+    return NetworkRates(
         down=min(DOWNLOAD_BYTES_PER_S, down) if facts.down_mbit_s else DOWNLOAD_BYTES_PER_S,
         up=min(UPLOAD_BYTES_PER_S, up) if facts.up_mbit_s else UPLOAD_BYTES_PER_S,
         ingress=float(facts.ingress_usd_per_gib or 0),
@@ -79,11 +79,11 @@ def lines_of(facts: HostFacts | None) -> Lines:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Kind:
+class MachineCost:
     """What is common to all offers of one machine type at one provider; seconds, dollars for all nodes."""
 
     fit: Fit
-    drop: Drop | None
+    drop: DropReason | None
     reason: str
     caps: Caps
     quantum: float
@@ -97,12 +97,12 @@ class Kind:
     """For which training stands still at a checkpoint."""
     saving: float
     """From the beginning of a checkpoint until it is safe."""
-    most: float
+    max_lost_work_s: float
     """Of work that may be lost, as the spec says."""
     failures: float
     """Of machines, an hour, besides preemptions."""
-    longest: float = field(init=False)
-    rare: float = field(init=False)
+    max_interval_s: float = field(init=False)
+    low_hazard: float = field(init=False)
     """Up to so many preemptions a second, checkpoints are `longest` seconds apart."""
     final: float
     """The last upload."""
@@ -131,16 +131,16 @@ class Kind:
     """What a host must have."""
 
     def __post_init__(self) -> None:
-        self.longest = max(self.saving, interval_s(self.saving, 0.0, self.most))
+        self.max_interval_s = max(self.saving, interval_s(self.saving, 0.0, self.max_lost_work_s))
         # Young's sqrt(2 C / λ), which is less than Daly's interval and C, is more than may be lost.
-        self.rare = 2 * self.saving / self.most**2 - self.failures / 3600 if self.saving else inf
+        self.low_hazard = 2 * self.saving / self.max_lost_work_s**2 - self.failures / 3600 if self.saving else inf
         self.undisturbed = self.billed(self.p50(0.0)), self.traffic(0.0)
 
     def every(self, rate: float) -> float:
         """Seconds between the beginnings of two checkpoints, at `rate` preemptions a second; one waits for another."""
-        if rate <= self.rare:
-            return self.longest
-        return max(self.saving, interval_s(self.saving, self.failures + 3600 * rate, self.most))
+        if rate <= self.low_hazard:
+            return self.max_interval_s
+        return max(self.saving, interval_s(self.saving, self.failures + 3600 * rate, self.max_lost_work_s))
 
     def lost(self, rate: float) -> float:
         """Seconds that a preemption costs."""
@@ -204,15 +204,15 @@ class Kind:
             preemptions=(self.worked(rate) - self.work * (1 + self.stall / self.every(rate))) / 3600,
         )
 
-    def costs(self, rate: float, price: float) -> Costs:
+    def costs(self, rate: float, price: float) -> CostParts:
         """Of the expected dollars, at `price` dollars an hour of all nodes."""
         hours = self.billed(self.p50(rate))
         parts = (price * hours, self.traffic(rate), self.space_usd * hours, (self.aside_usd - self.space_usd) * hours)
         machines, traffic, storage, requests = (Decimal(round(1e6 * usd)).scaleb(-6) for usd in parts)
-        return Costs(machines=machines, traffic=traffic, storage=storage, requests=requests)
+        return CostParts(machines=machines, traffic=traffic, storage=storage, requests=requests)
 
 
-def short(offer: Offer, kind: Kind) -> str:
+def short(offer: Offer, kind: MachineCost) -> str:
     """What its host has too little of."""
     if offer.vcpus < kind.cores:
         return f"{offer.vcpus} CPU cores for {kind.gpus} GPUs; {LEAST_CORES} for each are the least"
@@ -226,7 +226,7 @@ def short(offer: Offer, kind: Kind) -> str:
     return f"{offer.disk_bytes / GIB:.0f} GiB of disk; {kind.disk / GIB:.0f} for image, model, data and checkpoints"
 
 
-def few(offer: Offer, kind: Kind) -> str:
+def few(offer: Offer, kind: MachineCost) -> str:
     """What its host has less of than is wanted, though it will do; empty: nothing."""
     if offer.vcpus >= WANTED_CORES * kind.gpus and offer.ram_bytes >= WANTED_RAM * kind.gpus:
         return ""
@@ -238,11 +238,11 @@ def kind_of(
     offer: Offer,
     fits: Fit,
     caps: Caps,
-    verdict: tuple[Drop | None, str],
+    verdict: tuple[DropReason | None, str],
     *,
     nodes: int,
     storage_usd_per_gib_month: float,
-) -> Kind:
+) -> MachineCost:
     """`verdict`: why no machine of this kind will do, or None with the words for one that does."""
     lines, pace = lines_of(offer.facts), fits.pace
     here = offer.emulated_on is not None or offer.reaches_local_files or caps.reaches_local_files
@@ -251,7 +251,7 @@ def kind_of(
     slower = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
     rows = workload.data_bytes if saved else 0
     setup, final = caps.boot_s + (pace.load_s if pace else 0.0) + slower, saved / lines.up
-    return Kind(
+    return MachineCost(
         fit=fits,
         drop=verdict[0],
         reason=verdict[1],
@@ -263,7 +263,7 @@ def kind_of(
         work=pace.work_s if pace else 0.0,
         stall=pace.stall_s if pace else 0.0,
         saving=pace.stall_s + final if pace else 0.0,
-        most=workload.checkpoint_every_s,
+        max_lost_work_s=workload.checkpoint_every_s,
         failures=failures_per_hour(offer, nodes),
         final=final,
         standing=setup + final + caps.teardown_s,
@@ -273,7 +273,7 @@ def kind_of(
     )
 
 
-def _aside(lines: Lines, moved: int, saved: int, rows: int, nodes: int) -> dict[str, Any]:
+def _aside(lines: NetworkRates, moved: int, saved: int, rows: int, nodes: int) -> dict[str, Any]:
     """Of `Kind`: what goes over its lines, in dollars."""
     return {
         "moves": bool(lines.ingress or lines.egress),
@@ -301,6 +301,6 @@ def _host(workload: Workload, offer: Offer, fits: Fit, nodes: int) -> dict[str, 
         "gpus": gpus,
         "cores": LEAST_CORES * gpus,
         "held": held,
-        "ram": max(LEAST_RAM * gpus, held, workload.ram_above + (workload.ram_above > 0)),
+        "ram": max(LEAST_RAM * gpus, held, workload.oom_host_bytes + (workload.oom_host_bytes > 0)),
         "disk": IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
     }

@@ -18,7 +18,7 @@ UNTRUE = -1.0
 _HERE = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
 
 
-class Machines:
+class OfferGroup:
     """One kind of machine. Columns have an entry for each offer of it."""
 
     __slots__ = ("cores", "disk", "gone", "like", "number", "numbers", "prices", "ram", "rates")
@@ -39,15 +39,15 @@ class Machines:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Shelf:
+class OfferIndex:
     offers: Sequence[Offer]
     spots: History
-    machines: Sequence[Machines]
+    machines: Sequence[OfferGroup]
     which: Sequence[int]
     """Of `machines`, by the number of an offer."""
 
 
-def shelf(offers: Sequence[Offer], spots: History) -> Shelf:
+def shelf(offers: Sequence[Offer], spots: History) -> OfferIndex:
     """Remembered for the last market, where it is a tuple: it is quoted from until the clouds are asked again."""
     kept = _latest.get("shelf")
     if kept is not None and kept.offers is offers and kept.spots is spots:
@@ -58,18 +58,18 @@ def shelf(offers: Sequence[Offer], spots: History) -> Shelf:
     return made
 
 
-_latest: dict[str, Shelf] = {}
+_latest: dict[str, OfferIndex] = {}
 
 
-def _stock(offers: Sequence[Offer], spots: History) -> Shelf:
+def _stock(offers: Sequence[Offer], spots: History) -> OfferIndex:
     """In one pass and in their order: so they lie in memory, and reading them takes most of the time."""
-    kinds: dict[object, Machines] = {}
+    kinds: dict[object, OfferGroup] = {}
     which = array("l")
     for number, offer in enumerate(offers):
         key = _key(offer)
         kind = kinds.get(key)
         if kind is None:
-            kind = kinds[key] = Machines(offer, len(kinds))
+            kind = kinds[key] = OfferGroup(offer, len(kinds))
         which.append(kind.number)
         kind.numbers.append(number)
         if offer.vcpus < kind.cores:
@@ -83,7 +83,7 @@ def _stock(offers: Sequence[Offer], spots: History) -> Shelf:
         kind.prices.append(UNTRUE if untrue else float(asked))
         kind.rates.append(preemptions_per_s(offer, spots))
         kind.gone.append(offer.available is False)
-    return Shelf(offers=offers, spots=spots, machines=tuple(kinds.values()), which=which)
+    return OfferIndex(offers=offers, spots=spots, machines=tuple(kinds.values()), which=which)
 
 
 def _key(offer: Offer) -> object:

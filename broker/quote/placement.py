@@ -7,11 +7,11 @@ from decimal import Decimal
 from enum import StrEnum
 
 from broker.domain.money import show
-from broker.domain.offer import Drop, Quote, QuoteLine
+from broker.domain.offer import DropReason, Quote, QuoteLine
 from broker.policy.budgets import Applied, Refusal, entry, gpu_room, judge, purchase
 from broker.quote.summary import summary
 
-PASSING = frozenset({Drop.UNAVAILABLE, Drop.EXCLUDED})
+PASSING = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
 """Reasons that end by themselves."""
 
 
@@ -38,7 +38,7 @@ def queue_verdict(quote: Quote, *, cap_left: Decimal) -> Choice:
     if not quote.lines:
         return Choice(line=None, reason="no offers: no provider answered yet, or none is configured", queue=Queue.WAIT)
     passing = _passing(quote)
-    if quote.drops.get(Drop.CAP) and not passing and quote.cheapest_usd is not None:
+    if quote.drops.get(DropReason.CAP) and not passing and quote.cheapest_usd is not None:
         reason = (
             f"the cheapest finish is expected to cost {show(quote.cheapest_usd)} and {show(cap_left)} of the cap is "
             "left; raise the cap"

@@ -7,21 +7,21 @@ from decimal import Decimal
 from math import inf
 
 from broker.domain.instance import Caps
-from broker.domain.offer import ACCOUNT, HOST, Drop, Offer, Trust
+from broker.domain.offer import ACCOUNT, HOST, DropReason, Offer, Trust
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.estimator.planning.corrections import Experience
+from broker.estimator.planning.corrections import Corrections
 from broker.estimator.planning.fit import Fit
 from broker.estimator.preemption_rate import certainty, preemptions_per_s
 from broker.estimator.speed.hardware import matches
 from broker.lifecycle.account_refusals import account_keys
-from broker.quote.machine_cost import Kind
+from broker.quote.machine_cost import MachineCost
 
 TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
 
 @dataclass(kw_only=True, slots=True)
-class Ask:
+class QuoteRequest:
     """The arguments of `quote`, and what follows from them for every offer."""
 
     spec: JobSpec
@@ -36,7 +36,7 @@ class Ask:
     lead_s: float
     storage: float
     """Of the bucket, dollars a GiB and month."""
-    learned: Experience
+    learned: Corrections
     cap_micros: int = field(init=False)
     regions: frozenset[str] = field(init=False)
     nodes: int = field(init=False)
@@ -78,38 +78,44 @@ class Ask:
         """Expected preemptions a second of the job: any machine's that is taken away stops all of them."""
         return preemptions_per_s(offer, self.learned.spots) * self.nodes
 
-    def p90(self, offer: Offer, kind: Kind) -> float:
+    def p90(self, offer: Offer, kind: MachineCost) -> float:
         """Seconds that nine of ten runs on it keep."""
         return kind.p90(self.rate(offer), certainty(offer, self.learned.spots))
 
 
-def policy(ask: Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
+def policy(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason, str] | None:
     """Why no machine of this kind will do, with the words for it."""
     want = ask.spec.resources
     gpus = max(1, offer.gpus)
     if want.providers and offer.provider not in want.providers:
-        return Drop.PROVIDER, f"provider {offer.provider}; asked for {', '.join(want.providers)}"
+        return DropReason.PROVIDER, f"provider {offer.provider}; asked for {', '.join(want.providers)}"
     if want.accelerators and not any(matches(a, offer.accelerator) for a in want.accelerators):
-        return Drop.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
+        return DropReason.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
     if want.gpus not in ("auto", gpus):
-        return Drop.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
+        return DropReason.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
     if want.nodes > 1 and not caps.multi_node:
-        return Drop.NODES, f"{offer.provider} joins no machines to one job; asked for {want.nodes} nodes"
+        return DropReason.NODES, f"{offer.provider} joins no machines to one job; asked for {want.nodes} nodes"
     if want.spot == ("never" if offer.spot else "only"):
-        return Drop.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
+        return DropReason.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
     here = offer.reaches_local_files or caps.reaches_local_files
     if ask.local_files and not here:
-        return Drop.UNREACHABLE, "its machine cannot reach the blob store or model folder on this machine; use a bucket"
+        return (
+            DropReason.UNREACHABLE,
+            "its machine cannot reach the blob store or model folder on this machine; use a bucket",
+        )
     trust = offer.trust or caps.trust
     if TIERS[trust] < TIERS[want.trust]:
-        return Drop.TRUST, f"a {trust} host; asked for trust {want.trust}"
+        return DropReason.TRUST, f"a {trust} host; asked for trust {want.trust}"
     if offer.spot and ask.spec.script is not None and not ask.spec.script.checkpoints:
-        return Drop.NO_CHECKPOINTS, "spot, and the script writes no checkpoints: a preemption would lose all of it"
+        return (
+            DropReason.NO_CHECKPOINTS,
+            "spot, and the script writes no checkpoints: a preemption would lose all of it",
+        )
     if trust == "community" and not (ask.scoped_store or here):
-        return Drop.UNSCOPED, (
+        return DropReason.UNSCOPED, (
             "a community host would get the blob store's own credentials; let the daemon scope them "
             "(docs/guide/images-and-storage.md), or ask for other providers"
         )
     if ask.spec.train is not None and not caps.has_trainer:
-        return Drop.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
+        return DropReason.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
     return None

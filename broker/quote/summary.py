@@ -1,29 +1,29 @@
 """A quote in words."""
 
-from broker.domain.offer import Drop, Quote
+from broker.domain.offer import DropReason, Quote
 
 LABELS = {
-    Drop.PROVIDER: "of other providers",
-    Drop.ACCELERATOR: "have another accelerator",
-    Drop.REGION: "are in other regions",
-    Drop.GPUS: "have another number of GPUs",
-    Drop.NODES: "join no machines",
-    Drop.SPOT: "excluded by the spot policy",
-    Drop.UNREACHABLE: "cannot reach a blob store or model in a folder of this machine (use a bucket)",
-    Drop.UNSCOPED: "on community hosts, which this blob store has no credentials for",
-    Drop.NO_TRAINER: "lack the trainer",
-    Drop.UNKNOWN_HARDWARE: "of unknown hardware",
-    Drop.MEMORY: "need more memory",
-    Drop.HOST: "have too few cores, RAM or disk",
-    Drop.TRUST: "on hosts of less trust than asked for",
-    Drop.NO_CHECKPOINTS: "spot, for a script without checkpoints",
-    Drop.PRICE: "with an impossible price",
-    Drop.HOURLY_LIMIT: "above the hourly limit",
-    Drop.PREEMPTED_TOO_OFTEN: "preempted too often to finish",
-    Drop.DEADLINE: "too slow for the deadline or max_duration",
-    Drop.CAP: "above the cap",
-    Drop.UNAVAILABLE: "unavailable",
-    Drop.EXCLUDED: "sold out, refused or failed lately",
+    DropReason.PROVIDER: "of other providers",
+    DropReason.ACCELERATOR: "have another accelerator",
+    DropReason.REGION: "are in other regions",
+    DropReason.GPUS: "have another number of GPUs",
+    DropReason.NODES: "join no machines",
+    DropReason.SPOT: "excluded by the spot policy",
+    DropReason.UNREACHABLE: "cannot reach a blob store or model in a folder of this machine (use a bucket)",
+    DropReason.UNSCOPED: "on community hosts, which this blob store has no credentials for",
+    DropReason.NO_TRAINER: "lack the trainer",
+    DropReason.UNKNOWN_HARDWARE: "of unknown hardware",
+    DropReason.MEMORY: "need more memory",
+    DropReason.HOST: "have too few cores, RAM or disk",
+    DropReason.TRUST: "on hosts of less trust than asked for",
+    DropReason.NO_CHECKPOINTS: "spot, for a script without checkpoints",
+    DropReason.PRICE: "with an impossible price",
+    DropReason.HOURLY_LIMIT: "above the hourly limit",
+    DropReason.PREEMPTED_TOO_OFTEN: "preempted too often to finish",
+    DropReason.DEADLINE: "too slow for the deadline or max_duration",
+    DropReason.CAP: "above the cap",
+    DropReason.UNAVAILABLE: "unavailable",
+    DropReason.EXCLUDED: "sold out, refused or failed lately",
 }
 """After a number of offers: why they were dropped."""
 

@@ -29,7 +29,7 @@ class DigestPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Period:
+class DigestPeriod:
     """Whole local days: [since, until)."""
 
     every: Every
@@ -45,14 +45,14 @@ class Period:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class RunningJob:
     """What costs money now."""
 
     job: Job
     attempt: Attempt
 
 
-def periods(plan: DigestPlan, now: datetime) -> list[Period]:
+def periods(plan: DigestPlan, now: datetime) -> list[DigestPeriod]:
     """The latest period of each kind whose time to be told has come; what was missed before it is told no more."""
     zone = ZoneInfo(plan.zone)
     today = now.astimezone(zone).date()
@@ -61,7 +61,7 @@ def periods(plan: DigestPlan, now: datetime) -> list[Period]:
     monday = today - timedelta(days=today.weekday())
     midnight = [datetime.combine(day, time(), zone) for day in (today - timedelta(days=1), today)]
     week = [datetime.combine(day, time(), zone) for day in (monday - timedelta(days=7), monday)]
-    found: list[Period] = []
+    found: list[DigestPeriod] = []
     if plan.daily:
         found.append(_period("daily", midnight, plan.zone))
     if plan.weekly:
@@ -69,11 +69,11 @@ def periods(plan: DigestPlan, now: datetime) -> list[Period]:
     return found
 
 
-def _period(every: Every, days: Sequence[datetime], zone: str) -> Period:
-    return Period(every=every, window=SpendWindow(since=days[0], until=days[1], zone=zone))
+def _period(every: Every, days: Sequence[datetime], zone: str) -> DigestPeriod:
+    return DigestPeriod(every=every, window=SpendWindow(since=days[0], until=days[1], zone=zone))
 
 
-def digests(period: Period, paid: Paid, running: Sequence[Running]) -> list[Notice]:
+def digests(period: DigestPeriod, paid: Paid, running: Sequence[RunningJob]) -> list[Notice]:
     """One for each team that spent or is spending, and one of the installation where there are several such teams."""
     teams = sorted({paid.jobs[piece.job_id].team for piece in paid.slices} | {one.job.team for one in running})
     found = [_digest(period, team, _of_team(paid, team), [r for r in running if r.job.team == team]) for team in teams]
@@ -84,7 +84,7 @@ def _of_team(paid: Paid, team: str) -> Paid:
     return replace(paid, slices=[piece for piece in paid.slices if paid.jobs[piece.job_id].team == team])
 
 
-def _digest(period: Period, team: str | None, paid: Paid, running: Sequence[Running]) -> Notice:
+def _digest(period: DigestPeriod, team: str | None, paid: Paid, running: Sequence[RunningJob]) -> Notice:
     jobs, users = report(paid, "job"), report(paid, "user")
     total = jobs.total
     day = period.window.until.astimezone(ZoneInfo(period.window.zone)).date()
@@ -109,7 +109,7 @@ def _digest(period: Period, team: str | None, paid: Paid, running: Sequence[Runn
     )
 
 
-def _message(period: Period, team: str | None, total: SpendRow, running: int) -> str:
+def _message(period: DigestPeriod, team: str | None, total: SpendRow, running: int) -> str:
     saved = total.saved_on_demand_usd
     against = f"{show(saved)} saved against" if saved >= 0 else f"{show(-saved)} more than"
     told = [f"{show(total.usd)} spent", f"{show(total.lost_usd)} of it lost work", f"{against} on-demand prices"]
@@ -121,7 +121,7 @@ def _job(paid: Paid, row: SpendRow) -> dict[str, Any]:
     return {"id": row.key, "name": job.name, "team": job.team, "owner": job.owner, "usd": str(row.usd)}
 
 
-def _running(one: Running) -> dict[str, Any]:
+def _running(one: RunningJob) -> dict[str, Any]:
     offer = one.attempt.line.offer
     return {
         "id": one.job.id,

@@ -6,7 +6,7 @@ from typing import Protocol
 from trainer.contract.documents import Beat, Final
 
 
-class Run(Protocol):
+class AttemptProgress(Protocol):
     """An attempt, as a row or as a view."""
 
     @property
@@ -15,7 +15,7 @@ class Run(Protocol):
     def final(self) -> Final | None: ...
 
 
-def steps(run: Run) -> tuple[int | None, int | None]:
+def steps(run: AttemptProgress) -> tuple[int | None, int | None]:
     """(first, last) optimizer step; None when it never trained."""
     told = [document for document in (run.beat, run.final) if document is not None]
     if not told:
@@ -24,7 +24,7 @@ def steps(run: Run) -> tuple[int | None, int | None]:
     return resumed, max(resumed, *(one.step for one in told))
 
 
-def steps_redone(runs: Sequence[Run]) -> int:
+def steps_redone(runs: Sequence[AttemptProgress]) -> int:
     """Over all resumes: the furthest step reached so far, less the step that the resume started from."""
     furthest = redone = 0
     for run in runs:

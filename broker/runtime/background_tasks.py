@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> Sequence[T]:
+async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> Sequence[T]:
     """What each returns, all at the same time. One alone, which is the rule, takes no task of its own."""
     todo = list(work)
     return [await todo[0]] if len(todo) == 1 else await asyncio.gather(*todo)

@@ -9,7 +9,7 @@ PAUSE_MAX_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class BreakerState:
     """`again_at`: seconds of a monotonic clock before which the cloud wants no call."""
 
     again_at: float = float("-inf")
@@ -28,16 +28,16 @@ class Pace:
         return max(0.0, self.again_at + (yields_s if self.throttled else 0.0) - now)
 
 
-def after_answer(pace: Pace) -> Pace:
+def after_answer(pace: BreakerState) -> BreakerState:
     """It answered, whatever it said."""
     return replace(pace, throttled=0, silent=0)
 
 
-def after_throttled(pace: Pace, now: float, *, asked_s: float, jitter_s: float) -> Pace:
+def after_throttled(pace: BreakerState, now: float, *, asked_s: float, jitter_s: float) -> BreakerState:
     """No sooner than it asked for, and `jitter_s` of back-off: clients that were refused together come back apart."""
     pause_s = min(PAUSE_MAX_S, asked_s + jitter_s)
     return replace(pace, again_at=max(pace.again_at, now + pause_s), throttled=pace.throttled + 1, silent=0)
 
 
-def after_silence(pace: Pace) -> Pace:
+def after_silence(pace: BreakerState) -> BreakerState:
     return replace(pace, silent=pace.silent + 1)

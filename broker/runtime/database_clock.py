@@ -21,7 +21,7 @@ TRIES = 10
 """Readings at the start."""
 
 
-class HouseClock:
+class DatabaseClock:
     """`ports.Clock` of one broker process, and the controller that keeps it right. `start` comes first."""
 
     name = "clock"

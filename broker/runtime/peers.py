@@ -30,7 +30,7 @@ class OtherBroker(GpubrokerError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class BrokerIdentity:
     """A broker's own, as its lease tells it. `clouds`: names of providers; with whose machines they are where those are
     processes of one computer, else with nothing. `database`: which one; empty where that is not known."""
 
@@ -39,18 +39,18 @@ class Seat:
     database: str = ""
 
 
-def seat_of(home: Path, providers: Mapping[str, Provider], database: str) -> Seat:
+def seat_of(home: Path, providers: Mapping[str, Provider], database: str) -> BrokerIdentity:
     """The lease is read by every machine: it has no name of a computer, a folder or a server in it."""
     place = _mark(f"{socket.gethostname()}\n{home.resolve()}")
     here = {name: place if provider.caps.reaches_local_files else "" for name, provider in providers.items()}
-    return Seat(home=place, clouds=here, database=_mark(database) if database else "")
+    return BrokerIdentity(home=place, clouds=here, database=_mark(database) if database else "")
 
 
 def _mark(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-async def refuse_others(blobs: Blobs, clock: Clock, own: Seat) -> None:
+async def refuse_conflicting_brokers(blobs: Blobs, clock: Clock, own: BrokerIdentity) -> None:
     """Raises OtherBroker where a broker from another home, with other clouds or another database, touches its lease
     within two rounds.
 
@@ -63,7 +63,7 @@ async def refuse_others(blobs: Blobs, clock: Clock, own: Seat) -> None:
             return
         watch_s = _two_rounds_s(other)
         log.warning("broker %s %s; looking for %g s whether it lives", other.broker, why, watch_s)
-        if not await lease_moves(blobs, clock, watch_s):
+        if not await lease_is_renewed(blobs, clock, watch_s):
             return
     except BlobsUnavailable as e:
         log.warning("whether another broker lives that this one must not run beside cannot be told: %s", e)
@@ -71,7 +71,7 @@ async def refuse_others(blobs: Blobs, clock: Clock, own: Seat) -> None:
     raise OtherBroker(f"broker {other.broker} lives, and {why}")
 
 
-async def lease_moves(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
+async def lease_is_renewed(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
     """Whether some broker lives: watched for `watch_s`, and for two rounds by the rhythm that the lease tells at the
     least. Raises BlobsUnavailable."""
     first = await blobs.get(keys.BROKER_LEASE)
@@ -96,7 +96,7 @@ def _parsed(lease: bytes | None) -> Lease | None:
         return None
 
 
-def _difference(other: Lease, own: Seat) -> str | None:
+def _difference(other: Lease, own: BrokerIdentity) -> str | None:
     """Why the two must not run beside each other; None: they may."""
     theirs, ours = other.clouds, own.clouds
     if other.database and own.database and other.database != own.database:

@@ -22,8 +22,8 @@ from broker.domain.instance import BootSpec, Caps, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock, Provider
-from broker.runtime.circuit_breaker import Pace, after_answer, after_silence, after_throttled
-from broker.runtime.token_bucket import Bucket, Rate, take
+from broker.runtime.circuit_breaker import BreakerState, after_answer, after_silence, after_throttled
+from broker.runtime.token_bucket import Bucket, TokenBucketRate, take
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,29 +52,29 @@ _UNHEARD: Silence = (OutcomeUnknown, TimeoutError)
 """A call that is cut is not among them: its caller's time was over, which may have begun long before the call."""
 
 
-class Rank(IntEnum):
+class CallPriority(IntEnum):
     """Who goes first; of the same, who came first."""
 
     LIST = 0
     """One shows all machines, and proves their absence."""
     END = 1
     """A destroy that the cloud has not taken yet: the machine bills."""
-    ELSE = 2
-    AGAIN = 3
+    OTHER = 2
+    REPEATED_DESTROY = 3
     """A destroy that is repeated until the machine is absent: there is no end of them."""
 
     @property
-    def kind(self) -> "Rank":
+    def kind(self) -> "CallPriority":
         """What waits together when the cloud wants a pause. Clouds count calls by what they do: one that will launch
         nothing now may well end a bill."""
-        return Rank.END if self is Rank.AGAIN else self
+        return CallPriority.END if self is CallPriority.REPEATED_DESTROY else self
 
 
 @dataclass(order=True)
-class _Place:
+class _QueueEntry:
     """In the queue of a gate."""
 
-    rank: Rank
+    rank: CallPriority
     number: int
     first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
@@ -87,7 +87,7 @@ class GateLimits:
     """How long a cloud that did not answer may take to show that it is back."""
 
 
-class Gate:
+class RateLimitedProvider:
     """`ports.Provider` around another. `back_off_s`: the pause after so many failures in a row."""
 
     def __init__(
@@ -98,26 +98,28 @@ class Gate:
         back_off_s: Callable[[int], float] = full_jitter_s,
     ) -> None:
         self._provider, self._clock, self._limits, self._back_off_s = provider, clock, limits, back_off_s
-        self._rate = Rate(per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s))
-        self._paces = {kind: Pace() for kind in Rank if kind is kind.kind}
+        self._rate = TokenBucketRate(
+            per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s)
+        )
+        self._paces = {kind: BreakerState() for kind in CallPriority if kind is kind.kind}
         """A refusal holds up its own kind, and whatever is no listing and no destroy; of silence the latter tells."""
         self._bucket: Bucket | None = None
-        self._queue: list[_Place] = []
+        self._queue: list[_QueueEntry] = []
         self._numbers = count()
         self._destroyed: set[str] = set()
         self._probe: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------------------ the rules
 
-    async def _turn(self, rank: Rank) -> None:
+    async def _turn(self, rank: CallPriority) -> None:
         """Raises Throttled where it will not come, or not soon."""
         if len(self._queue) >= self._limits.waiting:
             raise Throttled(f"{self.name}: {len(self._queue)} calls wait for their turn already", after_s=1.0)
-        place = _Place(rank, next(self._numbers))
+        place = _QueueEntry(rank, next(self._numbers))
         insort(self._queue, place)
         try:
             while True:
-                yields_s = YIELDS_S if rank is Rank.AGAIN else 0.0
+                yields_s = YIELDS_S if rank is CallPriority.REPEATED_DESTROY else 0.0
                 if pause_s := self._paces[rank.kind].wait_s(self._clock.monotonic(), yields_s=yields_s):
                     raise Throttled(f"{self.name} wants no call for another {pause_s:.0f} s", after_s=pause_s)
                 if self._queue[0] is not place:
@@ -134,15 +136,15 @@ class Gate:
                 self._queue[0].first.set()
 
     @asynccontextmanager
-    async def _asking(self, rank: Rank, silence: Silence = _UNHEARD) -> AsyncIterator[None]:
+    async def _asking(self, rank: CallPriority, silence: Silence = _UNHEARD) -> AsyncIterator[None]:
         """One call, and what its end says of the cloud. `silence`: the ends that mean it does not answer."""
         try:
             yield
         except Throttled as e:
             now, jitter_s = self._clock.monotonic(), self._back_off_s(self._paces[rank.kind].throttled + 1)
-            if rank is not Rank.ELSE:
+            if rank is not CallPriority.OTHER:
                 jitter_s = min(URGENT_S, jitter_s)
-            for kind in {rank.kind, Rank.ELSE}:
+            for kind in {rank.kind, CallPriority.OTHER}:
                 self._paces[kind] = after_throttled(self._paces[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
             raise
         except (OutcomeUnknown, TimeoutError, asyncio.CancelledError) as e:
@@ -155,16 +157,16 @@ class Gate:
         else:
             self._answered(rank)
 
-    def _answered(self, rank: Rank) -> None:
-        for kind in {rank.kind, Rank.ELSE}:
+    def _answered(self, rank: CallPriority) -> None:
+        for kind in {rank.kind, CallPriority.OTHER}:
             self._paces[kind] = after_answer(self._paces[kind])
 
     @property
     def _broken(self) -> bool:
-        return self._paces[Rank.ELSE].broken
+        return self._paces[CallPriority.OTHER].broken
 
     def _fell_silent(self) -> None:
-        pace = self._paces[Rank.ELSE] = after_silence(self._paces[Rank.ELSE])
+        pace = self._paces[CallPriority.OTHER] = after_silence(self._paces[CallPriority.OTHER])
         if pace.broken and (self._probe is None or self._probe.done()):
             log.warning("%s: %d calls without an answer; it is tried in the background", self.name, pace.silent)
             self._probe = asyncio.create_task(self._try(), name=f"is {self.name} back?")
@@ -174,10 +176,10 @@ class Gate:
         tries = 0
         while self._broken:
             tries += 1
-            pause_s = self._paces[Rank.LIST].wait_s(self._clock.monotonic())
+            pause_s = self._paces[CallPriority.LIST].wait_s(self._clock.monotonic())
             await self._clock.sleep(max(1.0, min(URGENT_S, self._back_off_s(tries)), pause_s))
             try:
-                async with asyncio.timeout(self._limits.probe_s), self._asking(Rank.LIST):
+                async with asyncio.timeout(self._limits.probe_s), self._asking(CallPriority.LIST):
                     await self._provider.list()
             except (ProviderError, TimeoutError):
                 continue
@@ -185,7 +187,9 @@ class Gate:
                 log.exception("%s: trying whether it is back", self.name)
         log.warning("%s answers again", self.name)
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, silence: Silence = _UNHEARD) -> T:
+    async def _ask(
+        self, call: Callable[[], Awaitable[T]], *, rank: CallPriority = CallPriority.OTHER, silence: Silence = _UNHEARD
+    ) -> T:
         if self._broken:
             raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
         await self._turn(rank)
@@ -227,11 +231,11 @@ class Gate:
 
     async def list(self) -> Sequence[Observed]:
         """Whoever cuts this has waited for it, and for nothing else."""
-        return await self._ask(self._provider.list, rank=Rank.LIST, silence=(*_UNHEARD, asyncio.CancelledError))
+        return await self._ask(self._provider.list, rank=CallPriority.LIST, silence=(*_UNHEARD, asyncio.CancelledError))
 
     async def destroy(self, handle: Handle) -> None:
         """Asked for also of a cloud that does not answer: it ends a bill."""
-        rank = Rank.AGAIN if handle.id in self._destroyed else Rank.END
+        rank = CallPriority.REPEATED_DESTROY if handle.id in self._destroyed else CallPriority.END
         await self._turn(rank)
         async with self._asking(rank):
             await self._provider.destroy(handle)
@@ -253,4 +257,4 @@ class Gate:
 
 def gated(providers: Mapping[str, Provider], rented: Container[str], clock: Clock) -> dict[str, Provider]:
     """Each rented cloud behind a gate of its own; machines of this host need none."""
-    return {name: Gate(one, clock) if name in rented else one for name, one in providers.items()}
+    return {name: RateLimitedProvider(one, clock) if name in rented else one for name, one in providers.items()}

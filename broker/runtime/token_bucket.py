@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
+class TokenBucketRate:
     """`per_s` calls a second in the long run, `burst` at once."""
 
     per_s: float
@@ -19,7 +19,7 @@ class Bucket:
     at: float
 
 
-def take(bucket: Bucket | None, rate: Rate, now: float) -> tuple[Bucket, float]:
+def take(bucket: Bucket | None, rate: TokenBucketRate, now: float) -> tuple[Bucket, float]:
     """(the bucket afterwards, 0 when the call is let through, else the seconds until one will be).
 
     None is a bucket that was never taken from. A call that is refused takes nothing.

@@ -38,7 +38,7 @@ PAIRED = frozenset({"dpo", "reward_model"})
 """Tasks of which each row is two sequences."""
 
 
-class BadAsk(ValueError):
+class EstimateError(ValueError):
     """What was asked cannot be estimated; the message is one line that says why."""
 
 
@@ -48,14 +48,14 @@ def _read(path: Path) -> str:
         return file.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "is no text"
-        raise BadAsk(f"{file}: {reason}; give a transformers config.json") from None
+        raise EstimateError(f"{file}: {reason}; give a transformers config.json") from None
 
 
 def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
-    """(name, config) of a model of the bundled catalogue, a folder, a file, or of JSON itself. Raises BadAsk."""
+    """(name, config) of a model of the bundled catalogue, a folder, a file, or of JSON itself. Raises EstimateError."""
     model, config = model or None, None if config == "" else config
     if (model is None) == (config is None):
-        raise BadAsk("give either a MODEL of the catalogue or --config CONFIG.json")
+        raise EstimateError("give either a MODEL of the catalogue or --config CONFIG.json")
     if isinstance(config, Mapping):
         return "config", config
     if config is None:
@@ -63,40 +63,40 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
         if found is not None:
             return str(model), found.config
         if not Path(str(model)).is_dir():
-            raise BadAsk(f"{model}: not in the bundled catalogue, and no folder; give --config CONFIG.json")
+            raise EstimateError(f"{model}: not in the bundled catalogue, and no folder; give --config CONFIG.json")
         config = Path(str(model))
     inline = isinstance(config, str) and config.lstrip().startswith("{")
     where, text = ("--config", str(config)) if inline else (str(config), _read(Path(config)))
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as e:
-        raise BadAsk(f"{where}: is not JSON ({e})") from None
+        raise EstimateError(f"{where}: is not JSON ({e})") from None
     if not isinstance(parsed, dict):
-        raise BadAsk(f"{where}: is not a JSON object")
+        raise EstimateError(f"{where}: is not a JSON object")
     return where, parsed
 
 
 def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
-    """`task`: None for that of the config's class, else what the architecture is mostly trained for. Raises BadAsk."""
+    """Return the shape; `task` None means the task of the config's class. Raises EstimateError."""
     if task is not None and task not in TASKS:
-        raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
+        raise EstimateError(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
         for part in (config, text_of(config)):
             check_kind(part)
     except ValueError as e:
-        raise BadAsk(f"config.json of {name!r} has {e}") from None
+        raise EstimateError(f"config.json of {name!r} has {e}") from None
     try:
         task = task or built_for(config)
         if task is not None:
             found = task_shape(name, config, task)
             if found is None:
-                raise BadAsk(
+                raise EstimateError(
                     f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
                 )
             return found
         return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
-        raise BadAsk("; ".join(p.message for p in e.problems)) from None
+        raise EstimateError("; ".join(p.message for p in e.problems)) from None
 
 
 def _meant(gpu: str) -> list[Hardware]:
@@ -106,14 +106,14 @@ def _meant(gpu: str) -> list[Hardware]:
 
 
 def hardware_of(gpu: str | None) -> Hardware | None:
-    """The first of the table that is meant. Raises BadAsk."""
+    """The first of the table that is meant. Raises EstimateError."""
     if gpu is None:
         return None
     found, asked, said = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
     if not found or not found[0].gpu:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
         near = "".join(f", the nearest is {name}" for name in nearest(asked))
-        raise BadAsk(f"{said}: not known{near}; known are {known}")
+        raise EstimateError(f"{said}: not known{near}; known are {known}")
     return found[0]
 
 
@@ -125,7 +125,7 @@ def _chosen(gpu: str | None) -> Iterator[str]:
         yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
 
 
-def _speed(shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None) -> Speed | str:
+def _speed(shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware | None, task: str | None) -> Speed | str:
     """Of all GPUs; else why there is none."""
     if hardware is None:
         return "no --gpu was given"
@@ -159,7 +159,7 @@ def estimate(
     lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
     norms: str = "float32", stack: str | None = None, exact: bool = False, gpu: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
+    """Return the peak memory of one GPU by category and tokens/s of all GPUs. Raises EstimateError.
 
     `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `optimizer`: also by the names of
     transformers. `stack`: `transformers=4.48.1` for that version's own loss in place of the trainer's; other packages
@@ -173,21 +173,21 @@ def estimate(
     words |= {"attention": attention, "norms": norms}  # checked there, with one line that names the choices
     try:
         version, others = stack_of(stack)
-        ask = sizes.Ask(
+        ask = sizes.EstimateOptions(
             **words, optimizer=optimizer, length=seq, target=target_seq, accumulated=accumulate, gpus=gpus,
             rows=micro_batch * (2 if task in PAIRED else 1), nodes=nodes, offload=offload, rank=lora_r,
             checkpointing=gradient_checkpointing, targets=targets_of(lora_targets), dropout=lora_dropout,
             trainable=trainable_parameters, transformers=version,
         )  # fmt: skip
         document = _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
-    except sizes.Unanswerable as e:
-        raise BadAsk(str(e)) from None
+    except sizes.InvalidEstimate as e:
+        raise EstimateError(str(e)) from None
     document["notes"] += [*plain, *named, *others, *_chosen(gpu)]
     return document
 
 
 def _check_types(asked: Mapping[str, Any]) -> None:
-    """Against what `estimate` says that it takes. Raises BadAsk."""
+    """Against what `estimate` says that it takes. Raises EstimateError."""
     for name, kind in get_type_hints(estimate).items():
         if name == "return":
             continue
@@ -195,7 +195,7 @@ def _check_types(asked: Mapping[str, Any]) -> None:
         value, known = asked[name], tuple(kinds + ([int] if float in kinds else []))
         if not isinstance(value, known) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(one.__name__ for one in kinds if one is not NoneType)
-            raise BadAsk(f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {wanted}")
+            raise EstimateError(f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {wanted}")
 
 
 def targets_of(said: str) -> tuple[str, ...] | str:
@@ -209,14 +209,14 @@ def targets_of(said: str) -> tuple[str, ...] | str:
 def _answer(
     name: str,
     given: Mapping[str, Any],
-    ask: sizes.Ask,
+    ask: sizes.EstimateOptions,
     task: str | None,
     resolution: int | None,
     hardware: Hardware | None,
     *,
     exact: bool,
 ) -> dict[str, Any]:
-    """Raises BadAsk, Unanswerable."""
+    """Raises EstimateError, Unanswerable."""
     if (kind := traced.kind_of(given)) is not None:
         ask = tabled.sized(given, ask, resolution)
         found = tabled.estimate(given, ask)
@@ -227,7 +227,9 @@ def _answer(
     task, read = task or built_for(given), task is None
     tabled.refuse_resolution(shape.family, resolution)
     if task == "dpo" and ask.method == "full":
-        raise BadAsk("--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
+        raise EstimateError(
+            "--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora"
+        )
     found = sizes.estimate(shape, ask)
     if task in PAIRED:
         found = sizes.by_formula(found, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from broker.estimator.memory.estimate import Unanswerable
+from broker.estimator.memory.estimate import InvalidEstimate
 
 HF_OPTIMIZERS: Mapping[str, str] = {
     "adamw_torch": "adamw_foreach",  # torch's default on a GPU
@@ -33,10 +33,10 @@ def stack_of(said: str | None) -> tuple[str | None, tuple[str, ...]]:
     for part in said.split(","):
         read = re.fullmatch(r"\s*([A-Za-z0-9][\w.-]*)\s*={1,2}\s*([^\s=]+)\s*", part, re.ASCII)
         if read is None:
-            raise Unanswerable(f"--stack {said[:100]}: write transformers=VERSION, for example transformers=4.48.1")
+            raise InvalidEstimate(f"--stack {said[:100]}: write transformers=VERSION, for example transformers=4.48.1")
         name, version = read[1].lower(), read[2]
         if found.setdefault(name, version) != version:
-            raise Unanswerable(f"--stack {said[:100]}: has two versions of {name}; give one")
+            raise InvalidEstimate(f"--stack {said[:100]}: has two versions of {name}; give one")
     others = ", ".join(f"{name}={version}" for name, version in found.items() if name != "transformers")
     notes = (f"--stack {others}: changes nothing here; only the version of transformers does",) if others else ()
     return found.get("transformers"), notes

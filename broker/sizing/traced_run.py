@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.families import family_spec
 from broker.estimator.architecture.lora_targets import ALL_LINEAR
 from broker.estimator.memory import estimate as sizes
 from broker.model_catalog.config_defaults import kind_of
@@ -22,17 +22,17 @@ TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq
 """What the tracer knows, by the architecture or by its own option."""
 
 
-def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
+def _targets(shape: ModelShape | None, ask: sizes.EstimateOptions) -> str:
     """Those that match something, in the tracer's words. `shape`: None where tables tell of the model."""
     if shape is None or ask.method == "full":
         return "all-linear"
-    adapted, names = sizes.adapted_modules(shape, ask.targets)[0], build_of(shape).names
+    adapted, names = sizes.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
     if ask.targets == (ALL_LINEAR,):
         return ALL_LINEAR
     if isinstance(ask.targets, tuple):  # the tracer has peft itself
         return ",".join(ask.targets)
     if not adapted <= names.keys():
-        raise sizes.Unanswerable(
+        raise sizes.InvalidEstimate(
             f"--exact traces no pattern that matches embeddings or the head ({ask.targets}); give names"
         )
     return ",".join(sorted({names[role] for role in adapted}))
@@ -46,7 +46,7 @@ def _installed() -> str | None:
         return None
 
 
-def _check(ask: sizes.Ask, task: str | None) -> None:
+def _check(ask: sizes.EstimateOptions, task: str | None) -> None:
     """Raises Unanswerable for any step but the trainer's own."""
     installed = _installed()
     for wrong, what in (
@@ -62,12 +62,14 @@ def _check(ask: sizes.Ask, task: str | None) -> None:
         (task not in (None, *TRACED_TASKS), f"--task {task}"),
     ):
         if wrong:
-            raise sizes.Unanswerable(
+            raise sizes.InvalidEstimate(
                 f"--exact traces the trainer's own step, alone or by DDP or FSDP 2: no {what}; leave out --exact"
             )
 
 
-def trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
+def trace(
+    config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.EstimateOptions, task: str | None
+) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises Unanswerable for any other step."""
     _check(ask, task)
     a_step = ask.rows * ask.gpus * (2 if ask.accumulated else 1)
@@ -87,10 +89,10 @@ def trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, t
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_PATIENCE_S, check=False)
         except subprocess.TimeoutExpired:
-            raise sizes.Unanswerable(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
+            raise sizes.InvalidEstimate(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
-        raise sizes.Unanswerable(
+        raise sizes.InvalidEstimate(
             f"--exact: {last.replace(file.name, 'the config')} (it needs `pip install 'gpubroker[trainer]'`)"
         )
     traced: dict[str, Any] = json.loads(done.stdout)

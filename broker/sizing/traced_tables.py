@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.estimator.memory import device_overhead as shown
 from broker.estimator.memory import estimate as sizes
-from broker.estimator.memory.simulator.types import Played
+from broker.estimator.memory.simulator.types import StepPeak
 from broker.estimator.memory.trace_fit import by_category
 from broker.model_catalog import parameter_count as count
 from broker.model_catalog import trace_tables as traced
@@ -21,20 +21,20 @@ WHICH = {"whisper": "all-linear", "unet": ",".join(traced.TARGETS)}
 """The modules that a traced LoRA adapts."""
 
 
-def sized(config: Config, ask: sizes.Ask, resolution: int | None) -> sizes.Ask:
+def sized(config: Config, ask: sizes.EstimateOptions, resolution: int | None) -> sizes.EstimateOptions:
     """With the size of a row: what a Whisper writes, a UNet's pixels of a side. Raises Unanswerable."""
     if traced.kind_of(config) == "whisper":
         refuse_resolution("whisper", resolution)
         most = _positive(config, "max_target_positions", 448)
         size = most if ask.target is None else ask.target
         if not 1 <= size <= most:
-            raise sizes.Unanswerable(f"--target-seq {size}: must be from 1 to the model's {most} positions")
+            raise sizes.InvalidEstimate(f"--target-seq {size}: must be from 1 to the model's {most} positions")
         return replace(ask, length=size, target=size)
     if ask.target is not None:
-        raise sizes.Unanswerable(f"--target-seq {ask.target}: a UNet writes no tokens; give --resolution")
+        raise sizes.InvalidEstimate(f"--target-seq {ask.target}: a UNet writes no tokens; give --resolution")
     size = traced.SHRUNK * _positive(config, "sample_size", 64) if resolution is None else resolution
     if not SMALLEST <= size <= LARGEST or size % traced.SHRUNK:
-        raise sizes.Unanswerable(
+        raise sizes.InvalidEstimate(
             f"--resolution {size}: must be from {SMALLEST} to {LARGEST} and divisible by {traced.SHRUNK}"
         )
     return replace(ask, length=size)
@@ -45,33 +45,35 @@ def _positive(config: Config, field: str, default: int) -> int:
     try:
         return count.number(config, field, default=default)
     except ValueError as e:
-        raise sizes.Unanswerable(f"the config has {e}") from None
+        raise sizes.InvalidEstimate(f"the config has {e}") from None
 
 
 def refuse_resolution(family: str, resolution: int | None) -> None:
     """Raises Unanswerable where one is given for what reads no latents."""
     if resolution is not None:
-        raise sizes.Unanswerable(f"--resolution {resolution}: {family} is no UNet; leave it out")
+        raise sizes.InvalidEstimate(f"--resolution {resolution}: {family} is no UNet; leave it out")
 
 
-def estimate(config: Config, ask: sizes.Ask) -> shown.Estimate:
+def estimate(config: Config, ask: sizes.EstimateOptions) -> shown.Estimate:
     """The peak on one GPU, of an ask that is `sized`. Raises Unanswerable for what no table has."""
     kind = str(traced.kind_of(config))
     found = traced.find(config)
     if found is None:
-        raise sizes.Unanswerable(f"no table of traces is of such a {kind}; known are {', '.join(traced.names(kind))}")
+        raise sizes.InvalidEstimate(
+            f"no table of traces is of such a {kind}; known are {', '.join(traced.names(kind))}"
+        )
     _check(kind, ask)
     name, tables = found
     segments = tables.get(traced.key_of(ask.method, "bf16-autocast", ask.checkpointing))
     if segments is None:
-        raise sizes.Unanswerable(f"--method {ask.method}: the tables of {name} lack it")
+        raise sizes.InvalidEstimate(f"--method {ask.method}: the tables of {name} lack it")
     load = traced.load_of(config, ask.rows, ask.length, ask.rank)
     trained = traced.adapter_parameters(config, ask.rank) if ask.method == "lora" else traced.trained_parameters(config)
     made = {n: _accumulated(by, trained) if ask.accumulated else by for n, by in by_category(segments, load).items()}
     made["optimizer"] = _update(next(iter(made.values())), trained, foreach=ask.optimizer == "adamw_foreach")
     versions = " ".join(f"{k} {v}" for k, v in traced.document()["versions"].items())
     words = f"a table of traces of {name} in {versions}; convolutions' workspaces are not in it"
-    played = Played(
+    played = StepPeak(
         segments={n: {c: by.get(c, 0) for c in sizes.CATEGORIES} for n, by in made.items()}, trained=trained
     )
     notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
@@ -80,7 +82,7 @@ def estimate(config: Config, ask: sizes.Ask) -> shown.Estimate:
     return shown.made(count.parameters(config), played, ("table", words, MARGINS[kind]), notes)
 
 
-def _check(kind: str, ask: sizes.Ask) -> None:
+def _check(kind: str, ask: sizes.EstimateOptions) -> None:
     """Raises Unanswerable."""
     sizes.check_numbers(ask)
     for option, given, known in (
@@ -98,7 +100,7 @@ def _check(kind: str, ask: sizes.Ask) -> None:
     ):
         if given not in known:
             words = " or ".join(w for w in known if w) or "none"
-            raise sizes.Unanswerable(f"{option} {given}: the tables of {kind} have {words} alone")
+            raise sizes.InvalidEstimate(f"{option} {given}: the tables of {kind} have {words} alone")
 
 
 def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import ATTENTION_ROLES, build_of
+from broker.estimator.architecture.families import ATTENTION_ROLES, family_spec
 from broker.estimator.memory import estimate as sizes
-from broker.estimator.planning.scaling import A_MACHINE, Load, Point, counts_of, scaling
+from broker.estimator.planning.scaling import A_MACHINE, Point, TrainingLoad, counts_of, scaling
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.workload import optimizer_of
 from broker.model_catalog import trace_tables as traced
 from broker.sizing import traced_tables as tabled
-from broker.sizing.estimate import BadAsk, config_of, hardware_of, links, model_shape, spoken
+from broker.sizing.estimate import EstimateError, config_of, hardware_of, links, model_shape, spoken
 from broker.sizing.hf_aliases import unquantised
 from trainer.contract.train import TrainConfig
 
@@ -28,12 +28,12 @@ def what_if(
     model: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     gpu: str | None,
-    ask: sizes.Ask,
+    ask: sizes.EstimateOptions,
     global_batch: int | None = None,
     rows: int | None = None,
     usd_per_gpu_hour: float | None = None,
 ) -> dict[str, Any]:
-    """A row for each count in `said` (`gpus=1,2,4,…,512`). Raises BadAsk with one line.
+    """A row for each count in `said` (`gpus=1,2,4,…,512`). Raises EstimateError with one line.
 
     `global_batch`: rows a step; by default as many as the most GPUs, times `ask.rows`. `rows`: of the data set, for
     hours and dollars of one pass.
@@ -41,35 +41,37 @@ def what_if(
     name, given = config_of(model, config)
     given, _ = unquantised(given, ask.method)
     if traced.kind_of(given) is not None:
-        raise BadAsk(f"--what-if: {tabled.NO_SPEED}; leave it out for its memory")
+        raise EstimateError(f"--what-if: {tabled.NO_SPEED}; leave it out for its memory")
     hardware = hardware_of(gpu)
     if hardware is None:
-        raise BadAsk("--what-if: give --gpu, for example --gpu H100-SXM")
+        raise EstimateError("--what-if: give --gpu, for example --gpu H100-SXM")
     counts = _counts(said)
     _check(ask, global_batch, rows, usd_per_gpu_hour)
     batch = counts[-1] * ask.rows if global_batch is None else global_batch
     shape = model_shape(name, given)
-    load = Load(
+    load = TrainingLoad(
         global_batch=batch,
         tokens_per_row=ask.length,
-        written_per_row=(ask.target or ask.length) if shape.decoder_layers else 0.0,
+        target_tokens_per_row=(ask.target or ask.length) if shape.decoder_layers else 0.0,
         steps=0 if rows is None else math.ceil(rows / batch),
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
     return table(name, shape, ask, hardware, counts, load)
 
 
-def _check(ask: sizes.Ask, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None) -> None:
-    """Raises BadAsk."""
+def _check(
+    ask: sizes.EstimateOptions, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None
+) -> None:
+    """Raises EstimateError."""
     try:
         sizes.check_numbers(ask)
-    except sizes.Unanswerable as e:
-        raise BadAsk(str(e)) from None
+    except sizes.InvalidEstimate as e:
+        raise EstimateError(str(e)) from None
     for option, value, most in (("--global-batch", global_batch, MOST_BATCH), ("--rows", rows, MOST_ROWS)):
         if value is not None and not 1 <= value <= most:
-            raise BadAsk(f"{option} {value}: must be from 1 to {most}")
+            raise EstimateError(f"{option} {value}: must be from 1 to {most}")
     if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour <= MOST_USD:
-        raise BadAsk(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MOST_USD}")
+        raise EstimateError(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MOST_USD}")
 
 
 def of_spec(
@@ -77,11 +79,11 @@ def of_spec(
     usd_per_gpu_hour: float | None, written: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`; `written`: those
-    that an encoder-decoder writes for one. Raises BadAsk."""
+    that an encoder-decoder writes for one. Raises EstimateError."""
     lora = train.adapters
     if lora and lora.dora:
-        raise BadAsk("--what-if: DoRA is not estimated; leave train.method.dora out")
-    ask = sizes.Ask(
+        raise EstimateError("--what-if: DoRA is not estimated; leave train.method.dora out")
+    ask = sizes.EstimateOptions(
         method="lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
         optimizer=optimizer_of(train),
         attention="sdpa" if train.attention == "auto" else train.attention,
@@ -91,10 +93,10 @@ def of_spec(
         targets=_targets(train, shape),
         dropout=lora.dropout if lora else 0.0,
     )
-    load = Load(
+    load = TrainingLoad(
         global_batch=train.rows_a_step,
         tokens_per_row=min(mean, ask.length),
-        written_per_row=min(written, ask.length),
+        target_tokens_per_row=min(written, ask.length),
         steps=steps,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
@@ -106,30 +108,35 @@ def _targets(train: TrainConfig, shape: ModelShape) -> tuple[str, ...]:
         return ("all-linear",)
     if train.adapters.targets != "attention":
         return train.adapters.targets
-    return tuple(name for role, name in build_of(shape).names.items() if role in ATTENTION_ROLES)
+    return tuple(name for role, name in family_spec(shape).names.items() if role in ATTENTION_ROLES)
 
 
 def _counts(said: str) -> tuple[int, ...]:
     try:
         return counts_of(said)
     except ValueError as e:
-        raise BadAsk(str(e)) from None
+        raise EstimateError(str(e)) from None
 
 
 def table(
-    name: str, shape: ModelShape, ask: sizes.Ask, hardware: Hardware, counts: tuple[int, ...], load: Load
+    name: str,
+    shape: ModelShape,
+    ask: sizes.EstimateOptions,
+    hardware: Hardware,
+    counts: tuple[int, ...],
+    load: TrainingLoad,
 ) -> dict[str, Any]:
-    """The document that is printed. Raises BadAsk."""
+    """The document that is printed. Raises EstimateError."""
     try:
         points = scaling(shape, ask, hardware, counts, load)
-    except sizes.Unanswerable as e:
-        raise BadAsk(str(e)) from None
+    except sizes.InvalidEstimate as e:
+        raise EstimateError(str(e)) from None
     return {
         "model": name,
         "gpu": hardware.name,
         "method": ask.method,
         "global_batch": load.global_batch,
-        "tokens_per_row": load.tokens_per_row + load.written_per_row,
+        "tokens_per_row": load.tokens_per_row + load.target_tokens_per_row,
         "steps": load.steps,
         "usd_per_gpu_hour": load.usd_per_gpu_hour,
         "points": [_row(point, timed=load.steps > 0) for point in points],

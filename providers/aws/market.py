@@ -39,7 +39,7 @@ _ON_DEMAND = {
 }  # fmt: skip
 
 
-class Kept(Generic[K, V]):
+class RequestCache(Generic[K, V]):
     """Answers by key, each asked for once in `keep_s`; a failure is repeated for `retry_s` without asking."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Kept(Generic[K, V]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class AwsMachineType:
     """One instance type."""
 
     name: str
@@ -101,7 +101,7 @@ class Machine:
 class Kinds:
     """The instance types of a region, and how many were left out, by reason."""
 
-    machines: Mapping[str, Machine] = field(default_factory=dict)
+    machines: Mapping[str, AwsMachineType] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -110,26 +110,26 @@ class AwsMarket:
 
     def __init__(self, aws: Aws, clock: Clock, regions: Sequence[str]) -> None:
         self._aws, self._clock, self._regions = aws, clock, tuple(regions)
-        self.kinds = Kept(clock, self._kinds, keep_s=HOUR_S)
-        self.zones = Kept(clock, self._zones, keep_s=HOUR_S)
+        self.kinds = RequestCache(clock, self._kinds, keep_s=HOUR_S)
+        self.zones = RequestCache(clock, self._zones, keep_s=HOUR_S)
         """By region and instance type: the ids of its zones (`use1-az1`) by name (`us-east-1a`)."""
-        self.spot = Kept(clock, self._spot, keep_s=15.0, retry_s=0.0)
+        self.spot = RequestCache(clock, self._spot, keep_s=15.0, retry_s=0.0)
         """By region: prices by (instance type, zone)."""
-        self.on_demand = Kept(clock, self._on_demand, keep_s=6 * HOUR_S)
+        self.on_demand = RequestCache(clock, self._on_demand, keep_s=6 * HOUR_S)
         """By instance type: prices by region."""
-        self.disk = Kept(clock, self._disk, keep_s=6 * HOUR_S)
+        self.disk = RequestCache(clock, self._disk, keep_s=6 * HOUR_S)
         """A GiB-month of gp3 by region; the key is always `gp3`."""
-        self.egress = Kept(clock, self._egress, keep_s=6 * HOUR_S)
+        self.egress = RequestCache(clock, self._egress, keep_s=6 * HOUR_S)
         """A GiB to the internet by region, dearest tier; the key is always `internet`."""
-        self.quotas = Kept(clock, self._quotas, keep_s=RETRY_S)
+        self.quotas = RequestCache(clock, self._quotas, keep_s=RETRY_S)
         """By region: vCPUs by the quota's name."""
-        self.scores = Kept(clock, self._scores, keep_s=HOUR_S)
+        self.scores = RequestCache(clock, self._scores, keep_s=HOUR_S)
         """By instance type: placement scores by zone id. AWS counts how many kinds of question are asked in a day."""
 
     async def _kinds(self, region: str) -> Kinds:
         wanted = [{"Name": "instance-type", "Values": list(FAMILIES)}]
         found = await self._aws.pages("ec2", region, "describe_instance_types", "InstanceTypes", Filters=wanted)
-        machines: dict[str, Machine] = {}
+        machines: dict[str, AwsMachineType] = {}
         dropped: Counter[str] = Counter()
         for kind in found:
             try:
@@ -210,7 +210,7 @@ class AwsMarket:
         return {one["AvailabilityZoneId"]: int(one["Score"]) for one in found}
 
 
-def _machine(kind: Mapping[str, Any]) -> Machine | str:
+def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
     """An instance type, or why it is left out."""
     (gpu, *others) = kind["GpuInfo"]["Gpus"]
     memory = int(gpu.get("MemoryInfo", {}).get("SizeInMiB", 0)) * MIB
@@ -223,7 +223,7 @@ def _machine(kind: Mapping[str, Any]) -> Machine | str:
         return "share of a GPU"
     cards = [card.get("BaselineBandwidthInGbps") for card in kind.get("NetworkInfo", {}).get("NetworkCards", [])]
     classes = kind.get("SupportedUsageClasses", [])
-    return Machine(
+    return AwsMachineType(
         name=kind["InstanceType"],
         accelerator=name,
         gpus=int(gpu["Count"]),

@@ -9,8 +9,8 @@ from broker.domain.errors import ProviderError
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
-from providers.aws.market import AwsMarket, Kinds, Machine, quota_of
-from providers.common.offer_filter import Sieve
+from providers.aws.market import AwsMachineType, AwsMarket, Kinds, quota_of
+from providers.common.offer_filter import OfferFilter
 
 DISK_GIB = 200
 """Of the volume (gp3): the system takes 45, the image and the job the rest. Its price is part of the machine's."""
@@ -44,7 +44,7 @@ class AwsOffers:
     def __init__(self, market: AwsMarket, clock: Clock, regions: Sequence[str]) -> None:
         self._market, self._clock, self._regions = market, clock, tuple(regions)
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         """Raises the first region's error when none answers."""
         found = await asyncio.gather(*(self._known(region) for region in self._regions), return_exceptions=True)
         errors = [one for one in found if isinstance(one, BaseException)]
@@ -86,7 +86,7 @@ class AwsOffers:
             egress_usd_per_gib=egress.get(region),
         )  # fmt: skip
 
-    def _sell(self, region: _Region, sieve: Sieve) -> None:
+    def _sell(self, region: _Region, sieve: OfferFilter) -> None:
         for why, times in region.kinds.dropped.items():
             for _ in range(times):
                 sieve.drop(why)
@@ -99,7 +99,7 @@ class AwsOffers:
             if machine.spot:
                 self._sell_spot(region, machine, zones, sieve)
 
-    def _sell_on_demand(self, region: _Region, machine: Machine, sieve: Sieve) -> None:
+    def _sell_on_demand(self, region: _Region, machine: AwsMachineType, sieve: OfferFilter) -> None:
         price = region.on_demand[machine.name]
         if price is None:
             sieve.drop(NO_PRICE)
@@ -108,7 +108,7 @@ class AwsOffers:
         else:
             sieve.add(self._offer(region, machine, None, price))
 
-    def _sell_spot(self, region: _Region, machine: Machine, zones: Iterable[str], sieve: Sieve) -> None:
+    def _sell_spot(self, region: _Region, machine: AwsMachineType, zones: Iterable[str], sieve: OfferFilter) -> None:
         why = _over_quota(machine, True, region.quotas)
         for zone in zones:
             price = region.spot.get((machine.name, zone))
@@ -119,7 +119,7 @@ class AwsOffers:
             else:
                 sieve.add(self._offer(region, machine, zone, price))
 
-    def _offer(self, region: _Region, machine: Machine, zone: str | None, price: Decimal) -> Offer:
+    def _offer(self, region: _Region, machine: AwsMachineType, zone: str | None, price: Decimal) -> Offer:
         ids = region.zones[machine.name]
         listed = region.on_demand[machine.name]
         disk = region.disk_usd_per_gib_month
@@ -151,7 +151,7 @@ class AwsOffers:
         )
 
 
-def _facts(machine: Machine, disk: Decimal | None, egress: Decimal | None) -> HostFacts:
+def _facts(machine: AwsMachineType, disk: Decimal | None, egress: Decimal | None) -> HostFacts:
     together = None
     if machine.gpus > 1:
         together = "nvlink" if machine.accelerator.startswith(("h", "b", "a100")) else "pcie"
@@ -165,7 +165,7 @@ def _facts(machine: Machine, disk: Decimal | None, egress: Decimal | None) -> Ho
     )
 
 
-def _purchase(region: _Region, machine: Machine, zone: str | None) -> Mapping[str, str]:
+def _purchase(region: _Region, machine: AwsMachineType, zone: str | None) -> Mapping[str, str]:
     """`zones`: what SkyPilot's catalog says of each zone, `<id>=<spot price>` and empty where that is not known."""
     ids = region.zones[machine.name]
     prices = {name: region.spot.get((machine.name, name)) for name in ids if zone in (None, name)}
@@ -182,7 +182,7 @@ def _with_disk(price: Decimal, usd_per_gib_month: Decimal | None) -> Decimal:
     return usd(price + (usd_per_gib_month or ZERO) * DISK_GIB / HOURS_A_MONTH)
 
 
-def _over_quota(machine: Machine, spot: bool, quotas: Mapping[str, float]) -> str | None:
+def _over_quota(machine: AwsMachineType, spot: bool, quotas: Mapping[str, float]) -> str | None:
     found = quota_of(machine.name, spot, quotas)
     if found is None or found[1] >= machine.vcpus:
         return None

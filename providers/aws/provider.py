@@ -23,7 +23,7 @@ from providers.aws.market import AwsMarket, Kinds
 from providers.aws.offers import DISK_GIB, AwsOffers
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, sky_files
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from trainer.contract.base import Config
 
@@ -84,7 +84,7 @@ class AwsCloud:
         self._market = AwsMarket(self._aws, clock, self._regions)
         self._offers = AwsOffers(self._market, clock, self._regions)
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         await self._offers.rows(sieve)
 
     async def list(self) -> Sequence[Observed]:

@@ -16,10 +16,10 @@ from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.common.account_guard import Account, Owned
 from providers.common.image_errors import image_refused
-from providers.common.machine_task import Task, task_of
-from providers.common.offer_filter import Sieve
+from providers.common.machine_task import MachineTask, task_of
+from providers.common.offer_filter import OfferFilter
 from providers.common.remote_command import reaching
-from providers.common.start_watch import Watch
+from providers.common.start_watch import StartWatch
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Cloud(Owned, Protocol):
         """True: an image cannot be the machine, so the task runs it there (`docker run`)."""
         ...
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         """Puts everything that is for sale into `sieve`. Raises Rejected, Throttled, OutcomeUnknown."""
         ...
 
@@ -86,7 +86,7 @@ class Launcher(Protocol):
         """Of the API server that would carry out a launch asked for now; known before it is started."""
         ...
 
-    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         """Returns when the task has been started on every node. Raises the broker's ProviderErrors."""
         ...
 
@@ -123,7 +123,7 @@ class CloudProvider:
         self.dropped: Mapping[str, int] = {}
         self._strange: Sequence[str] = ()
         """What of the configuration the cloud did not know when it was asked for offers."""
-        self._watch = Watch(launcher.started)
+        self._watch = StartWatch(launcher.started)
         self._turn = asyncio.Lock()
         self._next_launch = 0.0
         self._standing: Sequence[Handle] = ()
@@ -142,7 +142,7 @@ class CloudProvider:
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         await self._account.verify()  # where nothing could be listed, nothing is sold
-        sieve = Sieve(ask)
+        sieve = OfferFilter(ask)
         await self._cloud.rows(sieve)
         self.dropped = sieve.dropped
         self._ask_back(sieve.strange)

@@ -31,7 +31,7 @@ class Credential:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _KeyLocation:
     """Where a cloud's key may be, and what its own tool expects to find."""
 
     cloud: str
@@ -59,15 +59,15 @@ def _lambda_keys(text: str) -> str | None:
 
 
 _PLACES = {
-    "runpod": _Place(
+    "runpod": _KeyLocation(
         cloud="RunPod", variable="RUNPOD_API_KEY", files=(".runpod/config.toml",), parse=_runpod_toml,
         write=lambda key: f'[default]\napi_key = "{key}"\n', page="https://www.console.runpod.io/user/settings",
     ),
-    "vast": _Place(
+    "vast": _KeyLocation(
         cloud="Vast", variable="VAST_API_KEY", files=(".config/vastai/vast_api_key", ".vast_api_key"),
         parse=str.strip, write=lambda key: key, page="https://cloud.vast.ai/manage-keys/",
     ),
-    "lambda": _Place(
+    "lambda": _KeyLocation(
         cloud="Lambda", variable="LAMBDA_API_KEY", files=(".lambda_cloud/lambda_keys",), parse=_lambda_keys,
         write=lambda key: f"api_key = {key}\n", page="https://cloud.lambda.ai/api-keys",
     ),
@@ -146,7 +146,7 @@ def sky_env(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[s
     return {name: value for name, value in env.items() if name.startswith("AWS_") and name not in copied}
 
 
-def _plain(place: _Place, key: str, source: str) -> str:
+def _plain(place: _KeyLocation, key: str, source: str) -> str:
     """Keys are printable ASCII without spaces and quotes: what fits a header and every tool's file."""
     if not key.isascii() or not key.isprintable() or set(key) & set(" \"'\\"):
         raise Rejected(f"{place.cloud}: {source} holds something else than an API key; make one at {place.page}")

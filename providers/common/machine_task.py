@@ -15,7 +15,7 @@ HUB = "docker.io"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class MachineTask:
     """`setup` and `run` are texts of ours alone; what varies travels in the environment."""
 
     setup: str
@@ -31,7 +31,7 @@ class Task:
     nodes: int = 1
 
 
-def task_of(boot: BootSpec, *, docker_run: bool) -> Task:
+def task_of(boot: BootSpec, *, docker_run: bool) -> MachineTask:
     """The task of one attempt. `docker_run`: the machine is a plain one, and the image is run on it.
 
     Raises ValueError for a boot without a trainer: every rented machine must be given one.
@@ -54,7 +54,7 @@ def task_of(boot: BootSpec, *, docker_run: bool) -> Task:
             image = None if docker_run else STOCK_IMAGE
         case None:
             raise ValueError("a rented machine is given no trainer: neither an image nor a bundle")
-    return Task(
+    return MachineTask(
         setup=_script("setup.sh"),
         run=_script("run.sh"),
         env=env,

@@ -16,7 +16,7 @@ An RTX 4090 has 24, or 48 where somebody has rebuilt it.
 """
 
 
-class Sieve:
+class OfferFilter:
     """Collects offers that can be true and match an ask; counts the others by reason."""
 
     def __init__(self, ask: GpuAsk) -> None:
@@ -32,7 +32,7 @@ class Sieve:
 
     def add(self, offer: Offer) -> None:
         """Keeps it, counts why not, or passes over what was not asked for."""
-        if (why := untrue(offer)) is not None:
+        if (why := impossible(offer)) is not None:
             self.drop(why)
         elif self._asked(offer):
             self.offers.append(offer)
@@ -55,7 +55,7 @@ class Sieve:
         return wanted and (not ask.regions or offer.region in ask.regions) and offer.gpus >= ask.min_gpus
 
 
-def untrue(offer: Offer) -> str | None:
+def impossible(offer: Offer) -> str | None:
     """Why a row cannot be true, as a short reason to count by; None when nothing speaks against it."""
     if offer.usd_per_hour <= 0:
         return "price 0 or less"

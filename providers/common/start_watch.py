@@ -15,7 +15,7 @@ AT_ONCE = 8
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class StartWatch:
     """Looks at every machine until it is known to run its task or to have failed."""
 
     def __init__(self, started: Callable[[InstanceName], Awaitable[bool | str]]) -> None:

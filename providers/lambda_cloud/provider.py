@@ -21,7 +21,7 @@ from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from trainer.contract.base import Config
 
@@ -90,7 +90,7 @@ class LambdaCloud:
         self._env, self._home = env, home
         self._apis: dict[str, Rest] = {}
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         known = set(REGIONS)
         for kind in _values(await self._call("GET", "/instance-types")):
             try:
@@ -100,7 +100,7 @@ class LambdaCloud:
                 sieve.drop("unreadable")
         sieve.ask_back("lambda", unsold(self._config.regions, known))
 
-    def _offer(self, kind: Mapping[str, Any], sieve: Sieve) -> None:
+    def _offer(self, kind: Mapping[str, Any], sieve: OfferFilter) -> None:
         """A type in each region that has it; nothing where none has, since the API names no others."""
         regions = [region["name"] for region in kind["regions_with_capacity_available"]]
         if self._config.regions:

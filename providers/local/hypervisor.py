@@ -23,7 +23,7 @@ _WAKE = {signal.SIGCHLD, signal.SIGTERM}
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Plan(TypedDict):
+class HypervisorPlan(TypedDict):
     """What the creator hands over."""
 
     argv: list[str]
@@ -36,7 +36,7 @@ def main() -> None:
     folder, lock, plan_fd = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     with os.fdopen(plan_fd) as file:
         file.seek(0)
-        plan: Plan = json.load(file)
+        plan: HypervisorPlan = json.load(file)
     os.set_inheritable(lock, False)
     # A creator that was overtaken by destroy must not start anything: its folder is gone, or another's.
     with suppress(FileNotFoundError):
@@ -44,7 +44,7 @@ def main() -> None:
             _write(folder / "exited", {"reason": _run(folder, plan), "at": time.time()})
 
 
-def _run(folder: Path, plan: Plan) -> str:
+def _run(folder: Path, plan: HypervisorPlan) -> str:
     """Runs the machine to its end; why it ended. Nothing of it is left when this returns."""
     born = time.monotonic()
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -72,7 +72,7 @@ def _run(folder: Path, plan: Plan) -> str:
     return reason
 
 
-def _start(folder: Path, plan: Plan) -> int:
+def _start(folder: Path, plan: HypervisorPlan) -> int:
     me = os.getpid()
 
     def in_child() -> None:

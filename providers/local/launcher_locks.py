@@ -20,7 +20,7 @@ from broker.domain.instance import Liveness
 from broker.runtime.private_files import private_folder
 
 
-class Launchers:
+class LauncherLocks:
     """This process as a launcher, and its view of the others that share `folder`."""
 
     def __init__(self, folder: Path) -> None:

@@ -39,7 +39,7 @@ class Machine:
         )
 
 
-class Body(Protocol):
+class MachineBackend(Protocol):
     """Machines by name. All names it is given belong to the installation."""
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:

@@ -29,7 +29,7 @@ from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from broker.runtime.private_files import is_locked, private_folder
 from providers.local.machine import Machine
-from providers.local.process_marks import INSTANCE, INSTANCE_DIR, born_into, kill_all
+from providers.local.process_marks import INSTANCE, INSTANCE_DIR, instances_with_processes, kill_instance
 
 AGENT = (sys.executable, "-P", "-m", "trainer")
 HYPERVISOR = (sys.executable, "-P", "-m", "providers.local.hypervisor")
@@ -50,7 +50,7 @@ def has_trainer() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "accelerate", "peft"))
 
 
-class RealBody:
+class ProcessBackend:
     """`Body` of processes of this host, below `root`."""
 
     def __init__(
@@ -148,7 +148,9 @@ class RealBody:
             with suppress(FileNotFoundError):  # destroyed while we looked
                 held[folder.name] = (self._recorded(folder), is_locked(folder / "lock"))
         # Looked for after the locks, so that a machine which is just going is never called gone too early.
-        born = {name for name in born_into(self._root) if attempt_of(self._installation, name) is not None}
+        born = {
+            name for name in instances_with_processes(self._root) if attempt_of(self._installation, name) is not None
+        }
         seen = []
         for name, (machine, locked) in held.items():
             lives = locked or name in born
@@ -175,7 +177,7 @@ class RealBody:
         with suppress(FileNotFoundError):
             os.rename(folder, doomed)
             existed = True
-        found, clean = kill_all(folder, lambda: is_locked(doomed / "lock"))
+        found, clean = kill_instance(folder, lambda: is_locked(doomed / "lock"))
         self._reap()
         if not clean:
             raise OutcomeUnknown(f"{name}: its processes do not die; look for them with `ps eww | grep {name}`")

@@ -13,12 +13,12 @@ INSTANCE_DIR = "GPUBROKER_INSTANCE_DIR"
 _PATIENCE_S = 10.0
 
 
-def born_into(root: Path) -> set[str]:
+def instances_with_processes(root: Path) -> set[str]:
     """Names of the instances below `root` that have a living process."""
     return {folder.name for _, folder in _marked() if folder.parent == root}
 
 
-def kill_all(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
+def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
     """SIGKILLs every process of the instance until none is left: (how many there were, whether that succeeded).
 
     Its own are those that carry the mark, those of a marked process's session, and all their descendants, so that

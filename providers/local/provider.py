@@ -20,9 +20,9 @@ from broker.domain.money import usd
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
 from providers.local.gpus import Gpu, gpus
-from providers.local.launcher_locks import Launchers
+from providers.local.launcher_locks import LauncherLocks
 from providers.local.machine import Machine
-from providers.local.process_backend import AGENT, RealBody, has_trainer
+from providers.local.process_backend import AGENT, ProcessBackend, has_trainer
 from trainer.contract.base import Config
 
 NAME = "local"
@@ -58,8 +58,10 @@ class LocalProvider:
         self._installation = installation
         self._state = state
         self._clock = clock
-        self._launchers = Launchers(state / "launchers")
-        self._body = RealBody(state / "instances", provider=NAME, installation=installation, argv=argv, capacity=1)
+        self._launchers = LauncherLocks(state / "launchers")
+        self._body = ProcessBackend(
+            state / "instances", provider=NAME, installation=installation, argv=argv, capacity=1
+        )
         self._detect = detect
         self._gpus: asyncio.Future[Sequence[Gpu]] | None = None
 

@@ -12,7 +12,7 @@ from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.common.bids import bid
 from providers.common.gpu_names import GB, accelerator
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.skypilot.shared import ANYWHERE
 
 SKY_NAMES = {
@@ -38,7 +38,7 @@ Ask = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _GpuLocation:
     """One GPU type in one number at one place of one tier."""
 
     gpu: Mapping[str, Any]
@@ -59,7 +59,7 @@ def country(zone: str) -> str:
     return parts[1] if parts[0] in _CONTINENTS and len(parts) > 1 else parts[0]
 
 
-class Market:
+class RunpodMarket:
     """Two rounds: what is priced anywhere at all, then the places of that."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Market:
         self._regions, self._community = regions, community
         self._counts, self._restart_s = counts, restart_s
 
-    async def fill(self, sieve: Sieve) -> None:
+    async def fill(self, sieve: OfferFilter) -> None:
         """Puts every offer into `sieve`. Raises what `ask` raises."""
         places = await self._places(sieve)
         for start in range(0, len(places), PRICES_A_QUERY):
@@ -79,7 +79,7 @@ class Market:
             for number, place in enumerate(part):
                 self._add(sieve, place, _price_of(answer, number, place))
 
-    async def _places(self, sieve: Sieve) -> list[_Place]:
+    async def _places(self, sieve: OfferFilter) -> list[_GpuLocation]:
         tiers = (("s", True), ("c", False)) if self._community else (("s", True),)
         prices = "\n".join(
             f"{tier}{n}: lowestPrice(input: {{ gpuCount: {n}, secureCloud: {str(secure).lower()} }}) {_PRICE}"
@@ -97,7 +97,7 @@ class Market:
             sieve.ask_back("runpod", unsold(self._regions, known))
             types = [gpu for gpu in answer["gpuTypes"] if self._buyable(gpu, sieve)]
             return [
-                _Place(gpu=gpu, count=n, secure=secure, zone=zone, region=region)
+                _GpuLocation(gpu=gpu, count=n, secure=secure, zone=zone, region=region)
                 for gpu in types
                 for tier, secure in tiers
                 for n in self._counts
@@ -108,12 +108,12 @@ class Market:
         except (AttributeError, KeyError, TypeError) as e:
             raise OutcomeUnknown(f"RunPod: the list of GPU types cannot be read: {e!r}") from None
 
-    def _buyable(self, gpu: Mapping[str, Any], sieve: Sieve) -> bool:
+    def _buyable(self, gpu: Mapping[str, Any], sieve: OfferFilter) -> bool:
         if gpu["id"] not in SKY_NAMES:
             sieve.drop("SkyPilot has no name for the GPU")
         return gpu["id"] in SKY_NAMES
 
-    def _add(self, sieve: Sieve, place: _Place, price: Any) -> None:
+    def _add(self, sieve: OfferFilter, place: _GpuLocation, price: Any) -> None:
         """The on-demand and the spot offer of one place, if there are any."""
         if not _sold(price):
             return
@@ -129,7 +129,7 @@ class Market:
             sieve.drop("unreadable")
 
     def _offer(
-        self, place: _Place, price: Mapping[str, Any], *, per_gpu: Decimal, whole: Decimal | None, spot: bool
+        self, place: _GpuLocation, price: Mapping[str, Any], *, per_gpu: Decimal, whole: Decimal | None, spot: bool
     ) -> Offer:
         gpu, n = place.gpu, place.count
         memory = int(gpu["memoryInGb"])
@@ -166,7 +166,7 @@ class Market:
         )
 
 
-def _purchase(place: _Place, per_gpu: Decimal, whole: Decimal | None) -> dict[str, str]:
+def _purchase(place: _GpuLocation, per_gpu: Decimal, whole: Decimal | None) -> dict[str, str]:
     """What SkyPilot is told of it."""
     on_demand = per_gpu if whole is None else whole
     return {
@@ -177,7 +177,7 @@ def _purchase(place: _Place, per_gpu: Decimal, whole: Decimal | None) -> dict[st
     }
 
 
-def _prices_query(places: Sequence[_Place]) -> str:
+def _prices_query(places: Sequence[_GpuLocation]) -> str:
     """`p<number>` for each place, below one alias a GPU type."""
     asked: dict[str, list[str]] = {}
     for number, place in enumerate(places):
@@ -186,7 +186,7 @@ def _prices_query(places: Sequence[_Place]) -> str:
     return f"query {{ {' '.join(types)} }}"
 
 
-def _price_of(answer: Mapping[str, Any], number: int, place: _Place) -> Any:
+def _price_of(answer: Mapping[str, Any], number: int, place: _GpuLocation) -> Any:
     types = answer.get(_alias(place.gpu["id"]))
     return types[0].get(f"p{number}") if isinstance(types, list) and types else None
 

@@ -20,9 +20,9 @@ from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
-from providers.runpod.market import Market
+from providers.runpod.market import RunpodMarket
 from trainer.contract.base import Config
 
 ENDPOINT = "https://api.runpod.io"
@@ -95,12 +95,12 @@ class RunpodCloud:
         self._installation = installation
         self._env, self._home = env, home
         self._apis: dict[str, Rest] = {}
-        self._market = Market(
+        self._market = RunpodMarket(
             self._ask, clock, regions=config.regions, community=config.community,
             counts=config.gpu_counts, restart_s=config.restart_s,
         )  # fmt: skip
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         await self._market.fill(sieve)
 
     async def list(self) -> Sequence[Observed]:

@@ -18,7 +18,7 @@ _SWING = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SimulatedRow:
     """One machine type of one cloud in some regions. Dollars an hour; hazard in preemptions an hour."""
 
     cloud: str
@@ -36,32 +36,45 @@ class Row:
 
 
 ROWS = (
-    Row(cloud="runpod", regions=("us-ks-2", "eu-ro-1"), instance_type="1x-h100-sxm", accelerator="h100-sxm",
+    SimulatedRow(
+        cloud="runpod", regions=("us-ks-2", "eu-ro-1"), instance_type="1x-h100-sxm", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="2.99", spot=1.75, hazard=0.09),
-    Row(cloud="runpod", regions=("us-ks-2", "eu-ro-1"), instance_type="1x-a100-sxm", accelerator="a100-80gb-sxm",
+    SimulatedRow(
+        cloud="runpod", regions=("us-ks-2", "eu-ro-1"), instance_type="1x-a100-sxm", accelerator="a100-80gb-sxm",
         gpus=1, gpu_gb=85.9, on_demand="1.49", spot=0.95, hazard=0.07),
-    Row(cloud="runpod", regions=("us-ks-2",), instance_type="1x-l40s", accelerator="l40s",
+    SimulatedRow(
+        cloud="runpod", regions=("us-ks-2",), instance_type="1x-l40s", accelerator="l40s",
         gpus=1, gpu_gb=48.0, on_demand="0.86", spot=0.26, hazard=0.12),
-    Row(cloud="runpod", regions=("eu-ro-1",), instance_type="1x-rtx4090", accelerator="rtx4090",
+    SimulatedRow(
+        cloud="runpod", regions=("eu-ro-1",), instance_type="1x-rtx4090", accelerator="rtx4090",
         gpus=1, gpu_gb=24.0, on_demand="0.69", spot=0.29, hazard=0.15),
-    Row(cloud="lambda", regions=("us-west-1", "us-south-2"), instance_type="gpu_1x_h100_sxm5", accelerator="h100-sxm",
+    SimulatedRow(
+        cloud="lambda", regions=("us-west-1", "us-south-2"), instance_type="gpu_1x_h100_sxm5", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="3.29", vcpus=26, ram_gib=225, quantum_s=60),
-    Row(cloud="lambda", regions=("us-west-1",), instance_type="gpu_1x_a100", accelerator="a100-40gb",
+    SimulatedRow(
+        cloud="lambda", regions=("us-west-1",), instance_type="gpu_1x_a100", accelerator="a100-40gb",
         gpus=1, gpu_gb=42.9, on_demand="1.29", vcpus=30, ram_gib=200, quantum_s=60),
-    Row(cloud="lambda", regions=("us-south-2",), instance_type="gpu_8x_h100_sxm5", accelerator="h100-sxm",
+    SimulatedRow(
+        cloud="lambda", regions=("us-south-2",), instance_type="gpu_8x_h100_sxm5", accelerator="h100-sxm",
         gpus=8, gpu_gb=85.9, on_demand="23.92", vcpus=208, ram_gib=1800, quantum_s=60),
-    Row(cloud="vast", regions=("eu-se", "us-tx"), instance_type="1x-rtx4090", accelerator="rtx4090",
+    SimulatedRow(
+        cloud="vast", regions=("eu-se", "us-tx"), instance_type="1x-rtx4090", accelerator="rtx4090",
         gpus=1, gpu_gb=24.0, on_demand="0.36", spot=0.19, hazard=0.25, ram_gib=64),
-    Row(cloud="vast", regions=("eu-se",), instance_type="1x-h100-sxm", accelerator="h100-sxm",
+    SimulatedRow(
+        cloud="vast", regions=("eu-se",), instance_type="1x-h100-sxm", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="1.87", spot=1.35, hazard=0.2, ram_gib=128),
     # Too small for anything: shows how a quote explains what it drops.
-    Row(cloud="vast", regions=("us-tx",), instance_type="1x-l4-slice", accelerator="l4",
+    SimulatedRow(
+        cloud="vast", regions=("us-tx",), instance_type="1x-l4-slice", accelerator="l4",
         gpus=1, gpu_gb=1.0, on_demand="0.04", spot=0.02, hazard=0.3, vcpus=2, ram_gib=8),
-    Row(cloud="aws", regions=("us-east-1", "eu-west-1"), instance_type="g6e.xlarge", accelerator="l40s",
+    SimulatedRow(
+        cloud="aws", regions=("us-east-1", "eu-west-1"), instance_type="g6e.xlarge", accelerator="l40s",
         gpus=1, gpu_gb=48.0, on_demand="1.861", spot=0.86, hazard=0.05, vcpus=4, ram_gib=32),
-    Row(cloud="aws", regions=("us-east-1",), instance_type="p5.4xlarge", accelerator="h100-sxm",
+    SimulatedRow(
+        cloud="aws", regions=("us-east-1",), instance_type="p5.4xlarge", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="6.88", spot=3.93, hazard=0.04, ram_gib=256),
-    Row(cloud="aws", regions=("us-east-1",), instance_type="p4de.24xlarge", accelerator="a100-80gb-sxm",
+    SimulatedRow(
+        cloud="aws", regions=("us-east-1",), instance_type="p4de.24xlarge", accelerator="a100-80gb-sxm",
         gpus=8, gpu_gb=85.9, on_demand="27.45", spot=12.6, hazard=0.11, vcpus=96, ram_gib=1152),
 )  # fmt: skip
 
@@ -87,7 +100,7 @@ def _wanted(accelerator: str, asked: tuple[str, ...]) -> bool:
     return not asked or any(accelerator == name or accelerator.startswith(name + "-") for name in asked)
 
 
-def _offer(config: SimulatedConfig, row: Row, region: str, *, spot: bool, now: datetime, cores: int) -> Offer:
+def _offer(config: SimulatedConfig, row: SimulatedRow, region: str, *, spot: bool, now: datetime, cores: int) -> Offer:
     kind = "spot" if spot else "on-demand"
     offer_id = f"{NAME}/{row.cloud}/{region}/{row.instance_type}/{kind}"
     on_demand = Decimal(row.on_demand)
@@ -121,7 +134,7 @@ def _bucket(config: SimulatedConfig, now: datetime) -> int:
     return int(now.timestamp() // config.price_bucket_s)
 
 
-def _spot_price(config: SimulatedConfig, row: Row, offer_id: str, now: datetime) -> Decimal:
+def _spot_price(config: SimulatedConfig, row: SimulatedRow, offer_id: str, now: datetime) -> Decimal:
     """Wanders linearly between levels drawn for each period; stands still within a bucket."""
     assert row.spot is not None
     at = _bucket(config, now) * config.price_bucket_s / config.price_period_s

@@ -15,8 +15,8 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
-from providers.local.launcher_locks import Launchers
-from providers.local.machine import Body, Machine
+from providers.local.launcher_locks import LauncherLocks
+from providers.local.machine import Machine, MachineBackend
 from providers.local.process_backend import has_trainer
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.lifetimes import Lifetimes
@@ -38,13 +38,13 @@ class SimulatedProvider:
     name = NAME
 
     def __init__(
-        self, config: SimulatedConfig, body: Body, *, installation: Installation, state: Path, clock: Clock
+        self, config: SimulatedConfig, body: MachineBackend, *, installation: Installation, state: Path, clock: Clock
     ) -> None:
         self._config = config
         self._body = body
         self._installation = installation
         self._clock = clock
-        self._launchers = Launchers(state / "launchers")
+        self._launchers = LauncherLocks(state / "launchers")
         self._lifetimes = Lifetimes(config, state)
         self._cores = len(os.sched_getaffinity(0))
         self._calls: dict[str, int] = {}

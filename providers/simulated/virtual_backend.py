@@ -49,7 +49,7 @@ class _Instance:
     over: bool = False
 
 
-class VirtualBody:
+class VirtualBackend:
     """`Body` without processes. Pure in (seed, name, clock, blobs)."""
 
     def __init__(self, blobs: Blobs, clock: Clock, config: VirtualConfig, *, seed: int = 0) -> None:

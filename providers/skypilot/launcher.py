@@ -20,7 +20,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from broker.runtime.private_files import private_folder
 from providers.common.cloud import Purchase
-from providers.common.machine_task import Task
+from providers.common.machine_task import MachineTask
 from providers.skypilot import ssh as sky_ssh
 from providers.skypilot import task_status as sky_job
 from providers.skypilot.api_client import Failure, SkyApi
@@ -123,7 +123,7 @@ class SkyLauncher:
 
     # ------------------------------------------------------------------------------------------------------ launching
 
-    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         """Whoever is cancelled here leaves the launch to the server, where `liveness` finds it and `cancel` ends it:
         a daemon that is restarted picks up the machine."""
         self._under_way[name] += 1
@@ -135,7 +135,7 @@ class SkyLauncher:
         finally:
             self._under_way -= Counter({name: 1})
 
-    async def _carry_out(self, name: InstanceName, purchase: Purchase, task: Task, deadline: float) -> None:
+    async def _carry_out(self, name: InstanceName, purchase: Purchase, task: MachineTask, deadline: float) -> None:
         secrets: list[str] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
@@ -155,7 +155,7 @@ class SkyLauncher:
                 f"{purchase.cloud}: {name} was not up after {after}; the launch was cancelled"
             ) from None
 
-    def _secrets_with(self, task: Task) -> list[str]:
+    def _secrets_with(self, task: MachineTask) -> list[str]:
         known = [*self._secrets, *(self._keys.words if self._keys else ())]
         return [*known, *task.secrets.values(), *(task.registry_login or ())[2:]]
 
@@ -343,7 +343,7 @@ class SkyLauncher:
             await self._server.stop()
 
 
-def _yaml(name: InstanceName, purchase: Purchase, task: Task) -> str:
+def _yaml(name: InstanceName, purchase: Purchase, task: MachineTask) -> str:
     """The task as SkyPilot reads it: pinned to one thing in one place, without autostop, storage or files."""
     place = "/".join(part for part in (purchase.cloud, purchase.region, purchase.zone) if part)
     resources: dict[str, object] = {

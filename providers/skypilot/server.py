@@ -25,7 +25,7 @@ from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import Installation
 from broker.runtime.private_files import private_folder, write_private
 from providers.skypilot.api_client import Failure, SkyApi
-from providers.skypilot.server_locks import KILL_S, Lives, kill_all, mark_of
+from providers.skypilot.server_locks import KILL_S, ServerLocks, kill_all, mark_of
 from providers.skypilot.shared import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, TOKEN
 
 START_S = 120.0
@@ -38,7 +38,7 @@ _CONFIG: Mapping[str, Mapping[str, object]] = {"aws": {"remote_identity": "NO_UP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class RunningServer:
     """What the next daemon needs to know of a server."""
 
     id: str
@@ -75,13 +75,13 @@ class SkyServer:
         self._config = {name: {**_CONFIG.get(name, {}), **config.get(name, {})} for name in {*_CONFIG, *config}}
         self._starting = asyncio.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._running: Running | None = None
-        self._former: Running | None = None
+        self._running: RunningServer | None = None
+        self._former: RunningServer | None = None
         """An earlier daemon's that lives and is not made of the same."""
         self._api: SkyApi | None = None
         for folder in (state, self.home):
             private_folder(folder)
-        self._lives = Lives(state)
+        self._lives = ServerLocks(state)
         self.adopted_at: float | None = None
         """Monotonic time at which the server of an earlier daemon was found."""
         self._adopt()
@@ -176,7 +176,7 @@ class SkyServer:
     def _start(self) -> None:
         server, lock = self._plan or self._lives.new()
         self._plan = None
-        running = Running(
+        running = RunningServer(
             id=server, port=self._port or free_port(), keeper=0, token=secrets.token_urlsafe(24), made_of=""
         )
         self._write_home()
@@ -189,7 +189,7 @@ class SkyServer:
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip
         os.close(lock)
-        known = Running(**asdict(running) | {"keeper": self._child.pid, "made_of": self._made_of(running.id)})
+        known = RunningServer(**asdict(running) | {"keeper": self._child.pid, "made_of": self._made_of(running.id)})
         write_private(self._state / "server.json", json.dumps(asdict(known)).encode())
         self._running = known
 
@@ -198,7 +198,7 @@ class SkyServer:
         write_private(config, yaml.safe_dump(self._config).encode())
         write_private(plugins, yaml.safe_dump({"plugins": [{"class": PLUGIN}]}).encode())
 
-    def _environment(self, running: Running) -> dict[str, str]:
+    def _environment(self, running: RunningServer) -> dict[str, str]:
         kept = {name: os.environ[name] for name in (*_KEPT, *_PROXIES) if name in os.environ}
         packages = str(Path(__file__).parents[2])
         return kept | {
@@ -223,7 +223,7 @@ class SkyServer:
     def _adopt(self) -> None:
         """Takes over the server of an earlier daemon if it lives and is made of the same; else `ready` replaces it."""
         with suppress(FileNotFoundError, ValueError, TypeError):
-            known = Running(**json.loads((self._state / "server.json").read_bytes()))
+            known = RunningServer(**json.loads((self._state / "server.json").read_bytes()))
             if self._lives.free(known.id):
                 return
             self.adopted_at = time.monotonic()
@@ -241,9 +241,9 @@ class SkyServer:
 
     def dead(self, server: str) -> bool:
         """Whether it is proven that no process of `server` lives or will; for servers of this state folder only."""
-        return self._lives.dead(server)
+        return self._lives.is_proven_dead(server)
 
-    def _take_away(self, running: Running | None) -> None:
+    def _take_away(self, running: RunningServer | None) -> None:
         """Ends a server and everything that it started. Raises OutcomeUnknown when something does not go."""
         if running is None:
             return
@@ -258,7 +258,7 @@ class SkyServer:
             self._child.wait(KILL_S)
             self._child = None
 
-    def _kept(self, running: Running) -> bool:
+    def _kept(self, running: RunningServer) -> bool:
         """Whether the server's keeper lives; without one it is ending, or has ended."""
         if self._child is not None and self._child.pid == running.keeper:
             return self._child.poll() is None

@@ -23,7 +23,7 @@ from providers.skypilot.shared import DEAD, LAUNCHING, LOCK, SERVERS
 KILL_S = 15.0
 
 
-class Lives:
+class ServerLocks:
     """The servers of one state folder."""
 
     def __init__(self, state: Path) -> None:
@@ -44,7 +44,7 @@ class Lives:
         (self._servers / server).unlink(missing_ok=True)
         os.close(lock)
 
-    def dead(self, server: str) -> bool:
+    def is_proven_dead(self, server: str) -> bool:
         """Whether it is proven that no process of `server` lives or will; for servers of this folder only."""
         if not server or "/" in server:
             return False
@@ -72,7 +72,7 @@ class Lives:
         for path in self._servers.iterdir():
             if path.name != but:
                 kill_all(path.name)
-                if self.dead(path.name):
+                if self.is_proven_dead(path.name):
                     path.unlink(missing_ok=True)
 
 
@@ -92,7 +92,7 @@ def _name_of(state: Path) -> str:
 
 
 @contextmanager
-def acting(state: Path, cluster: str) -> Iterator[None]:
+def launch_lock(state: Path, cluster: str) -> Iterator[None]:
     """A shared flock on the cluster's name while a worker acts on it, which a request's status does not tell:
     a cancelled one is marked before its worker has stopped."""
     path = state / LAUNCHING / cluster
@@ -109,7 +109,7 @@ def acting(state: Path, cluster: str) -> Iterator[None]:
             return
 
 
-def acted_on(state: Path, cluster: str) -> bool:
+def is_launching(state: Path, cluster: str) -> bool:
     return _held(state / LAUNCHING / cluster)
 
 

@@ -14,7 +14,7 @@ from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.common.bids import bid
 from providers.common.gpu_names import GB, accelerator
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 
 MIB = 1024**2
 DISK_GB = 100
@@ -51,7 +51,7 @@ def country(geolocation: Any) -> str | None:
     return found[1] if found else None
 
 
-class Market:
+class VastMarket:
     def __init__(self, wanted: Wanted, clock: Clock) -> None:
         self._wanted, self._clock = wanted, clock
         self._cuda_min = _version(wanted.cuda_min)
@@ -77,7 +77,7 @@ class Market:
             query["verified"] = {"eq": True}
         return query
 
-    async def fill(self, sieve: Sieve, asks: Sequence[Any]) -> None:
+    async def fill(self, sieve: OfferFilter, asks: Sequence[Any]) -> None:
         """Each ask once, however often it was found."""
         now = self._clock.now()
         seen: set[int] = set()
@@ -95,7 +95,7 @@ class Market:
             await asyncio.sleep(0)
         sieve.ask_back("vast", unsold(self._wanted.regions, countries))
 
-    def _add(self, sieve: Sieve, ask: Mapping[str, Any], now: datetime) -> None:
+    def _add(self, sieve: OfferFilter, ask: Mapping[str, Any], now: datetime) -> None:
         region = country(ask["geolocation"])
         if (why := self._unfit(ask, region)) is not None:
             return sieve.drop(why)

@@ -23,9 +23,9 @@ from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
 from providers.common.image_errors import IMAGE_FIX, image_refused
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
-from providers.vast.market import CUT, GPUS, MIB, Market, Wanted, country
+from providers.vast.market import CUT, GPUS, MIB, VastMarket, Wanted, country
 from trainer.contract.base import Config
 
 ENDPOINT = "https://console.vast.ai"
@@ -92,9 +92,9 @@ class VastCloud:
             regions=config.regions, community=config.community, verified=config.verified,
             min_reliability=config.min_reliability, cuda_min=config.cuda_min, restart_s=config.restart_s,
         )  # fmt: skip
-        self._market = Market(wanted, clock)
+        self._market = VastMarket(wanted, clock)
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         """One search, and where its answer was cut off, one more for each GPU that the broker knows."""
         asks = await self._search(self._market.query())
         if len(asks) == CUT:

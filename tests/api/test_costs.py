@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker.billing.drain import Tempo
+from broker.billing.drain import DrainBudget
 from broker.daemon.preflight_adapter import Checks
 from broker.domain.errors import Problem
 from broker.domain.ids import JobId
-from broker.domain.job import Event, JobState, Stored
+from broker.domain.job import Event, JobState, StoredData
 from broker.ports import AuditFilter, Change, StorageCharge
 from tests.api.harness import MODEL, Running, spec
 from tests.api.test_jobs import submitted
@@ -37,7 +37,7 @@ async def test_what_is_kept_is_shown_with_what_it_costs(api: Running) -> None:
     me = await api.token("ada")
     name = await rested(api, me, JobState.FAILED)
     assert (await api.call("GET", f"/v1/jobs/{name}", me, 200))["storage"] is None
-    stored = Stored(
+    stored = StoredData(
         bytes=10 * 2**30, accrued_usd=Decimal("0.5000001"), charged_usd=Decimal("0.500001"), to=api.service.clock.now()
     )
     charge = StorageCharge(job_id=JobId(name), read=None, to=stored, usd=stored.charged_usd, due_in_s=60)
@@ -122,7 +122,9 @@ async def test_what_is_needed_cannot_be_deleted(api: Running) -> None:
 
 
 async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> None:
-    api.service.settings = replace(api.service.settings, tempo=Tempo(tick_s=10.0, drain_s=120.0, hands_s=5.0))
+    api.service.settings = replace(
+        api.service.settings, tempo=DrainBudget(detect_s=10.0, drain_s=120.0, teardown_proof_s=5.0)
+    )
     me = await api.token("ada")
     ref, now = (await api.upload(me))["ref"], api.service.clock.now()
     for changes, words in (

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from broker.api.core.problems import NoRoom
+from broker.api.core.problems import StorageFull
 from broker.api.core.upload_spool import KEPT_FREE_BYTES, spooled, sweep, sweep_halves
 from broker.api.http.context import CONTENT
 from broker.api.service.content import UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState
 from broker.domain.money import usd
-from broker.domain.offer import QuoteLine, Verdict
+from broker.domain.offer import OfferVerdict, QuoteLine
 from broker.ports import Change
 from tests.api.harness import CSV, SEEN, Running, spec
 from tests.trainer.pack import tar
@@ -43,7 +43,7 @@ async def admitted(api: Running, job_id: str, number: int = 1) -> AttemptId:
         job_id=job.id,
         number=number,
         name=instance_name(await store.installation("test"), attempt_id(job.id, number)),  # type: ignore[arg-type]
-        line=QuoteLine(offer=api.market.items[0], verdict=Verdict.KEPT, reason="fits"),
+        line=QuoteLine(offer=api.market.items[0], verdict=OfferVerdict.KEPT, reason="fits"),
         created_at=SEEN,
         reserved_usd=usd(5),
     )
@@ -199,7 +199,7 @@ async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
         yield b"a"
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    with pytest.raises(NoRoom):
+    with pytest.raises(StorageFull):
         async with spooled(tmp_path / "spool", body(), most=1):
             pass
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.api.http.context import AUTH
-from broker.api.service.jobs import LATELY
-from broker.runtime.token_bucket import Rate
+from broker.api.service.jobs import RECENTLY_UNAVAILABLE
+from broker.runtime.token_bucket import TokenBucketRate
 from tests.api.harness import Running, spec
 from tests.conformance.samples import ManualClock
 
@@ -161,7 +161,7 @@ async def test_the_audit_is_filtered_paged_and_the_team_s_own(api: Running) -> N
 
 async def test_a_token_that_calls_too_fast_is_told_when_to_come_back(api: Running) -> None:
     auth, clock = api.app[AUTH], ManualClock()
-    auth._clock, auth._rate = clock, Rate(per_s=0.5, burst=3)
+    auth._clock, auth._rate = clock, TokenBucketRate(per_s=0.5, burst=3)
     ada, bob = await api.token("ada"), await api.token("bob")
     for _ in range(3):
         await api.call("GET", "/v1/me", ada, 200)
@@ -185,4 +185,4 @@ async def test_why_an_offer_is_left_alone_is_told_to_operators_only(api: Running
         (line,) = [line for line in quote["lines"] if line["offer"]["id"] == offer]
         assert line["drop"] == "excluded"
         reasons.append(line["reason"])
-    assert reasons == [LATELY, "gb-test-abcdefghijklm never came up"]
+    assert reasons == [RECENTLY_UNAVAILABLE, "gb-test-abcdefghijklm never came up"]

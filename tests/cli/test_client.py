@@ -17,7 +17,7 @@ from broker.cli.jobs import artifacts as results
 from broker.client.async_client import AsyncClient
 from broker.client.transport import sse
 from broker.client.transport.connection import Connection
-from broker.client.transport.errors import ApiError, BrokenOff, Damaged, NotSaved, Unreachable
+from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachable, Damaged, NotSaved
 from trainer.agent.process.child import free_port
 
 JOB = "a" * 13
@@ -102,7 +102,7 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
 
 async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> None:
     async with AsyncClient(daemon.url, patience_s=0) as client:
-        with pytest.raises(Unreachable, match=daemon.url):
+        with pytest.raises(DaemonUnreachable, match=daemon.url):
             await client.job(JOB)
     async with AsyncClient(daemon.url, patience_s=30) as client:
         asked = asyncio.create_task(client.job(JOB))
@@ -123,7 +123,7 @@ async def test_a_port_that_speaks_no_http_is_told_so() -> None:
     async with await asyncio.start_server(frames, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with AsyncClient(url) as client:
-            with pytest.raises(Unreachable, match="speaks no HTTP; is it the port of gRPC") as told:
+            with pytest.raises(DaemonUnreachable, match="speaks no HTTP; is it the port of gRPC") as told:
                 await client.job(JOB)
     assert of_client(told.value).code == Exit.UNREACHABLE
 
@@ -133,7 +133,7 @@ async def test_sse_parsing() -> None:
         for line in (b": alive\n", b"\n", b"id: 7\r\n", b"data: a\n", b"data:b\n", b"\n", b"data: cut off\n"):
             yield line
 
-    assert [m async for m in sse.messages(lines())] == [sse.Message(event="message", data="a\nb", id="7")]
+    assert [m async for m in sse.messages(lines())] == [sse.ReceivedEvent(event="message", data="a\nb", id="7")]
 
 
 @pytest.mark.parametrize("path", ["../up", "/etc/x", "a/../../b"])

@@ -14,7 +14,7 @@ from broker.api.schemas.core import EventView
 from broker.client.async_client import AsyncClient
 from broker.client.fit import Fitted
 from broker.client.sync_client import Client
-from broker.client.transport.errors import ApiError, NotFinished, Unreachable
+from broker.client.transport.errors import ApiError, DaemonUnreachable, NotFinished
 from broker.domain.job import Event, Job, JobState
 from broker.ports import Change, JobFilter
 from tests.api.harness import CSV, MODEL, Running
@@ -70,7 +70,7 @@ async def test_a_blocking_client_submits_follows_and_raises(shell: Shell) -> Non
 
 
 async def test_a_client_of_nothing_says_so(own_home: Path) -> None:
-    with pytest.raises(Unreachable, match="none was ever started"):
+    with pytest.raises(DaemonUnreachable, match="none was ever started"):
         Client()
     with pytest.raises(RuntimeError, match="with `with`"):
         Client("http://127.0.0.1:1").me()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from broker.cli.core.exit_codes import Exit
 from broker.cli.main import app
 from broker.domain.observation import SpotHours
-from broker.estimator.planning.corrections import Experience
+from broker.estimator.planning.corrections import Corrections
 from broker.estimator.preemption_rate import place
 from broker.notify import plot
 from broker.ports import JobFilter
@@ -86,7 +86,7 @@ async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -
         )
         for one in market.items
     }  # fmt: skip
-    shell.api.service.learned = lambda: Experience(spots=seen)
+    shell.api.service.learned = lambda: Corrections(spots=seen)
     after = (await quoted(shell, "--explain", "--json")).document
     was = {line["offer"]["id"]: line for line in before["lines"] if line["verdict"] == "kept"}
     now = {line["offer"]["id"]: line for line in after["lines"] if line["verdict"] == "kept"}

@@ -10,7 +10,7 @@ from broker.cli.core.exit_codes import Exit
 from broker.cli.views import jobs as jobviews
 from broker.cli.views import progress
 from broker.client.async_client import AsyncClient
-from broker.domain.job import JobState, Stored
+from broker.domain.job import JobState, StoredData
 from broker.ports import StorageCharge
 from tests.cli.conftest import Shell
 from tests.cli.test_jobs import end, submitted
@@ -23,7 +23,7 @@ async def test_what_it_costs_is_shown_and_nothing_goes_without_an_answer(shell: 
     assert ran.code == Exit.BAD_INPUT
     assert "cancel it first" in ran.err
     await end(shell, job, JobState.FAILED)
-    stored = Stored(bytes=10 * 2**30, accrued_usd=Decimal("0.5"), charged_usd=Decimal("0.5"), to=datetime.now(UTC))
+    stored = StoredData(bytes=10 * 2**30, accrued_usd=Decimal("0.5"), charged_usd=Decimal("0.5"), to=datetime.now(UTC))
     charge = StorageCharge(job_id=job, read=None, to=stored, usd=stored.charged_usd, due_in_s=60)
     assert await shell.api.service.store.charge_storage(charge)
     ran = await to_thread(shell.run, "rm", job)

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from broker.api.schemas.core import JobView
 from broker.cli.core import output
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 from broker.cli.views import jobs as jobviews
 from broker.domain.job import JobState
 from tests.cli.conftest import Shell
@@ -69,7 +69,7 @@ def prices(shown: str) -> set[str]:
 
 def test_the_least_important_columns_go_first() -> None:
     columns = [Column(name="id"), Column(name="age", rank=2), Column(name="why", least=6, prose=True, rank=1)]
-    sheet = Sheet(columns, [("0123456789", "3 min", "word " * 20)])
+    sheet = TerminalTable(columns, [("0123456789", "3 min", "word " * 20)])
     assert "left out" not in "".join(printed(sheet, 66))
     assert "left out to fit: age; " in " ".join(printed(sheet, 28))
     assert any("0123456789" in line for line in printed(sheet, 18))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from broker.controllers.termination import offline_sweep as outside
-from broker.controllers.termination.offline_sweep import Found, Survey
+from broker.controllers.termination.offline_sweep import FoundMachine, Survey
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Handle
@@ -73,9 +73,9 @@ def test_the_lease_is_watched_until_trainers_have_saved_where_machines_are_destr
 WHY = "only reported: this installation bought it"
 
 
-def stands(name: str, spared: str = "") -> Found:
+def stands(name: str, spared: str = "") -> FoundMachine:
     handle = Handle(provider="simulated", name=InstanceName(name), id=name, region="x")
-    return Found(
+    return FoundMachine(
         provider="simulated", observed=Observed(handle=handle, state=InstanceState.RUNNING), orphan="no", spared=spared
     )
 
@@ -93,7 +93,7 @@ def test_what_an_older_database_cannot_know_is_left_alone_until_a_person_asks_fo
         machines = (stands("nobodys"), stands("anothers", WHY))
         return Survey(machines=machines, silent={}, judged_by="the database")
 
-    async def destroy(found: Found, *_: Any) -> None:
+    async def destroy(found: FoundMachine, *_: Any) -> None:
         told.append(found.observed.handle.name)
 
     async def moves(*_: Any) -> bool:
@@ -101,7 +101,7 @@ def test_what_an_older_database_cannot_know_is_left_alone_until_a_person_asks_fo
 
     monkeypatch.setattr(outside, "survey", survey)
     monkeypatch.setattr(outside, "destroy", destroy)
-    monkeypatch.setattr(neighbours, "lease_moves", moves)
+    monkeypatch.setattr(neighbours, "lease_is_renewed", moves)
     ran = sweep("--home", str(theirs), "--destroy", "--yes", *words)
     assert (ran.code, told) == (code, ended), ran.err
     assert [one["name"] for one in ran.document["machines"] if one["destroyed"]] == ended

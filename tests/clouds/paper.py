@@ -13,7 +13,7 @@ from broker.domain.errors import AlreadyExists, NoCapacity, OutcomeUnknown, Reje
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers.common.cloud import Purchase
-from providers.common.machine_task import Task
+from providers.common.machine_task import MachineTask
 from providers.runpod.market import SKY_NAMES
 from tests.clouds.emulator import Clouds
 from tests.clouds.machine import MachineSpec, PaperMachine, PaperMachines
@@ -132,7 +132,7 @@ class Server:
         self._clouds, self._agents, self._point = clouds, agents, point
         self._http = aiohttp.ClientSession(headers={"Authorization": "Bearer test-key"})
 
-    def begin(self, name: InstanceName, purchase: Purchase, task: Task) -> asyncio.Task[None]:
+    def begin(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> asyncio.Task[None]:
         self.life.check()
         work = self.running[name] = asyncio.create_task(self._in_turn(name, purchase, task))
 
@@ -143,7 +143,7 @@ class Server:
         work.add_done_callback(over)
         return work
 
-    async def _in_turn(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def _in_turn(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         async with self._locks.setdefault(name, asyncio.Lock()):
             await self._launch(name, purchase, task)
 
@@ -160,7 +160,7 @@ class Server:
     def _at(self, point: str) -> None:
         self._point.reached(point, self.life)
 
-    async def _launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def _launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         self._at("the server has begun")
         await asyncio.sleep(QUEUE_S)
         machine_id = await self._buy(f"{name}-{USER}-head", purchase)
@@ -303,7 +303,7 @@ class PaperLauncher:
     def id(self) -> str:
         return self._host.server.id
 
-    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         self._under_way[name] += 1
         try:
             self._point.reached("before the launch is asked for", self._life)

@@ -11,7 +11,7 @@ import psutil
 
 from broker.domain.ids import Installation, InstanceName
 from providers.common.cloud import Purchase
-from providers.common.machine_task import Task
+from providers.common.machine_task import MachineTask
 from providers.skypilot.launcher import SkyConfig, SkyLauncher
 from providers.skypilot.shared import LOCK
 from tests.clouds.bake import cache_folder
@@ -26,14 +26,14 @@ KEYS = {
     "vast": {".config/vastai/vast_api_key": KEY.encode()},
 }
 FILES = {path: content for files in KEYS.values() for path, content in files.items()}
-TASK = Task(
+TASK = MachineTask(
     setup="true",
     run="echo $WORD $SECRET_WORD > ~/ran",
     env={"WORD": "hello"},
     secrets={"SECRET_WORD": "s3cret-of-the-task"},
     image="docker:registry.example/trainer@sha256:" + "0" * 64,
 )
-PLAIN = Task(setup=TASK.setup, run=TASK.run, env=TASK.env, secrets=TASK.secrets)
+PLAIN = MachineTask(setup=TASK.setup, run=TASK.run, env=TASK.env, secrets=TASK.secrets)
 
 
 class NoRsync(RuntimeError):

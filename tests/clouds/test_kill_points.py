@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.ids import Installation, job_id
 from broker.domain.instance import TrainerImage
 from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind
@@ -69,7 +69,7 @@ CREATING = {
     "vast": ("create-instance",),
 }
 INSTALLATION = Installation("test")
-RHYTHM = Rhythm(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
+RHYTHM = Intervals(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
 LAG_S = 8
 """Of the emulated clouds' listings; all caps promise 10 at most."""
 PRECISION = Decimal("0.0001")
@@ -161,11 +161,11 @@ class Story:
         provider = CloudProvider(cloud, PaperLauncher(self.host, life, self.point), account, installation=INSTALLATION)
         store: Any = WatchedStore(self.store, life, self.point)
         blobs: Any = WatchedBlobs(self.blobs, life, self.point)
-        context = Context(
+        context = ControllerContext(
             installation=INSTALLATION, owner=owner, store=store, blobs=blobs,
             providers={self._cloud: provider}, clock=clock, rhythm=RHYTHM, limits=Limits(drain_s=30),
         )  # fmt: skip
-        market = Market({self._cloud: provider}, clock, MarketRhythm(poll_s=300))
+        market = MarketPoller({self._cloud: provider}, clock, MarketIntervals(poll_s=300))
 
         async def trainer() -> TrainerImage:
             return TrainerImage(reference="r/i@sha256:" + "0" * 64)

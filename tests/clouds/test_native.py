@@ -15,7 +15,7 @@ from broker.domain.offer import GpuAsk, Offer
 from broker.lifecycle.liveness import mismatch
 from broker.runtime.clock import SystemClock
 from providers.common.cloud import Purchase
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
@@ -57,7 +57,7 @@ async def vast(clouds: Clouds, tmp_path: Path) -> AsyncIterator[VastCloud]:
 
 
 async def offers(cloud: Any, **ask: Any) -> tuple[list[Offer], dict[str, int]]:
-    sieve = Sieve(GpuAsk(**ask))
+    sieve = OfferFilter(GpuAsk(**ask))
     await cloud.rows(sieve)
     return sorted(sieve.offers, key=lambda o: o.usd_per_hour / o.gpus), dict(sieve.dropped)
 

@@ -12,7 +12,7 @@ import pytest
 from broker.domain.ids import InstanceName
 from broker.domain.instance import BootSpec, Liveness, TrainerImage
 from providers.common.cloud import Purchase
-from providers.common.machine_task import Task, task_of
+from providers.common.machine_task import MachineTask, task_of
 from providers.skypilot.launcher import SkyLauncher
 from tests.clouds.aws import Aws
 from tests.clouds.bake import NoBake
@@ -59,7 +59,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
         assert clouds.violations == []
 
 
-def purchase(clouds: Clouds, cloud: str) -> tuple[Purchase, Task]:
+def purchase(clouds: Clouds, cloud: str) -> tuple[Purchase, MachineTask]:
     match cloud:
         case "lambda":
             return of_lambda(), PLAIN

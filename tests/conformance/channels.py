@@ -8,7 +8,7 @@ from typing import Any
 from broker.domain.ids import base32
 from broker.domain.job import Event, Job
 from broker.domain.notifications import Channel, Notice
-from broker.ports import ChannelStatus, Settled, Settlement, Store, Stream
+from broker.ports import ChannelStatus, DeliveryResult, Settlement, Store, Stream
 from tests.conformance.samples import START, make_event, make_job
 
 KINDS = ("log", "webhook")
@@ -53,7 +53,7 @@ async def claim(store: Store, **changes: Any) -> Sequence[Stream]:
 
 async def settle(store: Store, stream: Stream, *, channel: dict[str, Any] | None = None, wait_s: float = 0,
                  notice: Notice | None = None, **changes: Any) -> int:  # fmt: skip
-    settled = Settled(stream=stream, **{"state": stream.state} | changes)
+    settled = DeliveryResult(stream=stream, **{"state": stream.state} | changes)
     moved = replace(stream.channel, **channel or {})
     return await store.settle(Settlement(channel=moved, wait_s=wait_s, streams=(settled,), notice=notice))
 

@@ -22,7 +22,7 @@ from providers.aws.api import of_exception
 from providers.aws.provider import AwsCloud, AwsConfig
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
-from providers.common.machine_task import Task
+from providers.common.machine_task import MachineTask
 from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
 from providers.runpod.market import SKY_NAMES
 from providers.runpod.provider import RunpodCloud, RunpodConfig
@@ -71,7 +71,7 @@ class LaunchServer(Server):
                 **KEYS,
             )  # fmt: skip
 
-    async def _launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def _launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         """SkyPilot's workers have one name, which all of them bear."""
         assert task.nodes <= 2
         if task.nodes == 2:

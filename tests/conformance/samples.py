@@ -9,7 +9,7 @@ from typing import Any
 
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, LedgerEntry, LedgerKind, Reason
-from broker.domain.offer import Offer, QuoteLine, Verdict
+from broker.domain.offer import Offer, OfferVerdict, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.workload import MemoryNeed, ModelShape, Workload
 from broker.ports import Change, Lane, Store
@@ -65,7 +65,7 @@ def make_line() -> QuoteLine:
         weights=1, gradients=2, optimizer=3, activations=4, logits=5, context=6, margin=0.1, source="form"
     )
     return QuoteLine(
-        offer=offer, verdict=Verdict.KEPT, reason="fits", memory=need, hours_p50=0.5, usd_p50=Decimal("0.4")
+        offer=offer, verdict=OfferVerdict.KEPT, reason="fits", memory=need, hours_p50=0.5, usd_p50=Decimal("0.4")
     )
 
 

@@ -15,13 +15,13 @@ from broker.domain.instance import BootSpec, InstanceState, Liveness
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from broker.ports import Provider
-from providers.local.machine import Body
-from providers.local.process_backend import RealBody
-from providers.local.process_marks import born_into
+from providers.local.machine import MachineBackend
+from providers.local.process_backend import ProcessBackend
+from providers.local.process_marks import instances_with_processes
 from providers.local.provider import LocalConfig, LocalProvider
 from providers.simulated.config import Faults, SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.conformance.provider_laws import (
     ALIVE,
     FAULT_LAWS,
@@ -69,9 +69,11 @@ class World:
             )
         else:
             settled = SimulatedConfig(faults=Faults(**self.faults), sold_out=0.0, hazard_scale=0.0, **config)
-            body: Body = VirtualBody(self.blobs, self.clock, settled.virtual)
+            body: MachineBackend = VirtualBackend(self.blobs, self.clock, settled.virtual)
             if self.real:
-                body = RealBody(self.state / "instances", provider="simulated", installation=installation, argv=PROGRAM)
+                body = ProcessBackend(
+                    self.state / "instances", provider="simulated", installation=installation, argv=PROGRAM
+                )
             provider = SimulatedProvider(settled, body, installation=installation, state=self.state, clock=self.clock)
         self.opened.append(provider)
         return provider
@@ -98,7 +100,7 @@ class World:
 
     def running(self) -> set[str]:
         """Names that have a living process, whatever the provider says."""
-        return born_into((self.state / "instances").resolve()) if self.real else set()
+        return instances_with_processes((self.state / "instances").resolve()) if self.real else set()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker.domain.ids import AttemptId, Installation, InstanceName, base32, instance_name
-from providers.local.process_marks import born_into
+from providers.local.process_marks import instances_with_processes
 from providers.local.provider import LocalConfig, LocalProvider
 from tests.unit.providers.clocks import SteppedClock
 
@@ -81,12 +81,12 @@ async def test_a_creator_that_is_killed_leaves_nothing_or_one_machine(tmp_path: 
             assert await server.stdout.readline() == b"dead\n"
             machines = await provider.list()
             assert {m.handle.name for m in machines} <= {name}
-            assert born_into(root) <= {m.handle.name for m in machines}
+            assert instances_with_processes(root) <= {m.handle.name for m in machines}
             left += len(machines)
             for machine in machines:
                 await provider.destroy(machine.handle)
             assert await provider.list() == []
-            assert born_into(root) == set()
+            assert instances_with_processes(root) == set()
     finally:
         server.stdin.close()
         await server.wait()

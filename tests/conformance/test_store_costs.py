@@ -14,7 +14,7 @@ from broker.domain.job import (
     LedgerCategory,
     PriceChange,
     Signal,
-    Stored,
+    StoredData,
     Traffic,
 )
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
@@ -111,7 +111,7 @@ async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> N
     assert await store.claim_stored(lease_s=600, limit=9) == []
     await house.pass_time(601)
     assert [one.id for one in await store.claim_stored(lease_s=600, limit=9)] == [job.id]
-    stored = Stored(bytes=5, accrued_usd=Decimal("0.1234567"), charged_usd=Decimal("0.123457"), to=START)
+    stored = StoredData(bytes=5, accrued_usd=Decimal("0.1234567"), charged_usd=Decimal("0.123457"), to=START)
     charge = StorageCharge(job_id=job.id, read=None, to=stored, usd=stored.charged_usd, due_in_s=600)
     assert await store.charge_storage(charge)
     assert not await store.charge_storage(charge)
@@ -134,7 +134,7 @@ async def test_a_job_at_rest_is_looked_at_at_once(house: House) -> None:
     store = house.store
     await submitted(store)
     (job,) = await store.claim_stored(lease_s=HOUR, limit=9)
-    stored = Stored(bytes=5, accrued_usd=Decimal(0), charged_usd=Decimal(0), to=START)
+    stored = StoredData(bytes=5, accrued_usd=Decimal(0), charged_usd=Decimal(0), to=START)
     await store.charge_storage(StorageCharge(job_id=job.id, read=None, to=stored, usd=Decimal(0), due_in_s=HOUR))
     row = await claimed_job(store)
     rest = replace(row, state=JobState.FAILED, finished_at=START)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from broker.domain.ids import AttemptId
-from broker.domain.job import AttemptState, Job, JobState, Reason, Remedy
-from broker.domain.observation import Observation
+from broker.domain.job import AttemptState, Job, JobState, PlanAdjustment, Reason
+from broker.domain.observation import RunObservation
 from broker.domain.tenancy import Tenant
 from broker.domain.workload import Plan
 from broker.ports import Change, Lane, Store
@@ -13,8 +13,10 @@ from tests.conformance.samples import HOUR, START, make_job, running
 WORK = make_job().workload
 
 
-def observation(attempt_id: AttemptId, *, hardware: str = "l40s", rate: float = 100.0, lora_r: int = 0) -> Observation:
-    return Observation(
+def observation(
+    attempt_id: AttemptId, *, hardware: str = "l40s", rate: float = 100.0, lora_r: int = 0
+) -> RunObservation:
+    return RunObservation(
         attempt_id=attempt_id, hardware=hardware, plan=Plan(micro_batch=1), nodes=1, cores=8,
         workload=replace(WORK, lora_r=lora_r), tokens_per_s=rate, peak_bytes=7, device_bytes=9,
     )  # fmt: skip
@@ -26,7 +28,9 @@ async def end(store: Store, *, seen: str = "l40s", rate: float = 100.0, stale: b
     (one,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=1)
     read = replace(one.attempt, epoch=one.attempt.epoch - stale)
     ended = replace(one.attempt, state=AttemptState.ENDED, reason=Reason.OOM, ended_at=START)
-    remedy = Remedy(tried=("micro-batch 8 on l40s",), micro_batch=4, memory_scale=1.25, memory_above=10)
+    remedy = PlanAdjustment(
+        failed_plans=("micro-batch 8 on l40s",), micro_batch=4, memory_factor=1.25, oom_device_bytes=10
+    )
     after = replace(one.job, state=JobState.RECOVERING, remedy=remedy)
     change = Change(
         attempt=(read, ended),
@@ -44,7 +48,9 @@ async def test_an_observation_is_kept_with_the_end_of_its_attempt_and_the_plan_w
     assert kept == observation(kept.attempt_id)
     row = await store.job(job.id)
     assert row is not None
-    assert row.remedy == Remedy(tried=("micro-batch 8 on l40s",), micro_batch=4, memory_scale=1.25, memory_above=10)
+    assert row.remedy == PlanAdjustment(
+        failed_plans=("micro-batch 8 on l40s",), micro_batch=4, memory_factor=1.25, oom_device_bytes=10
+    )
 
 
 async def test_an_end_that_does_not_hold_leaves_none(store: Store) -> None:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from broker.domain.job import Attempt, AttemptState, Job, LedgerCategory, LedgerKind
 from broker.domain.spending import PaidJob, SpendWindow
-from broker.domain.tenancy import DEFAULT_TEAM, HOUSE, Tenant
+from broker.domain.tenancy import DEFAULT_TEAM, OPERATOR, Tenant
 from broker.ports import Change, Charge, Store
 from tests.conformance.samples import START, make_event, running
 
@@ -64,7 +64,7 @@ async def test_days_are_those_of_the_zone(store: Store) -> None:
 
 
 async def test_a_team_sees_its_own_spending_only(store: Store) -> None:
-    await store.as_tenant(HOUSE).put_team("blue", "")
+    await store.as_tenant(OPERATOR).put_team("blue", "")
     attempt, job = await paid_for(store, team="blue")
     mine = await store.as_tenant(Tenant(team="blue", owner="ann")).paid(EVER)
     assert set(mine.jobs) == {job.id}

@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from broker.blobs import ObstoreBlobs
-from broker.controllers.base.context import Context, Costs, Rhythm
+from broker.controllers.base.context import ControllerContext, CostSettings, Intervals
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState
 from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.lifecycle.liveness import Patience
+from broker.lifecycle.liveness import LivenessTimeouts
 from broker.ports import Blobs, Notifier, Store
 from broker.runtime.clock import SystemClock
 from broker.runtime.control_loop import run_forever
 from broker.runtime.secret_box import SecretBox
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from trainer.contract.documents import Limits
 
 INSTALLATION = Installation("test")
-QUICK = Rhythm(
+QUICK = Intervals(
     poll_s=0.02, look_s=0.05, list_s=0.02, billing_s=0.05, sweep_s=0.1, deadman_s=1, lease_s=2, replace_s=0.2
 )  # fmt: skip
 GUARD_S = 300.0
@@ -75,10 +75,10 @@ class House:
     store: Store
     config: SimulatedConfig
     state: Path
-    rhythm: Rhythm = QUICK
-    patience: Patience = field(default_factory=Patience)
+    rhythm: Intervals = QUICK
+    patience: LivenessTimeouts = field(default_factory=LivenessTimeouts)
     limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
-    costs: Costs = field(default_factory=Costs)
+    costs: CostSettings = field(default_factory=CostSettings)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
     cloud: type[SimulatedProvider] = SimulatedProvider
     notifiers: Sequence[Notifier] = ()
@@ -88,14 +88,14 @@ class House:
     def __post_init__(self) -> None:
         self.clock = Clock()
         self.blobs: Blobs = ObstoreBlobs.open(f"file://{self.state}/blobs", INSTALLATION)
-        self.body = VirtualBody(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
+        self.body = VirtualBackend(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
         self.provider = self.cloud(
             self.config, self.body, installation=INSTALLATION, state=self.state / "simulated", clock=self.clock
         )
-        self.market = Market({"simulated": self.provider}, self.clock, MarketRhythm())
+        self.market = MarketPoller({"simulated": self.provider}, self.clock, MarketIntervals())
 
     def fleet(self, owner: str) -> Fleet:
-        context = Context(
+        context = ControllerContext(
             installation=INSTALLATION, owner=owner, store=self.store, blobs=self.blobs,
             providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
             patience=self.patience, costs=self.costs, forbidden=self.forbidden,

@@ -11,7 +11,7 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.controllers.house import INSTALLATION, House
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Beat, Phase
@@ -80,7 +80,7 @@ class Rented(SimulatedProvider):
         """The first one of a machine beside the first, which has no agent here; or one more."""
         own = attempt_of(INSTALLATION, name)
         assert own is not None
-        assert isinstance(self._body, VirtualBody)
+        assert isinstance(self._body, VirtualBackend)
         self.beats += 1
         beat = Beat(attempt=own, node=node, boot="b", seq=self.beats, phase=phase)
         await self._body._blobs.put(keys.beat(own, node), beat.model_dump_json().encode())

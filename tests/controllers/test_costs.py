@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 
 from broker.billing.accrual import accrued, traffic_cost
-from broker.controllers.base.context import Context, Costs
-from broker.controllers.billing.retention import Retention as Keeper
+from broker.controllers.base.context import ControllerContext, CostSettings
+from broker.controllers.billing.retention import RetentionController as Keeper
 from broker.domain.errors import InUse
 from broker.domain.ids import attempt_id
 from broker.domain.instance import Observed
@@ -68,7 +68,7 @@ async def kept(broker: House, job: str) -> set[str]:
 
 async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(house: Build) -> None:
     broker = house()
-    broker.costs = Costs(
+    broker.costs = CostSettings(
         storage_usd_per_gib_month=Decimal(10**12), retention=Retention(checkpoints_days=0, logs_days=0, data_days=9)
     )
     async with broker.running():
@@ -93,7 +93,7 @@ async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(house
         assert len(told) == 1
 
 
-def unhurried(broker: House) -> Context:
+def unhurried(broker: House) -> ControllerContext:
     """Of a process whose rounds a busy machine may stretch: one that a test steps by hand has nobody to try again."""
     context = broker.fleet("keeper").context
     return replace(context, rhythm=replace(context.rhythm, lease_s=600))
@@ -201,7 +201,7 @@ async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(ho
     old, new, lost = ("a" * 64, "b" * 64, "c" * 64)
     for sha256 in (old, new, lost):
         await broker.blobs.put(keys.upload(sha256), b"x")
-    broker.costs = Costs(uploads_days=0)
+    broker.costs = CostSettings(uploads_days=0)
     fleet = unhurried(broker)
     mine = fleet.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="me"))
     await mine.put_upload("me", Upload(sha256=old, bytes=1, name="a.csv", summary=None))
@@ -210,7 +210,7 @@ async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(ho
     assert gone is not None
     assert gone.gone_at is not None
     await mine.put_upload("me", Upload(sha256=new, bytes=1, name="b.csv", summary=None))
-    keeper = Keeper(replace(fleet, costs=Costs()))
+    keeper = Keeper(replace(fleet, costs=CostSettings()))
     for _ in range(2):
         keeper._uploads_at = float("-inf")
         await keeper.step()

@@ -15,7 +15,7 @@ from broker.domain.instance import SELF_STOP_S, Observed
 from broker.domain.job import JobState, Reason, Signal
 from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
-from providers.simulated.virtual_backend import VirtualBody, _Instance
+from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import WORTH, Virtual, told
 from trainer.agent.dead_man_switch import DeadMan
@@ -25,7 +25,7 @@ from trainer.contract.documents import AttemptSpec, Outcome
 DEADMAN_S, JOBS = 300.0, 5
 
 
-class Agents(VirtualBody):
+class Agents(VirtualBackend):
     """With the agent's own dead-man's switch."""
 
     switches: dict[str, DeadMan]

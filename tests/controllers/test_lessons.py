@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from broker.controllers.market.observed_runs import Lessons
+from broker.controllers.market.observed_runs import ObservedRuns
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
-from broker.domain.observation import Observation, SpotHours
+from broker.domain.observation import RunObservation, SpotHours
 from broker.domain.workload import ModelShape, Plan
-from broker.estimator.planning.corrections import NOTHING
+from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.estimator.preemption_rate import place
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
@@ -33,18 +33,18 @@ async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = house().fleet("one")
-    seen: list[Observation] = []
+    seen: list[RunObservation] = []
 
-    async def observations(*, each: int) -> Sequence[Observation]:
+    async def observations(*, each: int) -> Sequence[RunObservation]:
         return seen[-each:]
 
     monkeypatch.setattr(here.context.store, "observations", observations)
-    lessons = Lessons(here.context)
+    lessons = ObservedRuns(here.context)
     await lessons.step()
-    assert lessons() is NOTHING
+    assert lessons() is NO_CORRECTIONS
     for number, rate in enumerate((900.0, 1000.0, 1100.0)):
         seen.append(
-            Observation(
+            RunObservation(
                 attempt_id=AttemptId(f"a{number}"), hardware="l40s", plan=Plan(micro_batch=1), nodes=1, cores=8,
                 workload=WORK, tokens_per_s=rate,
             )
@@ -70,7 +70,7 @@ async def test_own_spot_history_is_read_at_once_and_then_now_and_then(
         return [SpotHours(provider="v", cloud="v", region="eu", accelerator="l4", hours=9.0, preemptions=len(asked))]
 
     monkeypatch.setattr(here.context.store, "spot_hours", spot_hours)
-    lessons = Lessons(here.context)
+    lessons = ObservedRuns(here.context)
     await lessons.step()
     first = lessons()
     assert [one.preemptions for one in first.spots.values()] == [1]
@@ -87,7 +87,7 @@ async def test_a_real_spot_attempt_becomes_history_of_its_own_market(house: Call
         job = await broker.submit(workload=WORK)
         await broker.state_of(job, JobState.SUCCEEDED)
         (attempt,) = await broker.attempts(job)
-    lessons = Lessons(broker.fleet("two").context)
+    lessons = ObservedRuns(broker.fleet("two").context)
     await lessons.step()
     offer = attempt.line.offer
     assert (lessons().spots[place(offer)].hours > 0) if offer.spot else not lessons().spots
@@ -120,7 +120,7 @@ async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_jo
     assert rows[0] == 8 > rows[1] > rows[2]
     assert failed.reason.startswith("memory ran out 3 times: micro-batch ")
     assert failed.remedy is not None
-    assert len(failed.remedy.tried) == 2
+    assert len(failed.remedy.failed_plans) == 2
     for one in attempts:
         assert one.line.plan is not None
         plan = one.line.plan

@@ -14,7 +14,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock
 from tests.controllers.detection import Delays, measure
@@ -71,13 +71,13 @@ def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, mon
         return await ask(self, verb, key, call)
 
     monkeypatch.setattr(FarBlobs, "_ask", or_down)
-    beat = VirtualBody._beat
+    beat = VirtualBackend._beat
 
-    async def or_lost(self: VirtualBody, *args: Any) -> None:
+    async def or_lost(self: VirtualBackend, *args: Any) -> None:
         if not within(trace.get("beats_lost", ()), LoopClock().monotonic()):
             await beat(self, *args)
 
-    monkeypatch.setattr(VirtualBody, "_beat", or_lost)
+    monkeypatch.setattr(VirtualBackend, "_beat", or_lost)
 
     async def story() -> None:
         cloud = type("Replayed", (Traced,), {"trace": trace, "lag_s": 10.0})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName, JobId
 from broker.domain.instance import InstanceState, Liveness, Observed
@@ -40,7 +40,7 @@ def begin_again(house: Virtual, store: Saved) -> None:
     )
     cloud_of(house).bare = dict(bare)
     cloud_of(house).set_up.set()
-    house.market = Market({"simulated": house.provider}, house.clock, MarketRhythm())
+    house.market = MarketPoller({"simulated": house.provider}, house.clock, MarketIntervals())
 
 
 def shut(house: Virtual, monkeypatch: pytest.MonkeyPatch) -> None:

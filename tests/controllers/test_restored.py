@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.base.context import Costs
-from broker.controllers.billing.retention import Retention
+from broker.controllers.base.context import CostSettings
+from broker.controllers.billing.retention import RetentionController
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec
@@ -188,7 +188,7 @@ async def test_nothing_is_deleted_of_a_job_with_checkpoints_of_an_attempt_that_h
 ) -> None:
     """Its machine may train on, and save: the job was resumed after the backup."""
     here = house()
-    here.costs = Costs(retention=Days(checkpoints_days=0, logs_days=0, data_days=0))
+    here.costs = CostSettings(retention=Days(checkpoints_days=0, logs_days=0, data_days=0))
     here.for_sale = ()
     job = await here.submit()
     on_its_way = keys.checkpoint(job, attempt_id(job, 1), 6, "n") + "files/model"
@@ -197,7 +197,7 @@ async def test_nothing_is_deleted_of_a_job_with_checkpoints_of_an_attempt_that_h
     async with here.running():
         await here.stop(job)
         await here.state_of(job, JobState.CANCELLED)
-        keeper = Retention(here.fleet("keeper").context)
+        keeper = RetentionController(here.fleet("keeper").context)
 
         async def looked() -> bool:
             await keeper.step()

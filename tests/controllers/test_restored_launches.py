@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName, JobId
 from broker.domain.instance import BootSpec, Observed
@@ -167,7 +167,7 @@ def begin_again(house: Virtual, store: Saved) -> None:
     house.provider = house.cloud(
         house.config, house.body, installation=INSTALLATION, state=house.state / "simulated", clock=house.clock
     )
-    house.market = Market({"simulated": house.provider}, house.clock, MarketRhythm())
+    house.market = MarketPoller({"simulated": house.provider}, house.clock, MarketIntervals())
 
 
 def _leave_out_once(house: Virtual) -> None:

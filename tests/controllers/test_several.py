@@ -9,12 +9,12 @@ import pytest
 from broker.domain.ids import JobId
 from broker.domain.instance import InstanceState
 from broker.domain.job import AttemptState, JobState, Reason
-from broker.lifecycle.liveness import Patience
+from broker.lifecycle.liveness import LivenessTimeouts
 from tests.controllers.house import ENDLESS, House
 from tests.controllers.rented import Rented, cloud_of, name_of
 from trainer.contract.documents import Limits
 
-HASTY = Patience(beat_s=0.1, stopped_s=0.3)
+HASTY = LivenessTimeouts(beat_s=0.1, stopped_s=0.3)
 LIMITS = Limits(beat_s=HASTY.beat_s, drain_s=2)
 STOPPED = {"state": InstanceState.STOPPED}
 
@@ -56,7 +56,7 @@ async def _beating(broker: House, job: JobId) -> AsyncIterator[None]:
 async def _listed(broker: House, times: int) -> None:
     """So often, and for longer than a beat may be missing."""
     cloud, clock = cloud_of(broker), broker.clock
-    enough, late = cloud.listings + times, clock.monotonic() + 3 * HASTY.still_s
+    enough, late = cloud.listings + times, clock.monotonic() + 3 * HASTY.stopped_after_s
     await broker.eventually(lambda: _is(cloud.listings >= enough and clock.monotonic() >= late))
 
 

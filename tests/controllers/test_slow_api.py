@@ -5,7 +5,7 @@ from pathlib import Path
 
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState
-from broker.runtime.provider_gate import Gate
+from broker.runtime.provider_gate import RateLimitedProvider
 from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
@@ -33,7 +33,7 @@ def test_destroys_that_wait_for_their_turn_keep_it(tmp_path: Path) -> None:
     async def story() -> None:
         house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Slow)
         jobs = [await house.submit(**WORTH) for _ in range(MACHINES)]
-        house.provider = Gate(house.provider, house.clock)  # type: ignore[assignment]
+        house.provider = RateLimitedProvider(house.provider, house.clock)  # type: ignore[assignment]
         async with house.running():
             await house.train(jobs)
             stopped = house.clock.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.termination.destroy_queue import WAIT_S, Destroys
 from broker.controllers.termination.orphan_sweep import AGAIN_S, OLD_S, Sweep
@@ -24,7 +24,7 @@ from broker.ports import Charge
 from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
 from tests.conformance.samples import running
@@ -52,14 +52,14 @@ class Yard:
         )  # they stand, and do nothing
         self.clouds = {
             name: SimulatedProvider(
-                config, VirtualBody(self.blobs, clock, config.virtual), installation=INSTALLATION,
+                config, VirtualBackend(self.blobs, clock, config.virtual), installation=INSTALLATION,
                 state=folder / name, clock=clock,
             )
             for name in clouds
         }  # fmt: skip
-        self.context = Context(
+        self.context = ControllerContext(
             installation=INSTALLATION, owner="one", store=MemoryStore(clock), blobs=self.blobs,
-            providers=self.clouds, clock=clock, rhythm=Rhythm(),
+            providers=self.clouds, clock=clock, rhythm=Intervals(),
         )  # fmt: skip
 
     async def stray(self, cloud: str = "one", attempt: AttemptId = STRAY) -> InstanceName:

@@ -7,11 +7,11 @@ from broker.domain.job import AttemptState
 from tests.controllers.house import SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat, Final, Outcome, Told
+from trainer.contract.documents import AgentMessage, Beat, Final, Outcome
 
 Build = Callable[..., House]
-FIRST = Told(seq=1, kind="skipped", message="step 7 is left out")
-SECOND = Told(seq=2, kind="save_failed", message="no space left")
+FIRST = AgentMessage(seq=1, kind="skipped", message="step 7 is left out")
+SECOND = AgentMessage(seq=2, kind="save_failed", message="no space left")
 
 
 async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(house: Build) -> None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal
 
-from broker.controllers.base.context import Rhythm
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.base.context import Intervals
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.ids import JobId
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
 from tests.controllers.house import INSTALLATION, House
@@ -67,15 +67,15 @@ class Virtual(House):
 
     def __post_init__(self) -> None:
         self.clock = LoopClock()  # type: ignore[assignment]
-        self.rhythm, self.limits = Rhythm(), Limits()
+        self.rhythm, self.limits = Intervals(), Limits()
         self.blobs = FarBlobs.in_memory(INSTALLATION)
-        self.body = VirtualBody(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
+        self.body = VirtualBackend(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
         self.provider = self.cloud(
             self.config, self.body, installation=INSTALLATION, state=self.state / "simulated", clock=self.clock
         )
         if isinstance(self.provider, Deaths):
             self.provider.died, self.provider.sees = {}, {}
-        self.market = Market({"simulated": self.provider}, self.clock, MarketRhythm())
+        self.market = MarketPoller({"simulated": self.provider}, self.clock, MarketIntervals())
 
     async def train(self, jobs: Sequence[JobId]) -> list[Attempt]:
         """Their first attempts, once all are training."""

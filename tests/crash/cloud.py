@@ -26,11 +26,11 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
 from broker.runtime.clock import SystemClock
-from providers.local.launcher_locks import Launchers
+from providers.local.launcher_locks import LauncherLocks
 from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
 from providers.simulated.seeded_random import unit
-from providers.simulated.virtual_backend import VirtualBody, _Instance
+from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Beat, Outcome
 
@@ -66,7 +66,7 @@ class Ways:
     """Those of them that sell none after all."""
 
 
-class Agents(VirtualBody):
+class Agents(VirtualBackend):
     """Their machines stay, and bill, when they are through: only the last beat says so, as a rented machine's does."""
 
     def __init__(self, blobs: ObstoreBlobs, kind: Kind, seed: int) -> None:
@@ -283,7 +283,7 @@ class PaperProvider:
 
     def __init__(self, url: str, installation: Installation, state: Path, name: str = NAME) -> None:
         self._url, self._installation, self.name = url, installation, name
-        self._launchers = Launchers(state / "launchers")
+        self._launchers = LauncherLocks(state / "launchers")
         self._session: aiohttp.ClientSession | None = None
 
     async def _ask(self, method: str, call: str, **request: Any) -> Any:

@@ -17,7 +17,7 @@ import psutil
 import yaml
 
 from broker.client.async_client import AsyncClient
-from providers.local.process_marks import INSTANCE_DIR, kill_all
+from providers.local.process_marks import INSTANCE_DIR, kill_instance
 from tests.crash.waits import Within
 from tests.processes import processes_of
 
@@ -100,7 +100,7 @@ class Daemon:
         for process in machines:
             process.suspend()  # none sees another one's end
         for folder in {Path(process.environ()[INSTANCE_DIR]) for process in machines}:
-            kill_all(folder, lambda: False)
+            kill_instance(folder, lambda: False)
 
     async def remove(self) -> None:
         await self.stop()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from broker.client.async_client import AsyncClient
-from broker.client.transport.errors import ApiError, Unreachable
+from broker.client.transport.errors import ApiError, DaemonUnreachable
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from tests.crash.cloud import Stand, Ways, usd_for
 from tests.crash.daemon import counting
@@ -119,7 +119,7 @@ class House:
         seat = self.seat
         async with Within(SETTLE_S, f"{seat.home} answers {what}", seat.told):
             while True:
-                with contextlib.suppress(OSError, ValueError, Unreachable, ApiError):
+                with contextlib.suppress(OSError, ValueError, DaemonUnreachable, ApiError):
                     async with seat.client() as client:
                         return await call(client)
                 await asyncio.sleep(LOOK_S)

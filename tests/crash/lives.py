@@ -1,7 +1,7 @@
 """The lives that a daemon is killed in: one that nothing disturbs, and those in which people or the cloud do something.
 
 Each is carried out over the HTTP API, as people do it, and by what the cloud does. From the moment at which it leaves
-the plain one its passages are named by it (`Gate.part`): `preempted/commit:apply(launching)#1`.
+the plain one its passages are named by it (`RateLimitedProvider.part`): `preempted/commit:apply(launching)#1`.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import broker.daemon.app
-from broker.controllers.base.context import Rhythm
+from broker.controllers.base.context import Intervals
 from broker.controllers.provisioning import launch
 from broker.daemon.config import DaemonConfig
 from broker.daemon.log_setup import set_up
@@ -56,7 +56,7 @@ def _furnish(clouds: dict[str, str]) -> None:
     def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
         return {name: PaperProvider(url, installation, state / name, name) for name, url in clouds.items()}
 
-    def shorter(config: DaemonConfig) -> Rhythm:
+    def shorter(config: DaemonConfig) -> Intervals:
         return replace(rhythm_of(config), lease_s=LEASE_S)
 
     broker.daemon.app.build = build  # type: ignore[attr-defined, assignment]

@@ -29,18 +29,18 @@ from tests.crash.forks import keep
 from tests.crash.gate import Gate, Point
 from trainer.agent.base import prepare
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.upload import checkpoint_uploader as saver
 from trainer.agent.upload.checkpoint_uploader import Saver
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint import snapshot
 from trainer.checkpoint.protocol import Origin
-from trainer.checkpoint.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
+from trainer.checkpoint.snapshot import LocalSnapshot, Snapshots, SnapshotWriter, StoredSnapshot, Tensors
 from trainer.contract.checkpoint_format import Progress
 from trainer.contract.documents import AttemptSpec
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import RunFolder, replace
-from trainer.core.parent_death import tie
+from trainer.core.parent_death import die_with_parent
 from trainer.objectstore.objects import Objects
 from trainer.parallel import ddp as parallel
 
@@ -168,7 +168,7 @@ def tensors_of(step: int) -> dict[str, Tensors]:
     return {"model": {"a": drawn(SMALL), "b": drawn(SMALL)}, "optimizer": moments, "gradients": {"a": drawn(16)}}
 
 
-def exact(stored: Stored, metrics: Path) -> bool:
+def exact(stored: StoredSnapshot, metrics: Path) -> bool:
     """Whether it is, bit for bit, what belongs to its step, with the metrics of all steps until then."""
     same = all(
         set(stored.names(group)) == set(tensors)
@@ -186,7 +186,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
     restored = json.loads(run.job.read_text())["restore"]
     metrics, done = run.root / "metrics.jsonl", 0
     if restored is not None:
-        stored = snapshot.Stored(Path(restored))
+        stored = snapshot.StoredSnapshot(Path(restored))
         whole = exact(stored, Path(restored) / "metrics.jsonl")
         done = stored.progress.step
         told(restored=done, whole=whole)
@@ -194,7 +194,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
     else:
         told(restored=0, whole=True)
     living = tensors_of(done)
-    alone, writer = parallel.Copies(Accelerator(cpu=True)), Writer()
+    alone, writer = parallel.DataParallel(Accelerator(cpu=True)), SnapshotWriter()
     snapshots = Snapshots(run, writer)
     last = done + order.saves
     for step in range(done + 1, last + 1):
@@ -204,7 +204,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
             file.write(json.dumps({"step": step}) + "\n")
         held = {group: alone.held(tensors) for group, tensors in living.items()}
         snapshots.begin(
-            Snapshot(
+            LocalSnapshot(
                 progress=Progress(step=step, samples=step),
                 held=held,
                 plan=snapshot.joined([snapshot.parts(held, writer)]),
@@ -248,7 +248,7 @@ async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
         workdir=Path(order.folder),
     )  # fmt: skip
     objects = Objects.open(env.blobs, env.store_options, env.installation)
-    state, origin = AttemptState(env=env, run=run), Origin(job=order.job, attempt=order.attempt, kind="train")
+    state, origin = AgentState(env=env, run=run), Origin(job=order.job, attempt=order.attempt, kind="train")
     spec = AttemptSpec(
         installation=order.installation, job=order.job, attempt=order.attempt, number=1,
         resume_from=order.resume_from,
@@ -310,7 +310,7 @@ def live(asked: dict[str, Any]) -> None:
         asyncio.run(attend(order, run, told, worker))
         told(ended=True)
         return
-    tie(agent)
+    die_with_parent(agent)
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     work(order, run, told)

@@ -34,7 +34,7 @@ class HttpDoor:
         try:
             async with self._http.request(method, self._url + path, headers=sent, timeout=timeout, **request) as found:
                 if found.status >= 400:
-                    problem = models.Problem.model_validate_json(await found.read())
+                    problem = models.ProblemView.model_validate_json(await found.read())
                     fields = {p.field: p.message for p in problem.errors}
                     after = found.headers.get("Retry-After")
                     raise Refused(KINDS[found.status], problem.detail, fields, float(after) if after else None)

@@ -12,9 +12,9 @@ from os import urandom
 from pathlib import Path
 
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
 from broker.domain.spec import JobSpec
@@ -81,11 +81,11 @@ class Soak:
         settings = GrantSettings(role_arn=ROLE, sts_endpoint=self.gate.url)
         self.blobs = ObstoreBlobs.open(self.gate.place, HERE, options=self.gate.options(), grants=settings)
         self.provider = LocalProvider(LocalConfig(), installation=HERE, state=self.state, clock=self.clock)
-        self.market = Market({"local": self.provider}, self.clock, MarketRhythm())
-        self.context = Context(
+        self.market = MarketPoller({"local": self.provider}, self.clock, MarketIntervals())
+        self.context = ControllerContext(
             installation=HERE, owner="soak", store=self.store, blobs=self.blobs, providers={"local": self.provider},
             clock=self.clock,
-            rhythm=Rhythm(poll_s=0.2, look_s=0.5, list_s=0.5, billing_s=1, deadman_s=1, grants_s=life_s / 20),
+            rhythm=Intervals(poll_s=0.2, look_s=0.5, list_s=0.5, billing_s=1, deadman_s=1, grants_s=life_s / 20),
             limits=Limits(beat_s=0.5, poll_s=life_s / 10, log_s=0.5, drain_s=30),
         )  # fmt: skip
 

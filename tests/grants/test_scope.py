@@ -16,7 +16,7 @@ from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
 from trainer.contract.train import CheckpointConfig
-from trainer.objectstore.objects import BadContent, Objects, StoreError
+from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 HERE = Installation("abcd")
 JOB, OTHER_JOB, ORIGIN_JOB = (JobId(letter * 13) for letter in "jko")
@@ -120,10 +120,10 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
 )  # fmt: skip
 async def test_what_belongs_to_others_cannot_be_read(blobs: ObstoreBlobs, granted: Objects, key: str) -> None:
     await blobs.put(key, b"theirs")
-    with pytest.raises(StoreError, match="cannot read"):
+    with pytest.raises(ObjectStoreError, match="cannot read"):
         await granted.read(key)
     await blobs.delete(key)
-    with pytest.raises(StoreError, match="cannot read"):
+    with pytest.raises(ObjectStoreError, match="cannot read"):
         await granted.read(key)
 
 
@@ -140,11 +140,11 @@ async def test_what_is_not_its_own_can_neither_be_written_nor_deleted(
     blobs: ObstoreBlobs, granted: Objects, key: str
 ) -> None:
     await blobs.put(key, b"kept")
-    with pytest.raises(StoreError, match="cannot write"):
+    with pytest.raises(ObjectStoreError, match="cannot write"):
         await granted.write(key, b"forged")
-    with pytest.raises(StoreError, match="cannot create"):
+    with pytest.raises(ObjectStoreError, match="cannot create"):
         await granted.create(key + "x", b"forged")
-    with pytest.raises(StoreError, match="cannot delete"):
+    with pytest.raises(ObjectStoreError, match="cannot delete"):
         await granted.delete(key)
     assert await blobs.get(key) == b"kept"
 
@@ -152,19 +152,19 @@ async def test_what_is_not_its_own_can_neither_be_written_nor_deleted(
 @pytest.mark.parametrize("prefix", ["", "attempts/", "beats/", "data/", "checkpoints/", "broker/", f"beats/{OTHER}/"])
 async def test_nothing_beside_its_own_can_be_listed(blobs: ObstoreBlobs, granted: Objects, prefix: str) -> None:
     await blobs.put(keys.beat(OTHER, 0), b"1")
-    with pytest.raises(StoreError, match="cannot list"):
+    with pytest.raises(ObjectStoreError, match="cannot list"):
         await granted.keys(prefix)
 
 
 async def test_neither_the_bucket_nor_another_installation_can_be_seen(blobs: ObstoreBlobs, gate: Gate) -> None:
     access = await blobs.grant(JOB, ATTEMPT)
     foreign = Objects.open(access.url, access.options, "efgh")
-    with pytest.raises(StoreError):
+    with pytest.raises(ObjectStoreError):
         await foreign.read(keys.spec(ATTEMPT))
     whole = Objects.open(f"s3://{gate.bucket}", access.options, "team")
-    with pytest.raises(StoreError):
+    with pytest.raises(ObjectStoreError):
         await whole.keys("")
-    with pytest.raises(StoreError):
+    with pytest.raises(ObjectStoreError):
         await Objects.open(gate.place, {**access.options, "aws_session_token": "x"}, HERE).read("a")
 
 
@@ -181,7 +181,7 @@ async def test_credentials_that_have_ended_open_nothing(gate: Gate, blobs: Obsto
     access = await blobs.grant(JOB, ATTEMPT)
     gate.life_s = 60.0
     objects = Objects.open(access.url, access.options, HERE)
-    with pytest.raises(StoreError):
+    with pytest.raises(ObjectStoreError):
         await objects.write(keys.beat(ATTEMPT, 0), b"1")
     assert gate.expired
     renewed = await blobs.grant(JOB, ATTEMPT)

@@ -23,7 +23,7 @@ from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
 from broker.api.service.jobs import Service
 from broker.domain.errors import BlobsUnavailable, InvalidInput, Problem, StoreUnavailable
 from broker.runtime.clock import SystemClock
-from broker.runtime.token_bucket import Rate
+from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, memory_blobs
 from tests.api.harness import serving as serving_http
@@ -74,7 +74,7 @@ async def test_a_fault_of_ours_tells_nothing_of_itself(house: House, monkeypatch
 async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
     async with serving_http(MemoryStore(SystemClock()), memory_blobs()) as api:
         made = parts(api)
-        slow = Authenticator(api.service.store, SystemClock(), Rate(per_s=0.01, burst=1))
+        slow = Authenticator(api.service.store, SystemClock(), TokenBucketRate(per_s=0.01, burst=1))
         async with serving(replace(made, auth=slow), "127.0.0.1", 0) as port, _channel(port) as channel:
             door = GrpcDoor(channel, (await api.token("ada"))["Authorization"])
             await door.jobs()

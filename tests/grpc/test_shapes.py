@@ -21,7 +21,7 @@ from broker.api.app import APIS
 from broker.api.grpc import artifacts
 from broker.api.grpc import queries as inputs
 from broker.api.grpc.artifacts import Artifacts
-from broker.api.grpc.budgets import Budgets
+from broker.api.grpc.budgets import BudgetServicer
 from broker.api.grpc.codec import NAMED, fill, parse
 from broker.api.grpc.interceptor import MARK
 from broker.api.grpc.jobs import Jobs
@@ -57,9 +57,9 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (job_pb.ListJobsResponse, models.JobPage, frozenset()),
     (job_pb.RaiseCapRequest, models.CapChange, frozenset({"job_id"})),
     (job_pb.GetDecisionRequest, inputs.DecisionQuery, frozenset({"job_id"})),
-    (job_pb.GetDecisionResponse, models_plans.Decision, frozenset()),
+    (job_pb.GetDecisionResponse, models_plans.DecisionView, frozenset()),
     (job_pb.DeleteJobDataRequest, costs.DataQuery, frozenset({"job_id"})),
-    (job_pb.RetryJobRequest, inputs.RetryQuery, frozenset({"job_id", "idempotency_key"})),
+    (job_pb.RetryJobRequest, inputs.GrpcRetryQuery, frozenset({"job_id", "idempotency_key"})),
     (job_pb.WatchEventsRequest, inputs.WatchQuery, frozenset({"job_id"})),
     (job_pb.FollowLogsRequest, inputs.FollowQuery, frozenset({"job_id"})),
     (job_pb.ApproveJobRequest, models_policies.Approval, frozenset({"job_id"})),
@@ -69,7 +69,7 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (artifact_pb.ListArtifactsResponse, models.ArtifactList, frozenset()),
     (artifact_pb.DownloadArtifactRequest, artifacts.DownloadQuery, frozenset({"job_id"})),
 )
-HANDLERS = (Jobs, Quotes, Offers, Providers, Artifacts, Budgets)
+HANDLERS = (Jobs, Quotes, Offers, Providers, Artifacts, BudgetServicer)
 ONLY_MESSAGES = {"JobEnd", "LogPiece"}
 """What HTTP has as a stream's own frame."""
 INTEGERS = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from broker.client.async_client import AsyncClient
-from broker.client.transport.errors import Unreachable
+from broker.client.transport.errors import DaemonUnreachable
 from broker.daemon.config import DaemonConfig
 from broker.daemon.listeners import Addresses, CannotListen, listening
 from broker.daemon.tls import Certificate
@@ -171,5 +171,5 @@ async def test_the_local_client_trusts_the_daemons_own_certificate_and_no_other(
         issue(other, "broker.example", 3)
         for wrong in (str(other / "cert.pem"), "", str(tmp_path / "none.pem")):
             async with AsyncClient(at.url, certificate=wrong) as client:
-                with pytest.raises(Unreachable):
+                with pytest.raises(DaemonUnreachable):
                     await client.ready()

@@ -191,7 +191,7 @@ async def _sweep(house: House, cloud: str) -> None:
             empty = 0
             for one in standing:
                 print(f"  sweep: destroying {one.handle.name} ({one.handle.id}) at {cloud}")
-                found = outside.Found(provider=cloud, observed=one, orphan="the run has ended")
+                found = outside.FoundMachine(provider=cloud, observed=one, orphan="the run has ended")
                 if why := await outside.destroy(found, native, clock):  # type: ignore[arg-type]  # it lists and destroys
                     raise ProviderError(f"{one.handle.name} ({one.handle.id}) stands: {why}")
             continue

@@ -13,7 +13,7 @@ from broker.runtime.clock import SystemClock
 from providers.aws.api import KEYS
 from providers.common.credentials import aws_source, key_of
 from providers.common.http_json import Rest
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.registry import CLOUDS, ProvidersConfig
 from providers.runpod.provider import ENDPOINT
 from tests.clouds.runpod_api import SDL
@@ -70,7 +70,7 @@ async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: P
         try:
             if (problem := await native.check()) is not None:
                 found.notes.append(problem)
-            sieve = Sieve(GpuAsk())
+            sieve = OfferFilter(GpuAsk())
             await native.rows(sieve)
             found.offers, found.dropped = len(sieve.offers), sieve.dropped
             found.machines = len(await native.list())

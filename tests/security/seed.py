@@ -8,7 +8,7 @@ import asyncpg
 from broker.domain.job import AttemptState, Job
 from broker.domain.notifications import Channel, SlackUser
 from broker.domain.policy import Policy
-from broker.domain.tenancy import HOUSE, Tenant
+from broker.domain.tenancy import OPERATOR, Tenant
 from broker.ports import Charge, Token, Upload
 from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import START, make_event, running
@@ -20,7 +20,7 @@ async def seed(dsn: str) -> None:
     """Red and blue, alike in everything but their jobs' ids."""
     store = await PostgresStore.connect(dsn)
     try:
-        house = store.as_tenant(HOUSE)
+        house = store.as_tenant(OPERATOR)
         for number, team in enumerate((RED, BLUE)):
             await house.put_team(team, "")
             await _channel(store, team)

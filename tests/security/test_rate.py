@@ -9,7 +9,7 @@ from broker.api.grpc.server import serving as serving_grpc
 from broker.api.http.context import AUTH
 from broker.api.proto.gpubroker.v1 import offer_service_pb2, offer_service_pb2_grpc
 from broker.runtime.clock import SystemClock
-from broker.runtime.token_bucket import Rate
+from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
 from tests.conformance.samples import ManualClock
@@ -20,7 +20,7 @@ async def test_both_doors_take_from_one_bucket() -> None:
     clock = ManualClock()
     async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
         auth: Authenticator = api.app[AUTH]
-        auth._clock, auth._rate = clock, Rate(per_s=0.25, burst=2)
+        auth._clock, auth._rate = clock, TokenBucketRate(per_s=0.25, burst=2)
         ada = await api.token("ada", "read")
         async with (
             serving_grpc(parts(api), "127.0.0.1", 0, grace_s=0) as port,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, AttemptState, Job
-from broker.store.memory.state import Row
+from broker.store.memory.state import MemoryRow
 from tests.sim.faults import Fault
 from tests.sim.measures import attempt_of_machine
 from trainer.contract import object_keys as keys
@@ -112,5 +112,5 @@ def copied(columns: Mapping[str, Any]) -> dict[str, Any]:
     return copy.deepcopy({name: value for name, value in columns.items() if name not in OF_SERVER})
 
 
-def _lost(before: Mapping[Any, Row[Any]], kept: Set[Any]) -> dict[Any, Any]:
+def _lost(before: Mapping[Any, MemoryRow[Any]], kept: Set[Any]) -> dict[Any, Any]:
     return {own: row.value for own, row in before.items() if own not in kept}

@@ -13,7 +13,7 @@ from broker.domain.ids import AttemptId, Installation, InstanceName, instance_na
 from broker.domain.instance import SELF_STOP_S, BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from providers.local.machine import Machine
-from providers.simulated.virtual_backend import VirtualBody, _Instance
+from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from tests.sim.disk import WEIGHTS, Died, Folder, Line, trained, weights
 from tests.sim.measures import attempt_of_machine
 from trainer.agent.base.prepare import furthest
@@ -22,7 +22,7 @@ from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Beat, CheckpointRef, Desired, Manifest, Outcome
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -44,7 +44,7 @@ class Trainee:
     deadman: DeadMan
 
 
-class Body(VirtualBody):
+class Body(VirtualBackend):
     """Knows agents that fall silent, machines that stop, or die in the middle of a save, and trainers that outlive
     theirs."""
 
@@ -192,7 +192,7 @@ class Body(VirtualBody):
         try:
             load = partial(self._restore, mine, folder)
             found = await furthest(mine.objects, spec, mine.origin, load)
-        except StoreError as e:
+        except ObjectStoreError as e:
             raise BlobsUnavailable(str(e)) from e
         if found is not None:
             key, manifest = found
@@ -234,7 +234,7 @@ class Body(VirtualBody):
         try:
             guard = spec.train.guard if spec.train else None
             await checkpoint.prune(mine.objects, mine.origin, spec.checkpoint, guard)
-        except StoreError:
+        except ObjectStoreError:
             return  # older ones go next time
 
     async def _commit(self, mine: Trainee, saved: bytes, step: int, *, complete: bool = False) -> CheckpointRef:
@@ -243,7 +243,7 @@ class Body(VirtualBody):
             key, _ = await checkpoint.commit(
                 mine.objects, mine.origin, mine.disk, step=step, complete=complete, taken_s=0.0
             )
-        except StoreError as e:
+        except ObjectStoreError as e:
             raise BlobsUnavailable(str(e)) from e
         return CheckpointRef(manifest=key, step=step)
 

@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable
 
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market
+from broker.controllers.market.poller import MarketPoller
 from broker.domain.errors import GpubrokerError, StoreUnavailable
 from broker.runtime.control_loop import run_forever
-from broker.runtime.database_clock import HouseClock
+from broker.runtime.database_clock import DatabaseClock
 
 
-async def daemon(clock: HouseClock, market: Market, fleet: Fleet) -> None:
+async def daemon(clock: DatabaseClock, market: MarketPoller, fleet: Fleet) -> None:
     """Again until it could start."""
     started = False
     while not started:

@@ -80,7 +80,7 @@ LIFECYCLE = "broker.lifecycle"
 TERMINATION, LAUNCH = f"{ENDS}.termination.Termination", f"{PROVISIONING}.launch.Launch"
 INVENTORY = f"{OBSERVATION}.inventory.Inventory"
 STORE, TENANT = "broker.store.memory.store.MemoryStore", "broker.store.memory.tenant.MemoryTenant"
-ROW = "broker.store.memory.state.Row"
+ROW = "broker.store.memory.state.MemoryRow"
 MUTANTS = (
     _mutant("no intent row before the create", "intent_first create_once", (f"{LAUNCH}._send", wrong.create_first)),
     _mutant("name chosen at call time", "intent_first", (f"{LAUNCH}._create", wrong.fresh_name)),
@@ -95,11 +95,11 @@ MUTANTS = (
     ),
     _mutant(
         "a live launcher counts as dead", "ended_absent create_once",
-        (f"{PROVISIONING}.creates_in_flight.Launchers.dead_since", wrong.dead_at_once),
+        (f"{PROVISIONING}.creates_in_flight.CreatesInFlight.dead_since", wrong.dead_at_once),
     ),
     _mutant(
         "any launcher is through", "launcher_at_rest",
-        (f"{PROVISIONING}.launcher_completion.Through._is_through", wrong.through_at_once),
+        (f"{PROVISIONING}.launcher_completion.LauncherCompletion._is_through", wrong.through_at_once),
         aim=_always_on("people.stop_launch", "cloud.dea", "cloud.slow_create"),
     ),
     _mutant(
@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     _mutant(
         "what one listing calls stopped is dead", "no_false_death",
-        (f"{LIFECYCLE}.liveness.Patience.still_s", property(wrong.always(0.0))),
+        (f"{LIFECYCLE}.liveness.LivenessTimeouts.stopped_after_s", property(wrong.always(0.0))),
         aim=_always_on("cloud.list_stopped", share=0.6),
     ),
     _mutant(
@@ -139,7 +139,8 @@ MUTANTS = (
     ),
     _mutant(
         "the first of several machines beats for all", "death_is_seen",
-        (f"{OBSERVATION}.heartbeats.Beats.mates_age_s", wrong.always(0.0)), aim=_now_and_then("node_stops"),
+        (f"{OBSERVATION}.heartbeats.HeartbeatReader.peers_silent_s", wrong.always(0.0)),
+        aim=_now_and_then("node_stops"),
     ),
     _mutant(
         "what is stopped is gone", "charged_in_full", (f"{OBSERVATION}.listing.Listing.shows", wrong.runs),
@@ -147,11 +148,12 @@ MUTANTS = (
     ),
     _mutant("silence is death", "no_false_death", (f"{LIFECYCLE}.liveness.liveness", wrong.silent_is_dead)),
     _mutant(
-        "last_modified against now", "no_false_death", (f"{OBSERVATION}.heartbeats.Beats.refresh", wrong.age_by_date),
+        "last_modified against now", "no_false_death",
+        (f"{OBSERVATION}.heartbeats.HeartbeatReader.refresh", wrong.age_by_date),
     ),
     _mutant(
         "an unreadable store is silence", "no_false_death",
-        (f"{OBSERVATION}.heartbeats.Beats.refresh", wrong.unreadable_is_silence),
+        (f"{OBSERVATION}.heartbeats.HeartbeatReader.refresh", wrong.unreadable_is_silence),
         aim=_always_on("blobs.down"),
     ),
     _mutant(
@@ -164,7 +166,7 @@ MUTANTS = (
         aim=_now_and_then("late_machine"),
     ),
     _mutant(
-        "charges are not cumulative", "spend_within_cap", (f"{BILLING}.metering.owed", money.accrued),
+        "charges are not cumulative", "spend_within_cap", (f"{BILLING}.metering.uncharged_usd", money.accrued),
     ),
     _mutant(
         "the cap is not watched", "spend_within_cap", (f"{LIFECYCLE}.signals.cap_is_near", wrong.always(False)),
@@ -175,7 +177,7 @@ MUTANTS = (
     ),
     _mutant(
         "money by the local clock", "spend_within_cap charged_in_full not_overbilled",
-        ("broker.runtime.database_clock.HouseClock.now", wrong.local_now),
+        ("broker.runtime.database_clock.DatabaseClock.now", wrong.local_now),
     ),
     _mutant(
         "the price of the purchase is charged on", "charged_in_full",
@@ -197,7 +199,7 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many is free", "charged_in_full",
-        ("broker.billing.prices._beside", wrong.always(0)), aim=_always_on("cloud.twice"),
+        ("broker.billing.prices._extra_machines_at", wrong.always(0)), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "a machine too many is free once it is gone", "charged_in_full",
@@ -206,7 +208,8 @@ MUTANTS = (
     ),
     _mutant(
         "what is beside tells of the attempt", "no_false_death",
-        (f"{OBSERVATION}.attempt_observer.bought", lambda attempt, seen: seen), aim=_always_on("cloud.twice"),
+        (f"{OBSERVATION}.attempt_observer.recorded_machines", lambda attempt, seen: seen),
+        aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "a machine too many stays", "no_leak",
@@ -241,8 +244,8 @@ MUTANTS = (
     ),
     _mutant(
         "an absence of all brokers is charged whole", "not_overbilled",
-        (f"{BILLING}.metering.gone_by", wrong.always(None)),
-        (f"{ENDS}.termination.gone_by", wrong.always(None)), aim=LONG_AWAY,
+        (f"{BILLING}.metering.self_stopped_by", wrong.always(None)),
+        (f"{ENDS}.termination.self_stopped_by", wrong.always(None)), aim=LONG_AWAY,
     ),
     _mutant(
         "what stands on alone is free", "charged_in_full", (f"{INVENTORY}.last_shown", wrong.always(None)),
@@ -254,7 +257,7 @@ MUTANTS = (
     ),
     _mutant(
         "no last word is looked for that no beat tells o", "no_false_death",
-        (f"{OBSERVATION}.attempt_observer.Looker._final_is_likely", wrong_ends.only_told), aim=(),
+        (f"{OBSERVATION}.attempt_observer.AttemptObserver._final_is_likely", wrong_ends.only_told), aim=(),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),
@@ -271,7 +274,7 @@ MUTANTS = (
     ),
     _mutant("idempotency keys are ignored", "one_job_a_key", (f"{TENANT}.submit", wrong.no_key)),
     _mutant("recovering jobs are forgotten", "drains", (f"{STORE}.claim_jobs", wrong.forget_recovering)),
-    _mutant("teams see each other", "other_team_unseen", ("broker.store.memory.state.Part._sees", wrong.always(True))),
+    _mutant("teams see each other", "other_team_unseen", ("broker.store.memory.state.MemoryPart._sees", wrong.always(True))),
     _mutant("a stop is not heard", "signal_is_heard", (f"{TENANT}.request_stop", wrong.deaf_to_stops)),
     _mutant(
         "a lease without a transaction", "lease_needs_database",
@@ -324,11 +327,12 @@ MUTANTS = (
     ),
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
-        ("broker.store.memory.job_data.HouseCosts.heir", wrong.nobody), aim=_now_and_then("preempt"),
+        ("broker.store.memory.job_data.MemoryGlobalJobData.heir", wrong.nobody), aim=_now_and_then("preempt"),
     ),
     _mutant(
         "numbers after a backup's are issued again", "issued_once",
-        (f"{OBSERVATION}.restored_attempts.Restored.issued", AsyncMock(return_value=())), aim=BACK_TO_TRAINING,
+        (f"{OBSERVATION}.restored_attempts.RestoredAttempts.attempt_numbers_used", AsyncMock(return_value=())),
+        aim=BACK_TO_TRAINING,
     ),
     _mutant(
         "the sweep ends what a backup does not know", "spared_stands",
@@ -336,11 +340,13 @@ MUTANTS = (
     ),
     _mutant(
         "an intent of a backup was never sent", "one_machine_set no_leak",
-        (f"{OBSERVATION}.restored_attempts.Restored.was_sent", AsyncMock(return_value=False)), aim=BACK_TO_INTENT,
+        (f"{OBSERVATION}.restored_attempts.RestoredAttempts.was_sent", AsyncMock(return_value=False)),
+        aim=BACK_TO_INTENT,
     ),
     _mutant(
         "nothing follows a launch of a backup", "one_machine_set",
-        (f"{OBSERVATION}.restored_attempts.Restored.follows", AsyncMock(return_value=False)), aim=BACK_TO_LAUNCH,
+        (f"{OBSERVATION}.restored_attempts.RestoredAttempts.was_superseded", AsyncMock(return_value=False)),
+        aim=BACK_TO_LAUNCH,
     ),
     _mutant(
         "one commit is enough", "good_checkpoint_kept", (f"{BILLING}.retention.superseded", wrong.one_is_enough),

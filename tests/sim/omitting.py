@@ -8,7 +8,7 @@ from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState
 from broker.ports import Clock, Provider
-from broker.runtime.provider_gate import Gate
+from broker.runtime.provider_gate import RateLimitedProvider
 from tests.sim.cloud import CloudDoor
 from tests.sim.measures import attempt_of_machine
 from trainer.contract import object_keys as keys
@@ -20,7 +20,7 @@ LATE_S = 2.0
 """A beat may come so much later than it is due."""
 
 
-class OmittingGate(Gate):
+class OmittingGate(RateLimitedProvider):
     """Leaves a machine out of one listing now and then, or calls it stopped, never in two in a row: that would be more
     than a lag, or a blink.
 

@@ -11,7 +11,7 @@ from broker.domain.errors import GpubrokerError, StoreUnavailable
 from broker.domain.ids import JobId, job_id
 from broker.domain.job import Event, Job, JobState
 from broker.domain.money import ZERO
-from broker.domain.policy import Action, Budget, Period, Policy, Threshold
+from broker.domain.policy import Action, Budget, BudgetPeriod, Policy, Threshold
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.domain.workload import Workload
@@ -128,7 +128,7 @@ def policy_of(seed: int, jobs: int) -> Policy | None:
         return None
     actions = draw.choice(((), (), (Action.STOP_LAUNCHES,), (Action.DRAIN,)))
     budget = Budget(
-        limit_usd=Decimal(str(round(jobs * draw.uniform(1, 5), 2))), per=Period.WEEK,
+        limit_usd=Decimal(str(round(jobs * draw.uniform(1, 5), 2))), per=BudgetPeriod.WEEK,
         thresholds=tuple(Threshold(at=Decimal("0.9"), action=action) for action in actions),
     )  # fmt: skip
     return Policy(

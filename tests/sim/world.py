@@ -12,14 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.fleet import Fleet
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.controllers.termination.orphan_sweep import Sweep
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.ports import Blobs, Lane, Store
-from broker.runtime.database_clock import HouseClock
+from broker.runtime.database_clock import DatabaseClock
 from broker.runtime.secret_box import SecretBox
 from broker.store.memory.store import MemoryStore
 from providers.local.machine import Machine
@@ -64,7 +64,7 @@ class Slot:
 
 class World:
     installation = Installation("test")
-    rhythm = Rhythm(
+    rhythm = Intervals(
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=20, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
         replace_s=30, sold_out_s=60, stored_s=60,
     )  # fmt: skip
@@ -244,13 +244,13 @@ class World:
         slot.process = self._processes[process.id] = process
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
         store = cast(Store, StoreDoor(self, process, slot.number, self.store))
-        clock = HouseClock(store, slot.clock)
+        clock = DatabaseClock(store, slot.clock)
         provider = slot.gate = OmittingGate(self, CloudDoor(self, process, clock, slot.number), clock)
-        context = Context(
+        context = ControllerContext(
             installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
             store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
         )  # fmt: skip
-        market = Market({"simulated": provider}, clock, MarketRhythm(poll_s=self.rhythm.market_s))
+        market = MarketPoller({"simulated": provider}, clock, MarketIntervals(poll_s=self.rhythm.market_s))
         fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
         _mark_sweeps(fleet)
         self.note(process.id, "starts")

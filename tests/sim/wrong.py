@@ -11,7 +11,7 @@ from unittest.mock import patch
 from broker.controllers.billing import charges
 from broker.controllers.monitoring import dead_man_switch as deadman
 from broker.controllers.observation import inventory
-from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.provisioning import (
     boot_spec as boot,
 )
@@ -93,11 +93,11 @@ _JUDGE = judge_launching
 # --- proofs
 
 
-async def through_at_once(self: through.Through, attempt: Any) -> bool:
+async def through_at_once(self: through.LauncherCompletion, attempt: Any) -> bool:
     return True
 
 
-async def dead_at_once(self: launchers.Launchers, attempt: Any) -> float | None:
+async def dead_at_once(self: launchers.CreatesInFlight, attempt: Any) -> float | None:
     key = (attempt.id, attempt.launched_by, False)
     return self._dead_since.setdefault(key, self._context.clock.monotonic())
 
@@ -203,7 +203,7 @@ def runs(self: Any, name: Any) -> bool:
     return any(o.state in (InstanceState.STARTING, InstanceState.RUNNING) for o in self.by_name.get(name, ()))
 
 
-async def unreadable_is_silence(self: Beats) -> None:
+async def unreadable_is_silence(self: HeartbeatReader) -> None:
     """The beats of before the outage stay, and age."""
     try:
         await _REFRESH(self)
@@ -211,7 +211,7 @@ async def unreadable_is_silence(self: Beats) -> None:
         self._listed, self._readable = self._context.clock.monotonic(), True
 
 
-async def age_by_date(self: Beats) -> None:
+async def age_by_date(self: HeartbeatReader) -> None:
     """The store's date of a beat against this machine's clock."""
     await _REFRESH(self)
     clock: Any = self._context.clock
@@ -221,13 +221,13 @@ async def age_by_date(self: Beats) -> None:
         watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.beat(attempt, node)))
 
 
-_REFRESH = Beats.refresh
+_REFRESH = HeartbeatReader.refresh
 
 
 # --- money
 
 
-def local_now(self: house_clock.HouseClock) -> datetime:
+def local_now(self: house_clock.DatabaseClock) -> datetime:
     return self._own.now()
 
 
@@ -288,7 +288,7 @@ def lease_by_local_clock(self: Any, now: datetime) -> bool:
     return _CLAIMABLE(self, now + timedelta(seconds=process.skew_s if process else 0.0))
 
 
-_CLAIMABLE = memory_state.Row.claimable
+_CLAIMABLE = memory_state.MemoryRow.claimable
 
 
 def no_lease(self: Any, now: datetime) -> bool:

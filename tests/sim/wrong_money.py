@@ -5,14 +5,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from broker.billing.prices import Stood, price_changes, price_now
+from broker.billing.prices import MachineSpan, price_changes, price_now
 from broker.controllers.billing.metering import Billing
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, PriceChange
 from broker.ports import Leased
 
-Machines = Sequence[Stood]
+Machines = Sequence[MachineSpan]
 Changes = Sequence[PriceChange]
 _CHANGES = price_changes
 _STOOD = Inventory.stood

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.domain.job import Event, Job
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.notify.slack.client import POST_BURST
 from broker.notify.slack.notifier import SlackNotifier
 from broker.ports import State
@@ -63,11 +63,11 @@ class Desk:
         made = replace(Event(job_id=job.id, kind=kind, message=message, seq=self.seq, at=self.clock.now()), **changes)
         return Delivery(stream=job.id, event=made)
 
-    async def tell(self, delivery: Delivery, snapshot: Snapshot | None) -> None:
+    async def tell(self, delivery: Delivery, snapshot: JobSnapshot | None) -> None:
         """Delivers and records; `deliver` alone is a crash before the record."""
         self.states[delivery.stream] = await self.deliver(delivery, snapshot)
 
-    async def deliver(self, delivery: Delivery, snapshot: Snapshot | None) -> State | None:
+    async def deliver(self, delivery: Delivery, snapshot: JobSnapshot | None) -> State | None:
         return await self.notifier.deliver(self.channel, delivery, snapshot, self.states.get(delivery.stream))
 
     def thread(self) -> list[str]:

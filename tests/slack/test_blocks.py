@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import broker
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
-from broker.domain.notifications import Notice, Snapshot
-from broker.notify.slack.blocks import Message, buttons, ended, extended, root
+from broker.domain.notifications import JobSnapshot, Notice
+from broker.notify.slack.blocks import SlackMessage, buttons, ended, extended, root
 from broker.notify.slack.replies import ENDS, SILENT, TITLES, lost, notice, reply
 from broker.notify.slack.text import code, escape, line
 from tests.conformance.samples import START, make_attempt, make_job
@@ -58,7 +58,7 @@ def texts(value: Any) -> list[dict[str, Any]]:
     return [t for item in value for t in texts(item)] if isinstance(value, list | tuple) else []
 
 
-def check(said: Message) -> None:
+def check(said: SlackMessage) -> None:
     """Slack takes it, and no control sequence is left in anything that Slack interprets."""
     assert faults(list(said.blocks)) == []
     assert 0 < len(said.text) <= TEXT_MAX
@@ -97,7 +97,7 @@ def attempts(draw: st.DrawFn, job: Job, number: int) -> Attempt:
 
 
 @st.composite
-def snapshots(draw: st.DrawFn) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> JobSnapshot:
     state = draw(st.sampled_from(JobState))
     job = make_job()
     named = job.spec.model_copy(update={"name": draw(NASTY)})
@@ -107,12 +107,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         finished_at=draw(st.none() | st.just(START + timedelta(hours=2))),
     )  # fmt: skip
     runs = tuple(draw(attempts(job, n)) for n in range(1, draw(st.integers(0, 4)) + 1))
-    return Snapshot(job=job, attempts=runs)
+    return JobSnapshot(job=job, attempts=runs)
 
 
 @settings(max_examples=150, deadline=None)
 @given(snapshot=snapshots())
-def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: Snapshot) -> None:
+def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: JobSnapshot) -> None:
     check(root(snapshot))
     check(ended(snapshot, tuple((n, float(n)) for n in range(100))))
     assert root(snapshot).digest == root(replace(snapshot)).digest
@@ -121,7 +121,7 @@ def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: Snapshot) -> None:
 @settings(max_examples=150, deadline=None)
 @given(snapshot=snapshots(), kind=st.one_of(NASTY, st.sampled_from(["attempt.intended", "attempt.training"])),
        said=NASTY, folded=st.integers(0, 9), offer=NASTY)  # fmt: skip
-def test_any_event_is_told(snapshot: Snapshot, kind: str, said: str, folded: int, offer: str) -> None:
+def test_any_event_is_told(snapshot: JobSnapshot, kind: str, said: str, folded: int, offer: str) -> None:
     of = snapshot.attempts[-1].id if snapshot.attempts else None
     data = {"offers": [{"offer": offer, "usd_p50": said}, said]}
     event = Event(job_id=snapshot.job.id, kind=kind, message=said, attempt_id=of, data=data, seq=3)
@@ -182,7 +182,7 @@ def test_the_root_says_where_how_far_and_how_much() -> None:
     job = make_job(state=JobState.ACTIVE, spent_usd=Decimal("2.5"))
     beat = Beat(attempt="a", boot="b", seq=1, step=18, total_steps=45, phase="training", loss=3.835, tokens_per_s=126.0)
     run = replace(make_attempt(job), state=AttemptState.TRAINING, beat=beat)
-    said = "\n".join(strings(root(Snapshot(job=job, attempts=(run,))).blocks))
+    said = "\n".join(strings(root(JobSnapshot(job=job, attempts=(run,))).blocks))
     for fact in ("attempt 1 training", "alpha eu · l40s 48 GiB · spot · $0.7312/h", "step 18/45", "loss 3.835", "40%",
                  "$2.5000 of $10.00", f"gpubroker watch {job.id}"):  # fmt: skip
         assert fact in said
@@ -201,7 +201,7 @@ def test_a_resume_says_what_was_lost() -> None:
     now = replace(make_attempt(job, 2), state=AttemptState.TRAINING, first_beat_at=START + timedelta(minutes=13))
     assert lost(gone, now) == "lost with attempt 1: 2 min 30 s, $0.1000; 3 min 00 s without a machine"
     event = Event(job_id=job.id, kind="attempt.training", message="up", attempt_id=now.id, seq=9)
-    told = reply(event, Snapshot(job=job, attempts=(gone, now)), 0)
+    told = reply(event, JobSnapshot(job=job, attempts=(gone, now)), 0)
     assert told is not None
     assert "2 min 30 s, $0.1000" in "\n".join(strings(told.blocks))
 
@@ -228,7 +228,7 @@ def test_the_end_tells_the_whole_story() -> None:
     )
     final = Final(attempt="a", outcome=Outcome.COMPLETED, step=45, heldout_loss_before=4.425, heldout_loss_after=3.932)
     run = replace(make_attempt(job), state=AttemptState.ENDED, reason=Reason.COMPLETED, final=final)
-    said = "\n".join(strings(ended(Snapshot(job=job, attempts=(run,)), ((1, 4.0), (45, 3.0))).blocks))
+    said = "\n".join(strings(ended(JobSnapshot(job=job, attempts=(run,)), ((1, 4.0), (45, 3.0))).blocks))
     for fact in ("succeeded", "1 attempt, 0 preempted; 45 steps", "1 h 00 min", "$0.5000 spent of $10.00",
                  "held-out loss 4.425 → 3.932", "█▁", "gpubroker artifacts"):  # fmt: skip
         assert fact in said

@@ -10,7 +10,7 @@ import yaml
 from broker.api.handlers.slack import api
 from broker.domain.errors import ChannelRefused, NotifyError
 from broker.domain.job import JobState
-from broker.domain.notifications import NOTICES, Delivery, Notice, Snapshot
+from broker.domain.notifications import NOTICES, Delivery, JobSnapshot, Notice
 from tests.conformance.samples import START, make_job
 from tests.slack.conftest import Desk
 from tests.slack.server import SCOPES
@@ -46,11 +46,11 @@ async def everything(desk: Desk) -> None:
     """Every call that we make with a bot token."""
     desk.curve = ((1, 4.0), (2, 3.0))
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     await desk.tell(desk.event(job, "attempt.preempted"), active(job))
     desk.notifier = desk.another()
     ended = make_job(id=job.id, state=JobState.SUCCEEDED, finished_at=START)
-    await desk.tell(desk.event(job, "job.succeeded"), Snapshot(job=ended))
+    await desk.tell(desk.event(job, "job.succeeded"), JobSnapshot(job=ended))
     desk.notifier = desk.another()
     await desk.tell(Delivery(stream=NOTICES, notice=Notice(id="n", kind="digest.daily", message="m")), None)
     client = desk.notifier.client(desk.channel)

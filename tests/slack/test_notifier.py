@@ -11,17 +11,17 @@ import pytest
 
 from broker.domain.errors import ChannelRefused, NotDelivered, NotifyError, RetryAfter, Undeliverable
 from broker.domain.job import AttemptState, Job, JobState, Reason
-from broker.domain.notifications import NOTICES, Delivery, Notice, Snapshot
+from broker.domain.notifications import NOTICES, Delivery, JobSnapshot, Notice
 from broker.runtime.secret_box import SecretsError
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.conftest import BOX, Desk, channel
 from trainer.contract.documents import Beat
 
 
-def active(job: Job, step: int = 0, **changes: Any) -> Snapshot:
+def active(job: Job, step: int = 0, **changes: Any) -> JobSnapshot:
     beat = Beat(attempt="a", boot="b", seq=1, step=step, total_steps=45, phase="training")
     run = replace(make_attempt(job), state=AttemptState.TRAINING, beat=beat)
-    return Snapshot(job=replace(job, state=JobState.ACTIVE, **changes), attempts=(run,))
+    return JobSnapshot(job=replace(job, state=JobState.ACTIVE, **changes), attempts=(run,))
 
 
 def refresh(job: Job) -> Delivery:
@@ -30,7 +30,7 @@ def refresh(job: Job) -> Delivery:
 
 async def test_a_job_is_one_thread_whose_root_is_updated_in_place(desk: Desk) -> None:
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     await desk.tell(desk.event(job, "attempt.intended", "alpha l40s spot"), active(job))
     await desk.tell(desk.event(job, "attempt.training", "attempt 1 is up"), active(job))
     await desk.tell(desk.event(job, "attempt.preempted", "at step 17"), active(job, step=17))
@@ -97,9 +97,9 @@ async def test_another_process_may_have_told_it_meanwhile(desk: Desk) -> None:
 
 async def test_two_channels_of_one_conversation_have_their_own_threads(desk: Desk) -> None:
     job = make_job()
-    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     other = channel(id="ch2", name="other")
-    await desk.notifier.deliver(other, desk.event(job, "job.submitted"), Snapshot(job=job), None)
+    await desk.notifier.deliver(other, desk.event(job, "job.submitted"), JobSnapshot(job=job), None)
     assert len(desk.slack.messages()) == 2
 
 
@@ -137,7 +137,7 @@ async def test_a_pause_that_slack_asks_for_is_the_channels(desk: Desk) -> None:
     for _ in range(4):
         desk.slack.limits.retry_after("chat.postMessage", "C0JOBS")
     with pytest.raises(RetryAfter) as caught:
-        await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+        await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     assert caught.value.after_s == 1
     assert desk.slack.messages() == []
 
@@ -182,7 +182,7 @@ async def test_each_refusal_has_its_consequence(desk: Desk, error: str, kind: ty
     desk.slack.refuse = {"chat.postMessage": error}
     job = make_job()
     with pytest.raises(kind) as caught:
-        await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+        await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     assert "xoxb" not in str(caught.value)
 
 
@@ -199,7 +199,7 @@ async def test_the_end_has_a_summary_and_the_plot(desk: Desk) -> None:
     desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
     job = make_job(state=JobState.SUCCEEDED, finished_at=START + timedelta(hours=1), spent_usd=Decimal(1))
     run = replace(make_attempt(job), state=AttemptState.ENDED, reason=Reason.COMPLETED)
-    await desk.tell(desk.event(job, "job.succeeded"), Snapshot(job=job, attempts=(run,)))
+    await desk.tell(desk.event(job, "job.succeeded"), JobSnapshot(job=job, attempts=(run,)))
     (root,) = desk.slack.messages()
     summary, picture = desk.slack.messages(thread=root["ts"])
     assert "$1.0000 spent of $10.00" in str(summary["blocks"])
@@ -220,7 +220,7 @@ async def test_without_matplotlib_the_curve_is_text(desk: Desk, monkeypatch: pyt
     monkeypatch.setattr(builtins, "__import__", absent)
     desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
     job = make_job(state=JobState.FAILED, reason="oom")
-    await desk.tell(desk.event(job, "job.failed"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "job.failed"), JobSnapshot(job=job))
     (root,) = desk.slack.messages()
     (summary,) = desk.slack.messages(thread=root["ts"])
     assert "█" in str(summary["blocks"])
@@ -247,20 +247,20 @@ async def test_a_new_token_is_used_at_once(desk: Desk) -> None:
     job = make_job()
     desk.channel = channel(token="xoxb-old")
     with pytest.raises(ChannelRefused):
-        await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+        await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     desk.channel = channel()
-    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
     assert len(desk.slack.messages()) == 1
 
 
 async def test_another_master_key_is_said(desk: Desk) -> None:
     desk.channel = replace(desk.channel, sealed=BOX.seal("{}")[:-4] + b"AAA=")
     with pytest.raises(SecretsError, match="master key"):
-        await desk.tell(desk.event(make_job(), "job.submitted"), Snapshot(job=make_job()))
+        await desk.tell(desk.event(make_job(), "job.submitted"), JobSnapshot(job=make_job()))
 
 
 async def test_needs_no_scope_beyond_the_manifest(desks: Callable[..., Any]) -> None:
     async with desks(scopes=frozenset({"chat:write"})) as desk:
         job = make_job()
         with pytest.raises(ChannelRefused, match=r"missing_scope.*manifest"):
-            await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+            await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.notifications.outbox import LEASE_S, Outbox
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job
@@ -45,9 +45,9 @@ class Desk:
     def new_broker(self) -> None:
         """After a kill of the one before: nothing of it is left but what it wrote."""
         notifier = SlackNotifier(BOX, self.time, self._losses, api_url=f"{self.there.url}/api/")
-        context = Context(
+        context = ControllerContext(
             installation=Installation("test"), owner=f"b{len(self.brokers)}", store=self.store, blobs=None,  # type: ignore[arg-type]
-            providers={}, clock=Waiting(self.time), rhythm=Rhythm(poll_s=0.005),
+            providers={}, clock=Waiting(self.time), rhythm=Intervals(poll_s=0.005),
         )  # fmt: skip
         self.brokers.append((Outbox(context, [notifier], jitter=lambda: 0.0), notifier))
 

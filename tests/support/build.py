@@ -4,10 +4,10 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from broker.billing.drain import Tempo
+from broker.billing.drain import DrainBudget
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, AttemptState, Job, JobState, PriceChange
-from broker.domain.offer import GIB, Offer, QuoteLine, Verdict
+from broker.domain.offer import GIB, Offer, OfferVerdict, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 
@@ -31,7 +31,7 @@ def offer(**changes: Any) -> Offer:
 
 
 def line(**changes: Any) -> QuoteLine:
-    return QuoteLine(offer=offer(**changes), verdict=Verdict.KEPT, reason="fits")
+    return QuoteLine(offer=offer(**changes), verdict=OfferVerdict.KEPT, reason="fits")
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -68,5 +68,5 @@ def attempt(state: AttemptState = AttemptState.TRAINING, **changes: Any) -> Atte
     return Attempt(**(values | changes))
 
 
-def tempo(*, tick_s: float = 10, drain_s: float = 60, hands_s: float = 7) -> Tempo:
-    return Tempo(tick_s=tick_s, drain_s=drain_s, hands_s=hands_s)
+def tempo(*, tick_s: float = 10, drain_s: float = 60, hands_s: float = 7) -> DrainBudget:
+    return DrainBudget(detect_s=tick_s, drain_s=drain_s, teardown_proof_s=hands_s)

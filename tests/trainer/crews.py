@@ -111,7 +111,7 @@ def told(snapshot: Path) -> list[tuple[int, float, float, float]]:
 
 def tensors(snapshot: Path, group: str = "model") -> dict[str, Any]:
     """Whole tensors, whichever files they lie in."""
-    from trainer.checkpoint.snapshot import Stored
+    from trainer.checkpoint.snapshot import StoredSnapshot
 
-    stored = Stored(snapshot)
+    stored = StoredSnapshot(snapshot)
     return {name: stored.read(group, name) for name in stored.names(group)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.__main__ import main
-from trainer.agent.upload.save_cost import Effort
+from trainer.agent.upload.save_cost import SaveCost
 from trainer.agent.upload.script_snapshots import ScriptTree
 from trainer.core.process_exit import leave
 from trainer.objectstore.objects import Objects
@@ -50,5 +50,5 @@ async def snapshot(self: ScriptTree, **how: Any) -> bool:
 if __name__ == "__main__":
     Objects.upload = upload  # type: ignore[method-assign]
     ScriptTree.snapshot = snapshot  # type: ignore[method-assign]
-    Effort.save_s = lambda self, sending: SAVE_S  # type: ignore[method-assign]
+    SaveCost.save_s = lambda self, sending: SAVE_S  # type: ignore[method-assign]
     leave(main())

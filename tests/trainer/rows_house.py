@@ -5,10 +5,10 @@ from typing import Any
 
 from tests.trainer.harness import JOB
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.upload import token_cache as rows
 from trainer.batching.examples import Example
-from trainer.batching.mmap_dataset import Writer
+from trainer.batching.mmap_dataset import DatasetWriter
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, DataFile
 from trainer.core.ipc import RunFolder
@@ -39,7 +39,7 @@ class House:
 
     def tokenised(self, number: int, *, identity: str = IDENTITY) -> RunFolder:
         run = self.machine(number)
-        writer = Writer(run.root, Example)
+        writer = DatasetWriter(run.root, Example)
         for example in EXAMPLES:
             writer.append(example)
         writer.close({"identity": identity, "rows": len(EXAMPLES)})
@@ -47,7 +47,7 @@ class House:
 
     def sender(self, number: int, run: RunFolder, *, known: str = "", node: int = 0, **spec: Any) -> rows.Sender:
         env = Environment(blobs=self.url, installation="inst", attempt=f"a{number}", workdir=run.root.parent, node=node)
-        self.state = AttemptState(env=env, run=run)
+        self.state = AgentState(env=env, run=run)
         return rows.Sender(self.objects, self.state, self.spec(number, **spec), known=known, say=self.told.append)
 
     async def sent(self, number: int, **more: Any) -> str:

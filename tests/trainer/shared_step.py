@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.trainer.workers import FORKS, HANGS_S
 from trainer.agent.process.child import free_port
-from trainer.memtrace.probe import Ask
+from trainer.memtrace.probe import TraceOptions
 from trainer.parallel import launch
 
 Segments = Mapping[str, Mapping[str, int]]
@@ -82,7 +82,9 @@ def _plain_messages() -> None:
     DefaultReduceScatter.__call__ = reduce  # type: ignore[method-assign,assignment]
 
 
-def _rank(out: Path, variables: Mapping[str, str], config: Mapping[str, Any], layers: int, asks: Sequence[Ask]) -> None:
+def _rank(
+    out: Path, variables: Mapping[str, str], config: Mapping[str, Any], layers: int, asks: Sequence[TraceOptions]
+) -> None:
     import torch
     from accelerate.state import AcceleratorState
 
@@ -106,7 +108,9 @@ def _rank(out: Path, variables: Mapping[str, str], config: Mapping[str, Any], la
     os._exit(0)  # nothing is to be freed in an order that gloo's threads wait for
 
 
-def really(folder: Path, config: Mapping[str, Any], layers: int, asks: Sequence[Ask]) -> list[tuple[Segments, int]]:
+def really(
+    folder: Path, config: Mapping[str, Any], layers: int, asks: Sequence[TraceOptions]
+) -> list[tuple[Segments, int]]:
     """(bytes by category at the worst moment of each segment, the allocator's own peak) of every step."""
     out, master, many = folder / "made.json", f"127.0.0.1:{free_port()}", asks[0].gpus
     processes = [

@@ -23,40 +23,40 @@ PASSES = 3
 
 def drained_within_a_sample(rank: int) -> None:
     """Asked to end before the model's first pass for them: one that has learnt may end its words at once."""
-    from trainer.training.evaluator import Judge
+    from trainer.training.evaluator import Evaluator
 
-    sampled, look = Judge.sampled, Judge._look
+    sampled, look = Evaluator.write_samples, Evaluator._look
 
-    def begun(judge: Judge, *given: Any) -> Any:
+    def begun(judge: Evaluator, *given: Any) -> Any:
         passes = []
 
-        def counted(judge: Judge) -> None:
+        def counted(judge: Evaluator) -> None:
             passes.append(1)
             (judge.run.root / "passes").write_text(str(len(passes)))
             if len(passes) == 1:
                 judge.run.drain.touch()
             look(judge)
 
-        Judge._look = counted  # type: ignore[method-assign]
+        Evaluator._look = counted  # type: ignore[method-assign]
         return sampled(judge, *given)
 
-    Judge.sampled = begun  # type: ignore[method-assign]
+    Evaluator.write_samples = begun  # type: ignore[method-assign]
 
 
 def drained_before_the_merge(rank: int) -> None:
     from trainer.tasks.common.base import Task
-    from trainer.training.evaluator import Judge
+    from trainer.training.evaluator import Evaluator
 
-    write = Judge.write
+    write = Evaluator.write
 
-    def asked(judge: Judge, *given: Any, **more: Any) -> None:
+    def asked(judge: Evaluator, *given: Any, **more: Any) -> None:
         judge.run.drain.touch()
         write(judge, *given, **more)
 
     def merge(task: Task[Any], folder: Path) -> None:
         raise AssertionError("it went on")
 
-    Judge.write, Task.merge = asked, merge  # type: ignore[method-assign]
+    Evaluator.write, Task.merge = asked, merge  # type: ignore[method-assign]
 
 
 def no_merge(rank: int) -> None:

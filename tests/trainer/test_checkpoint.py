@@ -8,12 +8,12 @@ import pytest
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
-from trainer.contract.checkpoint_format import STATE, Care, Progress
+from trainer.contract.checkpoint_format import STATE, GuardState, Progress
 from trainer.contract.documents import CONTRACT_VERSION, Manifest
 from trainer.contract.guard import GuardConfig
 from trainer.contract.train import CheckpointConfig
-from trainer.core.ipc import Part
-from trainer.objectstore.objects import BadContent, Objects, StoreError, connect
+from trainer.core.ipc import SnapshotPart
+from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError, connect
 from trainer.training import divergence as guard
 
 ORIGIN = Origin(job="j", attempt="a", kind="script")
@@ -262,8 +262,8 @@ async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects,
         left = await checkpoint.own(objects, ORIGIN)
         assert len(left) <= 4
         for at in (keys.step_of(left[0]), keys.step_of(left[1:2][0] if left[1:] else left[0])):
-            bad = Progress(step=at + 2, care=Care(bad=2))
-            jumps = guard.back(wary, bad, 4)
+            bad = Progress(step=at + 2, care=GuardState(bad=2))
+            jumps = guard.rollback_plan(wary, bad, 4)
             found = await checkpoint.restore(
                 objects, left, tmp_path / "back", kind="script", tell=lambda line: None, jumps=jumps
             )
@@ -286,11 +286,11 @@ async def test_download_refuses_what_was_not_promised(objects: Objects, tmp_path
     assert not (tmp_path / "f").exists()
 
 
-def part(folder: Path, name: str, node: int) -> tuple[Path, Part]:
+def part(folder: Path, name: str, node: int) -> tuple[Path, SnapshotPart]:
     made = folder / f"node-{node}"
     made.mkdir(parents=True)
     (made / f"{name}.json").write_text(name)
-    return made, Part(node=node, nodes=2, nonce="same")
+    return made, SnapshotPart(node=node, nodes=2, nonce="same")
 
 
 async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, store: Path, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ async def test_a_file_that_cannot_be_sent_ends_the_others_too(
     async def upload(self: Objects, key: str, *_: object) -> None:
         if key.endswith("a.json"):
             await begun.wait()
-            raise StoreError("away")
+            raise ObjectStoreError("away")
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -352,7 +352,7 @@ async def test_a_file_that_cannot_be_sent_ends_the_others_too(
             ended.set()
 
     monkeypatch.setattr(Objects, "upload", upload)
-    with pytest.raises(StoreError, match="away"):
+    with pytest.raises(ObjectStoreError, match="away"):
         await checkpoint.commit(objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0)
     assert ended.is_set()
 
@@ -373,7 +373,7 @@ async def test_a_part_that_was_offered_and_is_gone_stops_the_commit(
     other, second = part(tmp_path, "b", 1)
     await checkpoint.offer(objects, ORIGIN, other, step=5, complete=False, part=second)
     next(store.rglob("b.json")).unlink()
-    with pytest.raises(StoreError, match=r"b\.json was offered and is absent"):
+    with pytest.raises(ObjectStoreError, match=r"b\.json was offered and is absent"):
         await checkpoint.commit_parts(
             objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=lambda: False
         )

@@ -52,22 +52,22 @@ def test_norms_within_heads_are_divided_only_while_they_are_not_trained() -> Non
 def test_attention_that_cannot_gather_is_refused(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from trainer.parallel.context_parallel import Context
+    from trainer.parallel.context_parallel import ContextParallel
 
     model = AutoModelForCausalLM.from_pretrained(llama(tmp_path / "model"), attn_implementation="eager")
     mesh: Any = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 0)
     with pytest.raises(UserFault, match=r"world\.parallelism\.context: only with train.attention auto or sdpa"):
-        Context(mesh).attach(model)
+        ContextParallel(mesh).attach(model)
 
 
 def test_a_stretch_sees_what_is_before_it_in_its_own_row() -> None:
     """Two rows of a pack, 4 and 3 tokens, and one token more so that two processes have as many."""
     import torch
 
-    from trainer.parallel.context_parallel import Context
+    from trainer.parallel.context_parallel import ContextParallel
 
     mesh: Any = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 1)
-    context = Context(mesh)
+    context = ContextParallel(mesh)
     ids, positions = torch.arange(1, 8)[None], torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
     made = context.stretch({"input_ids": ids, "position_ids": positions, "wanted": ids + 1})
     assert made["input_ids"].tolist() == [[5, 6, 7, 0]]

@@ -74,14 +74,14 @@ def as_on_a_gpu(rank: int) -> None:
     """Each worker is a process of its own, so nothing needs to be put back."""
     from trainer.training.loop import Loop
 
-    rehearse = Loop._rehearse
+    rehearse = Loop._check_determinism
 
     def rehearsed(loop: Loop) -> None:
         rehearse(loop)
         (loop._run.root / "rehearsed").touch()
 
     exact.begin()
-    Loop._rehearse = rehearsed  # type: ignore[method-assign]
+    Loop._check_determinism = rehearsed  # type: ignore[method-assign]
 
 
 def as_on_a_gpu_that_lacks_one(rank: int) -> None:

@@ -137,7 +137,9 @@ def test_results_that_do_not_fit_beside_their_checkpoint_are_named(tmp_path: Pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, hard))
     try:
-        with pytest.raises(standalone.NoRoom, match=r"^the results could not be written: about 49.2 kB are wanted"):
+        with pytest.raises(
+            standalone.OutputDiskFull, match=r"^the results could not be written: about 49.2 kB are wanted"
+        ):
             standalone._publish(store, "at/manifest.json", output)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

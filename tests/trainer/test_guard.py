@@ -13,14 +13,14 @@ from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import Bench
 from tests.trainer.tiny_jobs import KINDS, POISONED
 from trainer.batching import sampler as order
-from trainer.contract.checkpoint_format import Care, Jump, Progress, on_the_way
+from trainer.contract.checkpoint_format import GuardState, Progress, RowSkip, on_the_way
 from trainer.contract.documents import ExitCode, Outcome
 from trainer.contract.guard import GuardConfig, SelectionConfig
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.training import divergence as guard
 from trainer.training import model_selection as selection
-from trainer.training.result_writer import Unwritten
+from trainer.training.result_writer import ResultsNotWritten
 
 NAN = math.nan
 KIND = KINDS["text_regression full"]
@@ -31,7 +31,7 @@ def told(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
     progress = Progress()
     found: list[tuple[str, str]] = []
     for loss in losses:
-        verdict, care, words = guard.judge(config, progress, loss, 1.0)
+        verdict, care, words = guard.check_step(config, progress, loss, 1.0)
         found.append((verdict, words))
         progress = progress.model_copy(update={"care": care, "step": progress.step + 1})
         if verdict in ("back", "stop"):
@@ -54,20 +54,20 @@ def test_bad_steps_are_left_out_then_undone_then_the_end() -> None:
 
 
 def test_a_norm_that_is_no_number_counts_as_a_loss_that_is_none() -> None:
-    assert guard.judge(GuardConfig(), Progress(), 1.0, NAN)[0] == "skip"
+    assert guard.check_step(GuardConfig(), Progress(), 1.0, NAN)[0] == "skip"
 
 
 def test_it_goes_back_before_the_first_bad_step_and_passes_their_rows() -> None:
     config = GuardConfig(skip=2, back_steps=10)
-    bad = Progress(step=52, samples=520, care=Care(bad=2))
-    jumps = guard.back(config, bad, 10)
-    assert jumps == (Jump(step=40, samples=530),)
-    assert guard.back(config, bad.model_copy(update={"step": 7, "care": Care(bad=2)}), 10)[0].step == 0
+    bad = Progress(step=52, samples=520, care=GuardState(bad=2))
+    jumps = guard.rollback_plan(config, bad, 10)
+    assert jumps == (RowSkip(step=40, samples=530),)
+    assert guard.rollback_plan(config, bad.model_copy(update={"step": 7, "care": GuardState(bad=2)}), 10)[0].step == 0
 
-    at = guard.jumped(Progress(step=40, samples=400, micro=3), jumps)
-    assert (at.samples, at.micro, at.care.jumps) == (530, 0, jumps)
-    assert guard.jumped(at, jumps) == at
-    assert guard.jumped(Progress(step=39, samples=390), jumps).samples == 390
+    at = guard.skip_rows(Progress(step=40, samples=400, micro_batch_index=3), jumps)
+    assert (at.samples, at.micro_batch_index, at.care.jumps) == (530, 0, jumps)
+    assert guard.skip_rows(at, jumps) == at
+    assert guard.skip_rows(Progress(step=39, samples=390), jumps).samples == 390
 
 
 def test_what_stands_out_is_told_once_and_changes_nothing() -> None:
@@ -84,9 +84,11 @@ def test_what_stands_out_is_told_once_and_changes_nothing() -> None:
 
 def test_evaluations_end_the_training_when_they_get_no_better() -> None:
     config = SelectionConfig(patience=2, min_delta=0.1)
-    assert not selection.enough(config, ((4, 3.0), (8, 2.0), (12, 1.95)))
-    assert "loss 2.0000 after step 8" in selection.enough(config, ((4, 3.0), (8, 2.0), (12, 1.95), (16, 2.5)))
-    assert not selection.enough(config, ((4, 3.0), (8, 2.0), (12, 1.95), (16, 1.8)))
+    assert not selection.early_stop_reason(config, ((4, 3.0), (8, 2.0), (12, 1.95)))
+    assert "loss 2.0000 after step 8" in selection.early_stop_reason(
+        config, ((4, 3.0), (8, 2.0), (12, 1.95), (16, 2.5))
+    )
+    assert not selection.early_stop_reason(config, ((4, 3.0), (8, 2.0), (12, 1.95), (16, 1.8)))
     high = SelectionConfig(metric="accuracy", patience=1)
     assert selection.best(high, ((4, 0.1), (8, 0.3), (12, 0.2))) == (8, 0.3)
     assert selection.best(SelectionConfig(), ((4, NAN), (8, 7.0), (12, NAN))) == (8, 7.0)
@@ -111,9 +113,9 @@ def test_the_last_weights_are_back_whatever_happens_to_the_results() -> None:
     def written() -> None:
         with chosen.chosen(progress, lambda: None, weights) as at:
             assert (at, weights["w"].item()) == (1, 1.0)
-            raise Unwritten("the disk is full")
+            raise ResultsNotWritten("the disk is full")
 
-    with pytest.raises(Unwritten):
+    with pytest.raises(ResultsNotWritten):
         written()
     assert weights["w"].item() == 5.0
 
@@ -136,7 +138,7 @@ def poisoned_steps() -> list[int]:
     """Steps, from 1, whose rows hold the one that cannot be squared."""
     training, _ = order.split(17, tiny_jobs.ROWS, 1 - tiny_jobs.TRAINED / tiny_jobs.ROWS)
     place, batch = training.index(POISONED), tiny_jobs.GLOBAL_BATCH
-    return [s + 1 for s in range(tiny_jobs.STEPS) if place in order.window(17, s * batch, batch, len(training))]
+    return [s + 1 for s in range(tiny_jobs.STEPS) if place in order.step_rows(17, s * batch, batch, len(training))]
 
 
 def test_poisoned_steps_are_left_out_and_the_best_weights_are_the_result(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def way(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[
 
     `stored`: from the newest checkpoint that they have left; else from the beginning.
     """
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[RowSkip, ...] = ()
     left: list[Path] = []
     for number in range(20):
         restore = max((s for s in left if on_the_way(s, jumps)), default=None) if stored and jumps else None

@@ -43,7 +43,7 @@ def test_a_disk_that_takes_nothing_is_found(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(host.BadHost, match="host: its disk does not take 4 MiB: No space left") as e:
+    with pytest.raises(host.HostNotUsable, match="host: its disk does not take 4 MiB: No space left") as e:
         host.disk(tmp_path)
     assert e.value.outcome is Outcome.INFRASTRUCTURE
     assert list(tmp_path.iterdir()) == []
@@ -77,4 +77,4 @@ def test_figures_that_one_gpu_does_not_tell_cost_none_of_the_others(monkeypatch:
     }  # fmt: skip
     for name, answer in told.items():
         monkeypatch.setattr(pynvml, name, answer)
-    assert gpus.load() == gpus.Load(utilisation=0.7, memory_bytes=7, power_w=250.5)
+    assert gpus.load() == gpus.GpuUsage(utilisation=0.7, memory_bytes=7, power_w=250.5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.agent.upload.save_interval import Pace
+from trainer.agent.upload.save_interval import SaveInterval
 from trainer.contract.save_interval import daly_s, interval_s, told
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import RunFolder
@@ -60,7 +60,9 @@ def test_people_read_where_it_comes_from() -> None:
 def test_the_worker_hears_of_it_and_people_do_once(tmp_path: Path) -> None:
     run, heard = RunFolder(root=tmp_path / "run"), list[str]()
     run.make()
-    pace = Pace(run, config=CheckpointConfig(), losses_per_hour=0.27, tell=lambda kind, message: heard.append(message))
+    pace = SaveInterval(
+        run, config=CheckpointConfig(), losses_per_hour=0.27, tell=lambda kind, message: heard.append(message)
+    )
     assert pace.every_s == 300
     for cost_s in (1.0, 1.1, 0.9):
         pace.saved(cost_s)

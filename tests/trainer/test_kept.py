@@ -13,7 +13,7 @@ from tests.trainer.tiny_jobs import KINDS
 from trainer import tasks
 from trainer.batching import mmap_dataset as kept
 from trainer.batching.examples import Example
-from trainer.batching.mmap_dataset import Kept, Writer
+from trainer.batching.mmap_dataset import DatasetWriter, MmapDataset
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault
 from trainer.core.ipc import ROWS, rows_note
@@ -47,12 +47,12 @@ def test_what_is_kept_comes_back(kind: type, tmp_path_factory: pytest.TempPathFa
     @settings(max_examples=30, deadline=None)
     @given(st.lists(KEPT[kind], max_size=4))
     def comes_back(made: list[Any]) -> None:
-        writer = Writer(folder, kind)
+        writer = DatasetWriter(folder, kind)
         for one in made:
             writer.append(one)
         assert rows_note(folder) is None, "nobody reads what is not whole"
         writer.close({"rows": len(made)})
-        found = Kept(folder, kind)
+        found = MmapDataset(folder, kind)
         assert [list(found), found[-9:9], rows_note(folder)] == [made, made, {"rows": len(made)}]
         with pytest.raises(IndexError):
             found[len(made)]
@@ -95,13 +95,13 @@ def test_many_rows_are_taken_in_any_order_and_never_all_in_memory(tmp_path: Path
     count = 6_500
     numbers = list(range(300, 4_300))
     before = held_mb()
-    writer = Writer(tmp_path, Example)
+    writer = DatasetWriter(tmp_path, Example)
     for first in range(count):
         numbers[0] = first
         writer.append(Example(ids=numbers, prompt=1))
     writer.close({})
     assert (tmp_path / ROWS).stat().st_size > 100 * MB
-    train, held = kept.divided(Kept(tmp_path, Example), 17, 0.1)
+    train, held = kept.train_eval_split(MmapDataset(tmp_path, Example), 17, 0.1)
     seen = [row.ids[0] for part in (train, held) for row in part]
     assert held_mb() - before < 20
     assert sorted(seen) == list(range(count))
@@ -122,12 +122,12 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Task[Any]]:
 
 
 def test_rows_that_are_written_anew_do_not_cut_short_what_another_process_reads(tmp_path: Path) -> None:
-    def written(count: int) -> Kept[Example]:
-        writer = Writer(tmp_path, Example)
+    def written(count: int) -> MmapDataset[Example]:
+        writer = DatasetWriter(tmp_path, Example)
         for number in range(count):
             writer.append(Example(ids=[number] * 5_000, prompt=1))
         writer.close({})
-        return Kept(tmp_path, Example)
+        return MmapDataset(tmp_path, Example)
 
     first = written(9)
     written(1)

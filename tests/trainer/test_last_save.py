@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from tests.trainer.peaks import needs_a_new_peak
 from trainer.checkpoint import snapshot
-from trainer.checkpoint.snapshot import Held, Snapshot, Snapshots, Stored, Writer
+from trainer.checkpoint.snapshot import Held, LocalSnapshot, Snapshots, SnapshotWriter, StoredSnapshot
 from trainer.contract.checkpoint_format import Progress
 from trainer.core.ipc import RunFolder
 from trainer.parallel import ddp as parallel
@@ -38,19 +38,19 @@ print(kib("VmHWM") - before)
 """
 
 
-def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> Stored:
+def saved(folder: Path, weights: dict[str, torch.Tensor], *, still: bool) -> StoredSnapshot:
     run = RunFolder(root=folder)
     run.snapshots.mkdir(parents=True)
     (folder / "metrics.jsonl").touch()
-    held: Held = {"model": parallel.Copies(Accelerator(cpu=True)).held(weights), "optimizer": {}, "gradients": {}}
-    plan = snapshot.joined([snapshot.parts(held, Writer())])
-    taken = Snapshots(run, Writer())
+    held: Held = {"model": parallel.DataParallel(Accelerator(cpu=True)).held(weights), "optimizer": {}, "gradients": {}}
+    plan = snapshot.joined([snapshot.parts(held, SnapshotWriter())])
+    taken = Snapshots(run, SnapshotWriter())
     progress = Progress(step=1)
-    taken.begin(Snapshot(progress=progress, held=held, plan=plan, metrics=folder / "metrics.jsonl", still=still))
+    taken.begin(LocalSnapshot(progress=progress, held=held, plan=plan, metrics=folder / "metrics.jsonl", still=still))
     taken.join()
     assert not taken.failure()
     (made,) = run.waiting()
-    return Stored(made)
+    return StoredSnapshot(made)
 
 
 @pytest.mark.parametrize("still", [True, False])

@@ -8,15 +8,15 @@ import pytest
 from trainer.agent import deliver_results as deliver
 from trainer.agent.base.background import background
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
-from trainer.agent.final_report import LastWord
+from trainer.agent.base.state import AgentState
+from trainer.agent.final_report import FinalReport
 from trainer.agent.upload.heartbeat import Beater
 from trainer.agent.upload.log_buffer import LogBuffer, Redactor
 from trainer.agent.upload.log_shipper import Shipper
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Beat, Final, Limits, Outcome
 from trainer.core.ipc import RunFolder
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 
 class Away(Objects):
@@ -30,13 +30,13 @@ class Away(Objects):
         if key.startswith(keys.final("a")):
             self.looks += 1
             if self.looks <= self.hidden:
-                raise StoreError("away")
+                raise ObjectStoreError("away")
         return await super().read(key)
 
     async def write(self, key: str, data: bytes) -> None:
         if key.startswith(keys.BEATS) and self.tries:
             self.tries -= 1
-            raise StoreError("away")
+            raise ObjectStoreError("away")
         await super().write(key, data)
 
 
@@ -45,12 +45,12 @@ class Mate:
 
     def __init__(self, folder: Path, node: int = 1) -> None:
         env = Environment(blobs="", installation="inst", attempt="a", node=node, workdir=folder)
-        self.state = AttemptState(env=env, run=RunFolder(root=folder))
+        self.state = AgentState(env=env, run=RunFolder(root=folder))
         self.state.limits = Limits(beat_s=0.01, drain_s=0)
         self.objects = Away.open(f"file://{folder}", {}, "inst")
         self.beater, log = Beater(self.objects, self.state), LogBuffer(Redactor({}))
         shipper = Shipper(self.objects, log, env, self.state)
-        self.word = LastWord(self.objects, env, self.state, beater=self.beater, shipper=shipper)
+        self.word = FinalReport(self.objects, env, self.state, beater=self.beater, shipper=shipper)
         self.heard: list[str] = []
 
     async def waits(self, outcome: Outcome = Outcome.COMPLETED) -> None:
@@ -136,10 +136,10 @@ async def test_the_last_beat_says_so_though_the_store_is_away_for_a_moment(
     at_once = asyncio.sleep
     monkeypatch.setattr(asyncio, "sleep", lambda _: at_once(0))
     env = Environment(blobs="", installation="inst", attempt="a", workdir=tmp_path)
-    state, objects = AttemptState(env=env, run=RunFolder(root=tmp_path)), Away.open(f"file://{tmp_path}", {}, "inst")
+    state, objects = AgentState(env=env, run=RunFolder(root=tmp_path)), Away.open(f"file://{tmp_path}", {}, "inst")
     objects.tries = tries
     shipper = Shipper(objects, LogBuffer(Redactor({})), env, state)
-    word = LastWord(objects, env, state, beater=Beater(objects, state), shipper=shipper)
+    word = FinalReport(objects, env, state, beater=Beater(objects, state), shipper=shipper)
     assert await word.speak(Outcome.COMPLETED, "", 0, pulled=False) is Outcome.COMPLETED
     beat, final = await objects.read(keys.beat("a", 0)), await objects.read(keys.final("a"))
     assert beat is not None

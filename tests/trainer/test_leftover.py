@@ -93,15 +93,15 @@ def waiting(run: RunFolder, step: int, *, complete: bool = False) -> Path:
 async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> None:
     """The run was killed between the commit and the removal."""
     run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open((tmp_path / "store").as_uri(), {}, "standalone")
-    assert leftover.found(run) is None
+    assert leftover.pending_snapshot(run) is None
     run.make()
     for step, committed in ((3, 1), (5, 2), (5, 2)):
         snapshot = waiting(run, step)
-        assert leftover.found(run) == snapshot
-        await leftover.bring(objects, ORIGIN, snapshot)
-        assert leftover.found(run) is None
+        assert leftover.pending_snapshot(run) == snapshot
+        await leftover.commit_pending(objects, ORIGIN, snapshot)
+        assert leftover.pending_snapshot(run) is None
         assert len(await checkpoint.own(objects, ORIGIN)) == committed
-    assert leftover.clear(tmp_path / "work", run, tmp_path / "store") == ""
+    assert leftover.clean_up(tmp_path / "work", run, tmp_path / "store") == ""
     assert not (tmp_path / "work").exists()
 
 
@@ -110,7 +110,7 @@ async def test_results_are_brought_beside_a_checkpoint_of_their_step(tmp_path: P
     run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open((tmp_path / "store").as_uri(), {}, "standalone")
     run.make()
     for complete, verified in ((False, [False]), (True, [False, True]), (True, [False, True])):
-        await leftover.bring(objects, ORIGIN, waiting(run, 5, complete=complete))
+        await leftover.commit_pending(objects, ORIGIN, waiting(run, 5, complete=complete))
         found = [await checkpoint.verified(objects, key) for key in await checkpoint.own(objects, ORIGIN)]
         assert sorted(found) == verified
-        assert leftover.found(run) is None
+        assert leftover.pending_snapshot(run) is None

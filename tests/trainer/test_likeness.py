@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer import heads, tiny_jobs, workers
 from tests.trainer.tiny_jobs import KINDS
-from trainer.contract.checkpoint_format import Likeness
+from trainer.contract.checkpoint_format import ModelFingerprint
 from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
@@ -41,7 +41,7 @@ def marked(folder: Path, template: str) -> Path:
     return folder
 
 
-def like(folder: Path, job: str = JOB) -> tuple[TrainConfig, Likeness]:
+def like(folder: Path, job: str = JOB) -> tuple[TrainConfig, ModelFingerprint]:
     config = TrainConfig.model_validate({"model": str(folder), "data": {"path": "x.csv", "completion": "{a}"}})
     return config, likeness.of(config, models.tokenizer_of(config), job)
 

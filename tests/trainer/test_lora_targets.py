@@ -12,7 +12,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from broker.sizing.estimate import BadAsk, estimate, targets_of
+from broker.sizing.estimate import EstimateError, estimate, targets_of
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128, "pad_token_id": 0}
 LLAMA = SIZES | {"intermediate_size": 96, "num_key_value_heads": 2, "max_position_embeddings": 64}
@@ -69,7 +69,7 @@ def test_targets_train_what_peft_would(family: str) -> None:
         there = trained_by_peft(config, family, said)
         try:
             here = estimate(config=config.to_dict(), lora_targets=said, lora_r=8, seq=16)["trainable_parameters"]
-        except BadAsk as refused:
+        except EstimateError as refused:
             here = None
             if "whose adapter is not estimated" in str(refused):
                 assert any(name in said for name in NOT_ESTIMATED[family]), said

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 
 from benchmarks.memory_forms import WINDOWS, cases, compared
 from benchmarks.memory_tables import traced as lines_of
-from broker.estimator.architecture.families import BUILDS, PAIRS
+from broker.estimator.architecture.families import FAMILIES, PAIRS
 from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.decoder_shape import MIXTURES
@@ -19,7 +19,7 @@ from broker.model_catalog.encoder_shape import ENCODERS
 from broker.sizing.estimate import estimate
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
 from trainer.memtrace import __main__ as memtrace_main
-from trainer.memtrace.probe import Ask
+from trainer.memtrace.probe import TraceOptions
 from trainer.memtrace.tracer import extrapolate
 
 WIDE: dict[str, Any] = {
@@ -33,7 +33,7 @@ GPT: dict[str, Any] = {
 }  # fmt: skip
 PLAIN = {k: v for k, v in WIDE.items() if k not in ("num_key_value_heads", "head_dim")}
 CONFIGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(BUILDS, WIDE),
+    **dict.fromkeys(FAMILIES, WIDE),
     "falcon": {k: v for k, v in PLAIN.items() if k != "intermediate_size"}
     | {"multi_query": True, "parallel_attn": True, "bias": False, "alibi": False},
     "gpt_neox": PLAIN,
@@ -51,7 +51,7 @@ def fresh_accelerator() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-@pytest.mark.parametrize("family", sorted(set(BUILDS) - MIXTURES - ENCODERS))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - MIXTURES - ENCODERS))
 @pytest.mark.parametrize(
     ("method", "precision", "checkpointing"),
     [("full", "bf16", False), ("lora", "bf16", True), ("lora", "fp32", False)],
@@ -67,7 +67,7 @@ def test_the_tape_plays_what_the_model_does(family: str, method: str, precision:
         precision=precision,
         gradient_checkpointing=checkpointing,
     )
-    traced = extrapolate(config, Ask(train=train, sequence=512))
+    traced = extrapolate(config, TraceOptions(train=train, sequence=512))
     found = estimate(
         config=config,
         method=method,

@@ -18,9 +18,9 @@ from torch.nn import functional
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, QloraConfig, TrainConfig
 from trainer.memtrace import storage_tracker as storages
 from trainer.memtrace import tracer as memtrace
-from trainer.memtrace.device_emulation import AsIf, allowed
+from trainer.memtrace.device_emulation import DeviceEmulation, allowed
 from trainer.memtrace.inputs import task_of
-from trainer.memtrace.probe import Ask
+from trainer.memtrace.probe import TraceOptions
 from trainer.memtrace.storage_tracker import Storages
 from trainer.memtrace.tracer import CATEGORIES, Peak, at_depth, extrapolate, mark, trace, watch
 
@@ -64,14 +64,14 @@ def ask(
     foreach: bool = False,
     padded: bool = False,
     **train: Any,
-) -> Ask:
+) -> TraceOptions:
     config = TrainConfig(
         model="traced",
         data=DataConfig(path="x.jsonl", completion="{x}"),
         method={"full": FullConfig, "lora": LoraConfig, "qlora": QloraConfig}[method](),
         **{"micro_batch": 2, "global_batch": train.get("micro_batch", 2), "precision": "bf16", **train},
     )
-    return Ask(train=config, sequence=sequence, device=device, foreach=foreach)
+    return TraceOptions(train=config, sequence=sequence, device=device, foreach=foreach)
 
 
 def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -96,7 +96,7 @@ def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         (LLAMA, ask("qlora", device="cpu", gradient_checkpointing=True)),
     ],
 )
-def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: Ask) -> None:
+def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: TraceOptions) -> None:
     traced, real = trace(model, 3, wanted), trace(model, 3, wanted, real=True)
     sizes, measured = totals(traced), totals(real)
     worst = max(measured, key=lambda name: measured[name])
@@ -185,7 +185,7 @@ def pure_bf16_step(layers: int, rows: int, checkpointing: bool) -> dict[str, dic
     from transformers import LlamaConfig, LlamaForCausalLM
 
     fields = {n: v for n, v in LLAMA_3_8B.items() if n not in ("model_type", "num_hidden_layers")}
-    with torch.device("meta"), allowed(), AsIf("cuda") as asif:
+    with torch.device("meta"), allowed(), DeviceEmulation("cuda") as asif:
         model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, use_cache=False, **fields)).bfloat16().train()
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -16,7 +16,7 @@ from torch import distributed
 from tests.trainer.shared_step import Segments, really
 from tests.trainer.test_memtrace import LLAMA, QWEN2, ask, totals
 from trainer.memtrace import __main__ as memtrace_main
-from trainer.memtrace.probe import Ask
+from trainer.memtrace.probe import TraceOptions
 from trainer.memtrace.tracer import extrapolate, trace
 
 ENDS = {**QWEN2, "vocab_size": 9000}
@@ -31,7 +31,7 @@ def fresh_accelerator() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-def two(sharding: str, method: str, **more: Any) -> Ask:
+def two(sharding: str, method: str, **more: Any) -> TraceOptions:
     """Of two processes; a global batch of 4 rows is a micro-batch of each."""
     wanted = ask(method, **{"device": "cpu", "sequence": 64, "global_batch": 4, **more})
     return replace(wanted, gpus=2, divided=sharding == "fsdp")

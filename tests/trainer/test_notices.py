@@ -15,7 +15,7 @@ from tests.trainer.imds import Service, serving
 from tests.trainer.test_agent import HOLD, SAVER, script
 from trainer.agent import preemption_notice as notices
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import LAST_WORDS_S, AttemptState
+from trainer.agent.base.state import LAST_WORDS_S, AgentState
 from trainer.agent.preemption_notice import (
     ACTION,
     ADVICE,
@@ -46,7 +46,7 @@ class Watch:
 
     def __init__(self, url: str, folder: Path) -> None:
         env = Environment(blobs="", installation="", attempt="a", workdir=folder)
-        self.state = AttemptState(env=env, run=RunFolder(root=folder))
+        self.state = AgentState(env=env, run=RunFolder(root=folder))
         self.said: list[str] = []
         self.hurried = asyncio.Event()
         self.notices = Notices(
@@ -128,12 +128,12 @@ async def test_one_that_has_answered_is_asked_on_through_failures(watch: Watch, 
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> AttemptState:
+def state(tmp_path: Path) -> AgentState:
     env = Environment(blobs="", installation="", attempt="a", workdir=tmp_path)
-    return AttemptState(env=env, run=RunFolder(root=tmp_path), limits=Limits(drain_s=500))
+    return AgentState(env=env, run=RunFolder(root=tmp_path), limits=Limits(drain_s=500))
 
 
-def test_a_written_notice_counts_from_when_it_was_written(state: AttemptState, tmp_path: Path) -> None:
+def test_a_written_notice_counts_from_when_it_was_written(state: AgentState, tmp_path: Path) -> None:
     path, hurried = tmp_path / "notice", asyncio.Event()
     look = WrittenNotice(path, state, hurry=hurried.set)
     assert not look.once()
@@ -152,10 +152,10 @@ def test_a_written_notice_counts_from_when_it_was_written(state: AttemptState, t
 
 
 @pytest.mark.parametrize(("left_s", "words_s"), [(5.0, 1.0), (120.0, LAST_WORDS_S)])
-def test_a_short_notice_leaves_less_for_the_last_words(state: AttemptState, left_s: float, words_s: float) -> None:
+def test_a_short_notice_leaves_less_for_the_last_words(state: AgentState, left_s: float, words_s: float) -> None:
     state.notice(left_s)
     state.end(Outcome.DRAINED, "taken away")
-    assert state.words_s == words_s
+    assert state.final_report_s == words_s
     assert state.drain_left_s <= left_s - words_s
 
 

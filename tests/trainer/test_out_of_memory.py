@@ -16,14 +16,14 @@ from tests.trainer.harness import Agent, Bench
 from tests.trainer.warm import WarmBench, micro
 from trainer.agent.process import child
 from trainer.agent.process.child import Child
-from trainer.contract.documents import Memory, Outcome
+from trainer.contract.documents import MemoryUse, Outcome
 from trainer.contract.train import CheckpointConfig, DataConfig, LoraConfig, TrainConfig
 
 ROWS, LONG, STEPS = 128, 128, 3
 SMALL = 1 * GIB
 """Private memory that a process may have: enough for 8 of the rows at once, and not for 128, whose logits alone take
 0.25 GiB several times over."""
-ESTIMATED = Memory(weights=GIB // 4, gradients=0, optimizer=0, activations=GIB // 2)
+ESTIMATED = MemoryUse(weights=GIB // 4, gradients=0, optimizer=0, activations=GIB // 2)
 TOLERANCE = 1e-5
 """Relative, of a loss: sums of other parts, in float32."""
 

@@ -25,7 +25,7 @@ from trainer.contract.checkpoint_format import verify
 from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
-from trainer.parallel.ddp import Copies
+from trainer.parallel.ddp import DataParallel
 
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
@@ -309,7 +309,7 @@ def test_what_numbers_depend_on_is_told(precision: str, word: str) -> None:
     device = torch.device("cpu")
     alone: Any = SimpleNamespace(num_processes=1, process_index=0, device=device, mixed_precision=precision)
     versions = f"torch {torch.__version__}, transformers {version('transformers')}"
-    assert Copies(alone).told() == f"1 x cpu (ddp, {versions}, {word})"
+    assert DataParallel(alone).describe() == f"1 x cpu (ddp, {versions}, {word})"
 
 
 def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -> None:

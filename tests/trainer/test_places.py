@@ -18,7 +18,7 @@ from trainer.contract.train import DataConfig
 from trainer.dataset import sources as places
 from trainer.dataset.prompts import DataError
 from trainer.dataset.readers import each_row, read_rows
-from trainer.dataset.sources import Found, Unreachable
+from trainer.dataset.sources import LocalDataset, Unreachable
 from trainer.objectstore.objects import connect
 
 ROWS = [b"a,b\n1,x\n2,y\n", b'{"a": "3", "b": "z"}\n']
@@ -201,7 +201,7 @@ def test_an_archive_has_the_same_bytes_wherever_its_files_lay(shelves: Shelves, 
 
     def content(path: str, **more: Any) -> bytes:
         with places.gathered(DataConfig(path=path, completion="x", **more), tmp_path, env) as found:
-            assert isinstance(found, Found)
+            assert isinstance(found, LocalDataset)
             return found.path.read_bytes()
 
     assert content("2026/*.*") == content(f"s3://{BUCKET}/2026/[ot]*.[cj]*", secret="S")

@@ -24,14 +24,14 @@ def write(folder: Path, step: int = 1) -> Path:
     """Two processes' halves of a tensor of five rows."""
     import torch
 
-    from trainer.checkpoint.snapshot import Local, Writer, joined, parts
+    from trainer.checkpoint.snapshot import Local, SnapshotWriter, joined, parts
 
     folder.mkdir(parents=True)
     whole = torch.arange(15.0).reshape(5, 3)
     halves = []
     for number, (start, end) in enumerate(((0, 3), (3, 5))):
         own = Local(tensor=whole[start:end].clone(), start=(start, 0), whole=(5, 3))
-        halves.append(({"model": {"w": own}, "optimizer": {}, "gradients": {}}, Writer(number=number, of=2)))
+        halves.append(({"model": {"w": own}, "optimizer": {}, "gradients": {}}, SnapshotWriter(number=number, of=2)))
     from safetensors.torch import save_file
 
     for held, writer in halves:
@@ -46,10 +46,10 @@ def write(folder: Path, step: int = 1) -> Path:
 def test_any_window_of_what_two_wrote_can_be_read(tmp_path: Path) -> None:
     import torch
 
-    from trainer.checkpoint.snapshot import Stored
+    from trainer.checkpoint.snapshot import StoredSnapshot
 
     checkpoint_plan.verify(write(tmp_path / "c"))
-    stored, whole = Stored(tmp_path / "c"), torch.arange(15.0).reshape(5, 3)
+    stored, whole = StoredSnapshot(tmp_path / "c"), torch.arange(15.0).reshape(5, 3)
     assert torch.equal(stored.read("model", "w"), whole)
     assert torch.equal(stored.read("model", "w", ((2, 1), (3, 2))), whole[2:5, 1:3])
     assert stored.read("model", "w", ((5, 0), (0, 3))).numel() == 0

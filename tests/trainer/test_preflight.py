@@ -219,11 +219,11 @@ def test_a_gated_model_is_asked_for_with_the_token_and_names_its_licence(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "bad")
     with pytest.raises(UserFault, match=f"gated and the token has no access; accept its licence at {hub}/"):
-        reach.check("meta/gated")
+        reach.check_model_available("meta/gated")
     monkeypatch.setenv("HF_TOKEN", "good")
-    assert reach.check("meta/gated") == f"{hub}/meta/gated, gated, and this token may read it"
+    assert reach.check_model_available("meta/gated") == f"{hub}/meta/gated, gated, and this token may read it"
     with pytest.raises(UserFault, match="the Hub has no 'meta/none' for this token"):
-        reach.check("meta/none")
+        reach.check_model_available("meta/none")
 
 
 def test_a_hub_that_is_silent_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_a_hub_that_is_silent_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with pytest.raises(Fault, match="about 'a/b'") as caught:
-        reach.check("a/b")
+        reach.check_model_available("a/b")
     assert caught.value.code == 75
 
 

@@ -34,8 +34,8 @@ def insist(monkeypatch: pytest.MonkeyPatch, *, why: str, waiting: bool) -> int:
     def nothing(*_: Any) -> None:
         pass
 
-    with pytest.raises(results.Unwritten):
-        results.insist(
+    with pytest.raises(results.ResultsNotWritten):
+        results.write_with_retries(
             action, agree=agree, waiting=lambda: waiting and len(tried) < 50, leave=nothing, tell=nothing,
             folder=Path("/"), wanted=lambda: 0,
         )  # fmt: skip
@@ -66,7 +66,7 @@ def test_a_drain_is_obeyed_before_another_try(monkeypatch: pytest.MonkeyPatch) -
 
     same: Any = lambda fact: fact  # noqa: E731
     with pytest.raises(Drained):
-        results.insist(
+        results.write_with_retries(
             action, agree=same, waiting=lambda: True, leave=leave, tell=lambda *_: None, folder=Path("/"),
             wanted=lambda: 0,
         )  # fmt: skip

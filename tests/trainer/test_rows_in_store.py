@@ -18,12 +18,12 @@ from tests.trainer.rows_house import EXAMPLES, IDENTITY, MB, House
 from tests.trainer.tiny_jobs import KINDS
 from trainer.agent.upload import token_cache as rows
 from trainer.batching.examples import Example
-from trainer.batching.mmap_dataset import Kept
+from trainer.batching.mmap_dataset import MmapDataset
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Outcome, RowsManifest
 from trainer.contract.train import TrainConfig
 from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 SomeLooks = Callable[["asyncio.Task[None]"], Awaitable[None]]
 
@@ -58,7 +58,7 @@ async def test_a_later_attempt_has_what_an_earlier_one_made_bit_for_bit(house: H
     await house.sent(1)
     identity, folder = await house.fetched(2)
     assert identity == IDENTITY
-    assert list(Kept(folder, Example)) == EXAMPLES
+    assert list(MmapDataset(folder, Example)) == EXAMPLES
     for name in rows.FILES:
         assert (folder / name).read_bytes() == (house.folder / "machine1" / name).read_bytes()
     assert sorted(path.name for path in folder.iterdir()) == sorted([*rows.FILES, "snapshots"])
@@ -200,7 +200,7 @@ class Failing:
         self._good -= 1
         if self._good < 0 and self._times > 0:
             self._times -= 1
-            raise StoreError(f"cannot write {key}: no room (os error 28)")
+            raise ObjectStoreError(f"cannot write {key}: no room (os error 28)")
         await self._write(key, data)
 
 
@@ -291,7 +291,7 @@ async def test_a_store_that_is_away_for_a_moment_is_asked_again(
         nonlocal asked
         asked += 1
         if asked <= 2:
-            raise StoreError("timed out")
+            raise ObjectStoreError("timed out")
         return await real(*what, **more)
 
     monkeypatch.setattr(rows, "PATIENCE_S", 3600.0)
@@ -307,7 +307,7 @@ async def test_a_store_that_cannot_be_read_costs_no_more_than_the_work(
     await house.sent(1)
 
     async def down(key: str, path: Path, **what: Any) -> None:
-        raise StoreError(f"cannot download {key}: timed out")
+        raise ObjectStoreError(f"cannot download {key}: timed out")
 
     monkeypatch.setattr(house.objects, "download", down)
     identity, folder = await house.fetched(2)

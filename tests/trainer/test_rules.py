@@ -20,17 +20,17 @@ seeds = st.integers(0, 2**31 - 1)
 
 @given(seeds, st.integers(1, 60), st.integers(0, 300), st.integers(0, 40), st.integers(0, 40))
 def test_cursor_cuts_the_stream_anywhere(seed: int, rows: int, start: int, first: int, second: int) -> None:
-    whole = order.window(seed, start, first + second, rows)
-    assert whole == order.window(seed, start, first, rows) + order.window(seed, start + first, second, rows)
+    whole = order.step_rows(seed, start, first + second, rows)
+    assert whole == order.step_rows(seed, start, first, rows) + order.step_rows(seed, start + first, second, rows)
 
 
 @given(seeds, st.integers(1, 60), st.integers(0, 5))
 def test_every_epoch_sees_every_row_once(seed: int, rows: int, epoch: int) -> None:
-    assert sorted(order.window(seed, epoch * rows, rows, rows)) == list(range(rows))
+    assert sorted(order.step_rows(seed, epoch * rows, rows, rows)) == list(range(rows))
 
 
 def test_epochs_and_seeds_differ() -> None:
-    assert order.window(1, 0, 50, 50) != order.window(1, 50, 50, 50) != order.window(2, 50, 50, 50)
+    assert order.step_rows(1, 0, 50, 50) != order.step_rows(1, 50, 50, 50) != order.step_rows(2, 50, 50, 50)
 
 
 @given(seeds, st.integers(1, 200), st.floats(0, 0.99))

@@ -17,7 +17,7 @@ from trainer import tasks
 from trainer.contract.train import SamplesConfig, TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import loading as model
-from trainer.training.evaluator import Judge
+from trainer.training.evaluator import Evaluator
 
 ROWS = "word,meaning\nw1,w2\nw3,w4\n"
 
@@ -89,10 +89,10 @@ def test_samples_that_fail_all_the_same_end_no_training() -> None:
         "report": SimpleNamespace(event=lambda kind, message: heard.append(f"{kind}: {message}")),
     }  # fmt: skip
     rest: Any = {"run": None, "parameters": {}, "held": (), "rows": 1}
-    judge: Any = Judge(arrangement=SimpleNamespace(divided=False), **parts, **rest)  # type: ignore[arg-type]
+    judge: Any = Evaluator(arrangement=SimpleNamespace(divided=False), **parts, **rest)  # type: ignore[arg-type]
     assert judge.written(alone=True) == ["", ""]
     assert heard == ["no_samples: the samples could not be written (IndexError: index out of range)"]
-    judge = Judge(arrangement=SimpleNamespace(divided=True), **parts, **rest)  # type: ignore[arg-type]
+    judge = Evaluator(arrangement=SimpleNamespace(divided=True), **parts, **rest)  # type: ignore[arg-type]
     with pytest.raises(IndexError):
         judge.written(alone=False)
 

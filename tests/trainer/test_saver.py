@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.upload.checkpoint_uploader import Saver
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract.documents import Manifest
 from trainer.contract.train import CheckpointConfig
-from trainer.core.ipc import Part, RunFolder, SnapshotInfo, info_of
+from trainer.core.ipc import RunFolder, SnapshotInfo, SnapshotPart, info_of
 from trainer.objectstore.objects import Objects
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> RunFolder:
 def saver(tmp_path: Path, run: RunFolder) -> Saver:
     url = (tmp_path / "store").as_uri()
     env = Environment(blobs=url, installation="inst", attempt="a", workdir=tmp_path)
-    state, objects = AttemptState(env=env, run=run), Objects.open(url, {}, "inst")
+    state, objects = AgentState(env=env, run=run), Objects.open(url, {}, "inst")
     return Saver(
         objects,
         state,
@@ -109,7 +109,7 @@ async def test_after_a_failure_a_part_that_is_missing_is_not_waited_for_long(
     saver: Saver, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = snapshot(run, 7)
-    info = SnapshotInfo(step=7, taken_s=0.0, stall_s=0.0, part=Part(node=0, nodes=2, nonce="x"))
+    info = SnapshotInfo(step=7, taken_s=0.0, stall_s=0.0, part=SnapshotPart(node=0, nodes=2, nonce="x"))
     info_of(folder).write_text(info.model_dump_json())
     monkeypatch.setattr("trainer.agent.upload.checkpoint_uploader.PARTS_S", 0.0)
     assert await saver.flush(failed=True)

@@ -16,17 +16,17 @@ from tests.trainer.test_agent import SAVER, script
 from tests.trainer.test_saver import ORIGIN, committed, snapshot
 from trainer.agent import preemption_notice as notices
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.process.child import Child
 from trainer.agent.upload import save_cost as effort
 from trainer.agent.upload.checkpoint_uploader import Saver
-from trainer.agent.upload.save_cost import Effort, Sending
+from trainer.agent.upload.save_cost import SaveCost, Sending
 from trainer.checkpoint import protocol as checkpoint
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import CheckpointRef, Limits, Outcome
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 WORKS = (
     "import pathlib, os, sys\n(pathlib.Path(os.environ['GPUBROKER_CHECKPOINT_DIR']) / 'result').write_text('done')\n"
@@ -51,15 +51,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> AttemptState:
+def state(tmp_path: Path) -> AgentState:
     run = RunFolder(root=tmp_path / "run")
     run.make()
     env = Environment(blobs=(tmp_path / "store").as_uri(), installation="inst", attempt="a", workdir=tmp_path)
-    return AttemptState(env=env, run=run, limits=Limits(drain_s=500))
+    return AgentState(env=env, run=run, limits=Limits(drain_s=500))
 
 
 @pytest.fixture
-def saver(state: AttemptState) -> Saver:
+def saver(state: AgentState) -> Saver:
     objects, config = Objects.open(state.env.blobs, {}, "inst"), CheckpointConfig(keep=5)
     return Saver(objects, state, ORIGIN, config=config, guard=None, say=lambda _: None, committed=lambda _: None)
 
@@ -81,36 +81,36 @@ def saver(state: AttemptState) -> Saver:
     ],
 )
 def test_a_last_save_is_begun_where_one_would_fit(
-    state: AttemptState, left_s: float | None, save_s: float | None, finish_s: float | None, save: bool, finish: bool
+    state: AgentState, left_s: float | None, save_s: float | None, finish_s: float | None, save: bool, finish: bool
 ) -> None:
-    state.weigh_save(save_s, finish_s)
+    state.choose_final_save(save_s, finish_s)
     assert not state.ending_asked.is_set()
     if left_s is not None:
         state.notice(left_s)
     state.checkpoint = CheckpointRef(manifest="m", step=7)
     state.end(Outcome.DRAINED, "taken away")
-    state.weigh_save(save_s, finish_s)
+    state.choose_final_save(save_s, finish_s)
     assert state.ending is not None
     assert (state.ending.save, state.ending.finish) == (save, finish)
     assert ("the checkpoint of step 7 counts" in state.ending.reason) is not (save or finish)
     assert ("what is whole is sent" in state.ending.reason) is finish
     said = state.ending.reason
-    state.weigh_save(save_s, finish_s)
+    state.choose_final_save(save_s, finish_s)
     assert state.ending.reason == said, "it is said once"
 
 
-def test_without_a_checkpoint_to_trust_a_save_is_begun_in_any_case(state: AttemptState) -> None:
+def test_without_a_checkpoint_to_trust_a_save_is_begun_in_any_case(state: AgentState) -> None:
     state.notice(1.0)
     state.end(Outcome.DRAINED, "taken away")
-    state.weigh_save(10.0, 9.0)
+    state.choose_final_save(10.0, 9.0)
     assert state.ending is not None
     assert state.ending.save
 
 
-def test_a_stop_withdraws_what_is_being_finished_too(state: AttemptState) -> None:
+def test_a_stop_withdraws_what_is_being_finished_too(state: AgentState) -> None:
     state.notice(400.0)
     state.end(Outcome.DRAINED, "taken away")
-    state.weigh_save(1000.0, 1.0)
+    state.choose_final_save(1000.0, 1.0)
     assert state.drain_left_s > 0
     state.end(Outcome.DRAINED, "stop", save=False)
     assert state.drain_left_s == 0.0
@@ -120,13 +120,13 @@ def test_a_stop_withdraws_what_is_being_finished_too(state: AttemptState) -> Non
 
 
 async def test_a_store_that_was_away_is_no_part_of_what_a_save_takes(
-    saver: Saver, state: AttemptState, clock: Clock, tmp_path: Path
+    saver: Saver, state: AgentState, clock: Clock, tmp_path: Path
 ) -> None:
     folder = snapshot(state.run, 7)
     info_of(folder).write_text(SnapshotInfo(step=7, taken_s=2.5, stall_s=0.0).model_dump_json())
     (tmp_path / "store" / "inst").touch()  # a file where the folder would be: every call fails
     for _ in range(3):
-        with pytest.raises(StoreError):
+        with pytest.raises(ObjectStoreError):
             await saver.once()
         clock.now += 1000
     (tmp_path / "store" / "inst").unlink()
@@ -137,7 +137,7 @@ async def test_a_store_that_was_away_is_no_part_of_what_a_save_takes(
 
 
 def test_the_quickest_of_the_latest_saves_counts(clock: Clock) -> None:
-    known, quick = Effort(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
+    known, quick = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
     assert known.save_s(None) is None
     assert known.upload_s(10, None) is None
     clock.now = 10.0
@@ -151,7 +151,7 @@ def test_the_quickest_of_the_latest_saves_counts(clock: Clock) -> None:
 
 
 def test_before_the_first_commit_what_is_under_way_tells(clock: Clock) -> None:
-    known, first = Effort(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
+    known, first = SaveCost(), Sending(folder=Path(), bytes=1000, whole=True, began=0.0)
     assert known.save_s(first) is None
     clock.now = 10.0
     first.more(100)
@@ -182,7 +182,7 @@ def halfway(monkeypatch: pytest.MonkeyPatch) -> Halfway:
     return Halfway(monkeypatch)
 
 
-async def test_one_that_nothing_overtakes_is_waited_for(saver: Saver, state: AttemptState, halfway: Halfway) -> None:
+async def test_one_that_nothing_overtakes_is_waited_for(saver: Saver, state: AgentState, halfway: Halfway) -> None:
     snapshot(state.run, 1)
     going = asyncio.create_task(saver.run())
     await halfway.begun.wait()
@@ -198,7 +198,7 @@ async def test_one_that_nothing_overtakes_is_waited_for(saver: Saver, state: Att
 
 
 async def test_one_that_a_later_snapshot_has_time_to_overtake_is_left(
-    saver: Saver, state: AttemptState, halfway: Halfway
+    saver: Saver, state: AgentState, halfway: Halfway
 ) -> None:
     snapshot(state.run, 1)
     going = asyncio.create_task(saver.run())
@@ -214,7 +214,7 @@ async def test_one_that_a_later_snapshot_has_time_to_overtake_is_left(
 
 
 async def test_one_is_not_given_up_for_a_later_one_that_would_not_fit(
-    saver: Saver, state: AttemptState, halfway: Halfway
+    saver: Saver, state: AgentState, halfway: Halfway
 ) -> None:
     slow = Sending(folder=Path(), bytes=1, whole=True, began=-1e9, sent=1)
     saver._effort.saved(1e9, slow)
@@ -234,7 +234,7 @@ async def test_one_is_not_given_up_for_a_later_one_that_would_not_fit(
 
 
 async def test_it_is_waited_for_no_longer_than_the_attempt_may_last(
-    saver: Saver, state: AttemptState, halfway: Halfway
+    saver: Saver, state: AgentState, halfway: Halfway
 ) -> None:
     snapshot(state.run, 1)
     going = asyncio.create_task(saver.run())

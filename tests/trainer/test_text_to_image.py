@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.trainer import diffusion, workers
 from tests.trainer.crews import Crew, told
 from trainer import preflight
-from trainer.checkpoint.snapshot import Stored
+from trainer.checkpoint.snapshot import StoredSnapshot
 from trainer.contract.documents import Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import UserFault
@@ -88,7 +88,7 @@ def test_resume_bitwise_of_a_whole_model(kind: str, models: Made, data: Path, tm
     rough = workers.resumed(tmp_path / "rough", train, data)
     assert workers.story(rough) == workers.story(calm)
     pipeline = DiffusionPipeline.from_pretrained(calm / "model")
-    trained = Stored(calm)
+    trained = StoredSnapshot(calm)
     for name, weight in pipeline.unet.named_parameters():
         assert torch.equal(weight, trained.read("model", name))
 

@@ -7,7 +7,7 @@ import pytest
 
 from broker.reporting.agent_messages import MOST
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.core.ipc import RunFolder
 
 HOURS = 24
@@ -16,14 +16,14 @@ MINUTES = [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023]
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> AttemptState:
+def state(tmp_path: Path) -> AgentState:
     env = Environment(blobs=(tmp_path / "store").as_uri(), installation="inst", attempt="a", workdir=tmp_path)
     run = RunFolder(root=tmp_path / "run")
     run.make()
-    return AttemptState(env=env, run=run, clock=lambda: 0.0)
+    return AgentState(env=env, run=run, clock=lambda: 0.0)
 
 
-def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: AttemptState) -> None:
+def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: AgentState) -> None:
     heard = []
     for second in range(0, HOURS * 3600, 5):
         state.clock = lambda second=second: float(second)  # type: ignore[misc]
@@ -34,13 +34,13 @@ def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: At
     assert state.told()[-1].seq == len(MINUTES) + 1 <= MOST
 
 
-def test_so_is_what_the_worker_tells_over_and_over(state: AttemptState) -> None:
+def test_so_is_what_the_worker_tells_over_and_over(state: AgentState) -> None:
     lines = [*[["save_failed", "the results could not be written: 28"]] * 500, ["not_published", "the Hub refused it"]]
     state.run.told.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [(one.seq, one.kind) for one in state.told()] == [(1, "save_failed"), (2, "not_published")]
 
 
-def test_the_first_things_of_a_kind_are_all_told(state: AttemptState) -> None:
+def test_the_first_things_of_a_kind_are_all_told(state: AgentState) -> None:
     for step in range(9):
         state.tell("skipped", f"step {step}: the loss is no finite number")
     assert [one.message[:6] for one in state.told()] == [f"step {step}" for step in range(5)]

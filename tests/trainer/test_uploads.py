@@ -20,7 +20,7 @@ from tests.trainer.harness import until
 from tests.trainer.peaks import needs_a_new_peak
 from trainer.contract import object_keys as keys
 from trainer.objectstore import multipart
-from trainer.objectstore.objects import Objects, StoreError, connect
+from trainer.objectstore.objects import Objects, ObjectStoreError, connect
 
 MIB = 1 << 20
 GUARD_S = 300.0
@@ -198,7 +198,7 @@ async def test_a_disk_that_fails_leaves_no_part(
         return BadDisk(bytes(12 * MIB))
 
     monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(StoreError, match=r"cannot upload shard: .*Input/output error"):
+    with pytest.raises(ObjectStoreError, match=r"cannot upload shard: .*Input/output error"):
         await bucket.objects.upload("shard", path)
     monkeypatch.undo()
     assert await bucket.unfinished() == []

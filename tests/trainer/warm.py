@@ -25,7 +25,7 @@ from trainer.agent.process.child import Child, oom_kills
 from trainer.agent.upload import checkpoint_uploader as saver
 from trainer.contract.checkpoint_format import GROUPS
 from trainer.core.ipc import RunFolder, WorkerJob
-from trainer.core.parent_death import tie
+from trainer.core.parent_death import die_with_parent
 
 How = Literal["machine", "worker", "drain"]
 """The machine dies; the worker dies, and its agent saves what is whole; the machine is told to end."""
@@ -111,7 +111,7 @@ def live(order: Order) -> None:
             stand_at(gate, AGENT_STEPS, "agent")
             code = _attend(order, worker, reading)
         else:
-            tie(agent)
+            die_with_parent(agent)
             os.close(reading)
             os.dup2(writing, 1)
             os.dup2(writing, 2)
@@ -192,7 +192,7 @@ def _stand_in_the_loop(gate: Gate) -> None:
     from trainer.batching import sampler as order
     from trainer.training import evaluation as evaluate
 
-    noise, heldout = order.noise, evaluate.heldout
+    noise, heldout = order.micro_batch_seed, evaluate.heldout
 
     @functools.wraps(noise)
     def numbered(seed: int, step: int, number: int) -> int:
@@ -207,7 +207,7 @@ def _stand_in_the_loop(gate: Gate) -> None:
 
         return heldout(*arguments, between=passing, **more)
 
-    order.noise, evaluate.heldout = numbered, counted
+    order.micro_batch_seed, evaluate.heldout = numbered, counted
 
 
 def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
@@ -215,7 +215,7 @@ def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
     from trainer.checkpoint import snapshot
     from trainer.training import checkpointing as keeper
 
-    to_host, stored = snapshot._to_host, snapshot.Stored
+    to_host, stored = snapshot._to_host, snapshot.StoredSnapshot
     groups: list[str] = []
 
     def copied(tensors: Any, **how: Any) -> Any:

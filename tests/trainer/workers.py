@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.harness import until
-from trainer.contract.checkpoint_format import Jump
+from trainer.contract.checkpoint_format import RowSkip
 from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.core.ipc import Ended, RunFolder, Status, WorkerJob
@@ -73,7 +73,7 @@ class Worker:
         data: Path,
         *,
         restore: Path | None = None,
-        jumps: tuple[Jump, ...] = (),
+        jumps: tuple[RowSkip, ...] = (),
     ) -> None:
         self.run, self.train = RunFolder(root=folder), train
         self.run.make()

@@ -18,9 +18,9 @@ from trainer.agent.base import prepare
 from trainer.agent.base.background import background
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.prepare import Unusable
-from trainer.agent.base.state import AttemptState
-from trainer.agent.desired_state import Orders
-from trainer.agent.final_report import LastWord
+from trainer.agent.base.state import AgentState
+from trainer.agent.desired_state import DesiredStateWatcher
+from trainer.agent.final_report import FinalReport
 from trainer.agent.process import host_check as host
 from trainer.agent.process.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
 from trainer.agent.process.tracker_launcher import Trackers
@@ -29,16 +29,16 @@ from trainer.agent.upload.checkpoint_uploader import Saver
 from trainer.agent.upload.heartbeat import Beater
 from trainer.agent.upload.log_buffer import LogBuffer, Redactor
 from trainer.agent.upload.log_shipper import Shipper
-from trainer.agent.upload.save_interval import Pace
+from trainer.agent.upload.save_interval import SaveInterval
 from trainer.agent.upload.script_snapshots import ScriptTree
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
-from trainer.contract.checkpoint_format import Jump
+from trainer.contract.checkpoint_format import RowSkip
 from trainer.contract.documents import AttemptSpec, ExitCode, Outcome, Sealed
 from trainer.core.ipc import Ended, RunFolder, WorkerJob, replace
-from trainer.core.parent_death import adopt_orphans, hide
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.core.parent_death import adopt_orphans, make_undumpable
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 EXIT = {
     Outcome.COMPLETED: ExitCode.COMPLETED,
@@ -67,12 +67,12 @@ class Agent:
         """`folder`: outlives the attempt, for files of trackers. `secrets`: where no grant brings them."""
         self._env = env
         self._objects = Objects.open(env.blobs, env.store_options, env.installation)
-        self._state = AttemptState(env=env, run=RunFolder(root=env.workdir / "run"))
+        self._state = AgentState(env=env, run=RunFolder(root=env.workdir / "run"))
         self._sealed = Sealed(secrets=dict(secrets or {}))
         self._log = LogBuffer(Redactor(self._sealed.secrets), echo=echo)
         self._beater = Beater(self._objects, self._state)
         self._shipper = Shipper(self._objects, self._log, env, self._state)
-        self._last_word = LastWord(self._objects, env, self._state, beater=self._beater, shipper=self._shipper)
+        self._last_word = FinalReport(self._objects, env, self._state, beater=self._beater, shipper=self._shipper)
         self._trackers = Trackers(self._state.run, folder or env.workdir, tell=self._tell)
         self._beater.redact = self._log.redact
         self._grant_seq = -1
@@ -94,8 +94,8 @@ class Agent:
                 outcome, message, code = await self._attempt()
             except Unusable as e:
                 outcome, message = e.outcome, str(e)
-                self._state.bad_host = isinstance(e, host.BadHost)
-            except StoreError as e:
+                self._state.bad_host = isinstance(e, host.HostNotUsable)
+            except ObjectStoreError as e:
                 outcome, message = Outcome.INFRASTRUCTURE, str(e)
             except Exception as e:  # whatever it is, the broker must not wait for a machine on which nothing runs
                 self._log.feed(traceback.format_exc().encode())
@@ -112,7 +112,7 @@ class Agent:
             raise Unusable(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
         if missing := [name for name in spec.secrets if name not in self._sealed.secrets]:
             raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
-        orders = Orders(self._objects, self._state, self._renew, self._say)
+        orders = DesiredStateWatcher(self._objects, self._state, self._renew, self._say)
         watching = [orders.run()]
         if asked := notices.endpoint():
             watching.append(notices.watching(asked, self._state, say=self._say, hurry=self._beater.now))
@@ -153,7 +153,7 @@ class Agent:
         known = await self._fetched(rows.fetch(self._objects, spec, self._state.run.root, self._say))
         sender = rows.Sender(self._objects, self._state, spec, known=known, say=self._say)
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
-        jumps: tuple[Jump, ...] = ()
+        jumps: tuple[RowSkip, ...] = ()
         while True:
             child = await self._start_worker(spec, origin, data, jumps)
             async with self._saving(spec, origin) as saver, background(sender.run()):
@@ -168,7 +168,7 @@ class Agent:
             jumps = ended.jumps
             await self._go_back(saver, origin, jumps[-1].step)
 
-    async def _start_worker(self, spec: AttemptSpec, origin: Origin, data: Path, jumps: tuple[Jump, ...]) -> Child:
+    async def _start_worker(self, spec: AttemptSpec, origin: Origin, data: Path, jumps: tuple[RowSkip, ...]) -> Child:
         """From the newest checkpoint that lies on its way."""
         assert spec.train is not None
         assert spec.data is not None
@@ -201,7 +201,7 @@ class Agent:
 
     async def _go_back(self, saver: Saver, origin: Origin, step: int) -> None:
         """Leaves the way that went wrong: what was saved of it after `step` must not be gone on from."""
-        with contextlib.suppress(StoreError, OSError):
+        with contextlib.suppress(ObjectStoreError, OSError):
             await saver.once()
         await prepare.insist(lambda: checkpoint.remove_after(self._objects, origin, step), prepare.PATIENCE_S)
         self._state.run.renew()
@@ -236,7 +236,7 @@ class Agent:
             whole = await snapshots.last(complete=code == 0 and not child.asked)
         return await self._conclude(child, code, saver, script=True, whole=whole)
 
-    async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[Jump, ...] = ()) -> bool:
+    async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[RowSkip, ...] = ()) -> bool:
         found = await self._fetched(prepare.restore(self._objects, spec, origin, folder, self._say, jumps))
         if found is not None:
             self._state.resumed_from = found[1].step
@@ -251,7 +251,9 @@ class Agent:
         return found is not None
 
     @contextlib.asynccontextmanager
-    async def _saving(self, spec: AttemptSpec, origin: Origin, pace: Pace | None = None) -> AsyncIterator[Saver]:
+    async def _saving(
+        self, spec: AttemptSpec, origin: Origin, pace: SaveInterval | None = None
+    ) -> AsyncIterator[Saver]:
         """Uploads snapshots while the body runs: what of them lies on this machine."""
         pacing = pace or self._paced(spec)
 
@@ -266,9 +268,9 @@ class Agent:
         async with background(saver.run()):
             yield saver
 
-    def _paced(self, spec: AttemptSpec) -> Pace:
+    def _paced(self, spec: AttemptSpec) -> SaveInterval:
         config, losses = spec.checkpoint, spec.losses_per_hour
-        return Pace(self._state.run, config=config, losses_per_hour=losses, tell=self._tell)
+        return SaveInterval(self._state.run, config=config, losses_per_hour=losses, tell=self._tell)
 
     def _tell(self, kind: str, message: str) -> None:
         """People, in the events and in the log."""
@@ -282,7 +284,7 @@ class Agent:
         asked = asyncio.ensure_future(self._state.ending_asked.wait())
         await asyncio.wait({exited, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done() and (ending := self._state.ending):
-            self._state.weigh_save(saver.save_s, saver.finish_s)
+            self._state.choose_final_save(saver.save_s, saver.finish_s)
             self._say(f"ending: {ending.reason}")
             child.asked = True
             self._state.phase = "draining"
@@ -387,5 +389,5 @@ class Agent:
 def main(env: Environment) -> int:
     """Runs the agent; the exit code is the contract's."""
     if "GPUBROKER_WAY" in os.environ:  # on a rented machine: here at home the broker knows its processes by environment
-        hide()
+        make_undumpable()
     return int(EXIT[asyncio.run(Agent(env).run())])

@@ -11,7 +11,7 @@ from trainer.contract import object_keys as keys
 from trainer.contract.documents import Manifest
 from trainer.contract.output import OutputConfig
 from trainer.core import disk_space as room
-from trainer.objectstore.objects import BadContent, Objects, StoreError
+from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 from trainer.publish import publisher as publish
 
 RESULTS = (*(f"{name}/" for name in publish.FOLDERS), *publish.BESIDE)
@@ -56,7 +56,7 @@ async def deliver(
                 left = _rest(left, failed)
                 if pause_s is not None:
                     await asyncio.sleep(pause_s)
-    except (StoreError, BadContent, OSError) as e:  # a TimeoutError is one
+    except (ObjectStoreError, BadContent, OSError) as e:  # a TimeoutError is one
         failed = [str(e) or "the results were not published in time"]
     why = f"{'; '.join(failed)}. The results are safe: {RETRY}"
     tell("not_published", why)
@@ -83,7 +83,9 @@ async def _fetch(objects: Objects, key: str, folder: Path) -> None:
     try:
         for file in files:
             await objects.download(source + file.path, folder / file.path, size=file.bytes, sha256=file.sha256)
-    except (StoreError, OSError) as e:
+    except (ObjectStoreError, OSError) as e:
         if room.is_full(e):
-            raise OSError(f"they could not be fetched: {room.told(folder, sum(f.bytes for f in files))}") from None
+            raise OSError(
+                f"they could not be fetched: {room.disk_full_message(folder, sum(f.bytes for f in files))}"
+            ) from None
         raise

@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable
 from pydantic import ValidationError
 
 from trainer.agent.base.prepare import Unusable
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.dead_man_switch import DeadMan
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Desired, Outcome
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 
-class Orders:
+class DesiredStateWatcher:
     """Reads `desired.json`, the grant and the lease every `poll_s`, and watches the store's own absence."""
 
     def __init__(
-        self, objects: Objects, state: AttemptState, renew: Callable[[], Awaitable[None]], say: Callable[[str], None]
+        self, objects: Objects, state: AgentState, renew: Callable[[], Awaitable[None]], say: Callable[[str], None]
     ) -> None:
         self._objects, self._state, self._renew, self._say = objects, state, renew, say
         self._desired = Desired(epoch=-1)
@@ -29,7 +29,7 @@ class Orders:
         while True:
             try:
                 await self.once()
-            except StoreError as e:
+            except ObjectStoreError as e:
                 self._deadman.unreadable()
                 self._check_outage(str(e))
             await asyncio.sleep(self._state.limits.poll_s)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from trainer.agent import deliver_results as deliver
 from trainer.agent.base import prepare
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.upload.heartbeat import Beater, redacted
 from trainer.agent.upload.log_shipper import Shipper
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Outcome
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 LAST_BEAT_S = 30.0
 """How long the last beat is tried: the machine's own end counts from after it."""
@@ -26,12 +26,12 @@ WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
 """Of these another node says nothing: how the attempt ended is node 0's to know."""
 
 
-class LastWord:
+class FinalReport:
     """Of one machine. Node 0 says how the attempt ended. Another one that fails says so too, since node 0 may wait for
     it for ever."""
 
     def __init__(
-        self, objects: Objects, env: Environment, state: AttemptState, *, beater: Beater, shipper: Shipper
+        self, objects: Objects, env: Environment, state: AgentState, *, beater: Beater, shipper: Shipper
     ) -> None:
         self._objects, self._env, self._state = objects, env, state
         self._beater, self._shipper = beater, shipper
@@ -54,7 +54,7 @@ class LastWord:
 
     async def _said(self) -> bool:
         """False also where the store cannot tell."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             return await self._objects.read(keys.final(self._env.attempt)) is not None
         return False
 
@@ -69,11 +69,11 @@ class LastWord:
                 final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
                 data = final.model_dump_json().encode()
                 await prepare.insist(lambda: self._objects.create(keys.final(self._env.attempt), data), patience_s)
-        except StoreError as e:
+        except ObjectStoreError as e:
             print(f"final.json cannot be written: {e}", file=sys.stderr)
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
-        with contextlib.suppress(StoreError):  # the broker looks for it in time, since there are no more beats
+        with contextlib.suppress(ObjectStoreError):  # the broker looks for it in time, since there are no more beats
             await prepare.insist(self._beater.send, LAST_BEAT_S)
         return outcome
 

@@ -14,7 +14,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.process.container_init import NOTICE
 from trainer.contract.documents import Outcome
 
@@ -42,7 +42,7 @@ def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def watching(
-    url: str, state: AttemptState, *, say: Callable[[str], None], hurry: Callable[[], None]
+    url: str, state: AgentState, *, say: Callable[[str], None], hurry: Callable[[], None]
 ) -> Coroutine[None, None, None]:
     """Looks there until cancelled."""
     if url.startswith("file:"):
@@ -50,7 +50,7 @@ def watching(
     return Notices(url, state, say=say, hurry=hurry).run()
 
 
-def _take_leave(state: AttemptState, left_s: float, hurry: Callable[[], None]) -> None:
+def _take_leave(state: AgentState, left_s: float, hurry: Callable[[], None]) -> None:
     """The notice goes out with the beat, and drains this agent without waiting for the broker."""
     state.notice(left_s)
     state.end(Outcome.DRAINED, f"the cloud takes this machine away in {left_s:.0f} s")
@@ -60,7 +60,7 @@ def _take_leave(state: AttemptState, left_s: float, hurry: Callable[[], None]) -
 class WrittenNotice:
     """A file that appears when the container's first process is told of the end; it holds how many seconds are left."""
 
-    def __init__(self, path: Path, state: AttemptState, *, hurry: Callable[[], None]) -> None:
+    def __init__(self, path: Path, state: AgentState, *, hurry: Callable[[], None]) -> None:
         self._path, self._state, self._hurry = path, state, hurry
 
     async def run(self) -> None:
@@ -121,7 +121,7 @@ class Notices:
     def __init__(
         self,
         url: str,
-        state: AttemptState,
+        state: AgentState,
         *,
         say: Callable[[str], None],
         hurry: Callable[[], None],

@@ -64,7 +64,7 @@ class _Form:
         return self.kind(**made)
 
 
-class Writer(Generic[E]):
+class DatasetWriter(Generic[E]):
     """Writes examples of one dataclass to a folder."""
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
@@ -90,7 +90,7 @@ class Writer(Generic[E]):
         temporary.replace(self._folder / NOTE)
 
 
-class Kept(Sequence[E]):
+class MmapDataset(Sequence[E]):
     """The examples that a `Writer` wrote."""
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
@@ -118,7 +118,7 @@ class Kept(Sequence[E]):
         return self._form.put_together(iter(lists), iter(json.loads(record[at:])))
 
 
-class Chosen(Sequence[T]):
+class Subset(Sequence[T]):
     """Some of a sequence's rows, each made into something when it is taken."""
 
     def __init__(self, rows: Sequence[Any], numbers: Iterable[int], make: Callable[[Any], T]) -> None:
@@ -133,10 +133,10 @@ class Chosen(Sequence[T]):
         return self._make(self._rows[self._numbers[number]])
 
 
-def divided(rows: Sequence[T], seed: int, share: float) -> tuple[Sequence[T], Sequence[T]]:
+def train_eval_split(rows: Sequence[T], seed: int, share: float) -> tuple[Sequence[T], Sequence[T]]:
     """(to train on, held out)."""
     train, held = order.split(seed, len(rows), share)
-    return Chosen(rows, train, _as_it_is), Chosen(rows, held, _as_it_is)
+    return Subset(rows, train, _as_it_is), Subset(rows, held, _as_it_is)
 
 
 def _as_it_is(row: T) -> T:
@@ -149,7 +149,7 @@ def largest(rows: Sequence[T], count: int, size: Callable[[T], int]) -> list[T]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """One process of the machine at a time; a process that dies lets the next one in."""
     with (folder / "rows.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -15,7 +15,7 @@ def _permutation(seed: int, epoch: int, rows: int) -> Any:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(rows)
 
 
-def window(seed: int, start: int, count: int, rows: int) -> list[int]:
+def step_rows(seed: int, start: int, count: int, rows: int) -> list[int]:
     """Row numbers of samples `start`..`start + count` of the endless stream of epochs."""
     taken: list[int] = []
     while len(taken) < count:
@@ -32,7 +32,7 @@ def insist_on_a_step(rows: int, batch: int) -> None:
         )
 
 
-def noise(seed: int, step: int, number: int) -> int:
+def micro_batch_seed(seed: int, step: int, number: int) -> int:
     """What seeds the generators for micro-batch `number` of a step, counted over all processes.
 
     So dropout does not depend on how many processes there are or on when a run was resumed, and no generator is saved.
@@ -41,7 +41,7 @@ def noise(seed: int, step: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, step, number]).generate_state(1)[0])
 
 
-def draws(seed: int, step: int, row: int) -> int:
+def row_seed(seed: int, step: int, row: int) -> int:
     """What seeds the generator of what is drawn for a row in a step, wherever and beside whichever rows it is trained.
 
     32 bits, as `noise`; another stream than that one.

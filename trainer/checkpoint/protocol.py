@@ -21,13 +21,13 @@ from pydantic import ValidationError
 from trainer.contract import checkpoint_format as checkpoint_plan
 from trainer.contract import object_keys as keys
 from trainer.contract.base import Document
-from trainer.contract.checkpoint_format import BadFormat, Jump
+from trainer.contract.checkpoint_format import BadFormat, RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, Manifest, ManifestFile
 from trainer.contract.guard import GuardConfig, way_back
 from trainer.contract.milestones import milestones
 from trainer.contract.train import CheckpointConfig
-from trainer.core.ipc import Part
-from trainer.objectstore.objects import BadContent, Objects, StoreError
+from trainer.core.ipc import SnapshotPart
+from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 T = TypeVar("T")
 PARALLEL = 4
@@ -84,7 +84,7 @@ async def offer(
     *,
     step: int,
     complete: bool,
-    part: Part,
+    part: SnapshotPart,
     sent: Callable[[int], None] = lambda count: None,
 ) -> int:
     """Uploads another machine's part of a checkpoint, for the first machine to commit; the bytes of it.
@@ -105,7 +105,7 @@ async def commit_parts(
     step: int,
     complete: bool,
     taken_s: float,
-    part: Part,
+    part: SnapshotPart,
     hopeless: Callable[[], bool],
     sent: Callable[[int], None] = lambda count: None,
 ) -> tuple[str, Manifest] | None:
@@ -125,7 +125,7 @@ async def commit_parts(
         files += Offered.model_validate_json(data).files
     there = set(await objects.keys(target))
     if gone := [f.path for f in files if target + keys.FILES + f.path not in there]:
-        raise StoreError(f"{target}{gone[0]} was offered and is absent")
+        raise ObjectStoreError(f"{target}{gone[0]} was offered and is absent")
     return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
 
@@ -216,7 +216,7 @@ async def restore(
     *,
     kind: str,
     tell: Callable[[str], None],
-    jumps: tuple[Jump, ...] = (),
+    jumps: tuple[RowSkip, ...] = (),
 ) -> tuple[str, Manifest] | None:
     """Fills `folder` with the first candidate that verifies, None when none does. Raises StoreError.
 

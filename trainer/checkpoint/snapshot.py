@@ -26,8 +26,8 @@ from trainer.contract.checkpoint_format import (
     METRICS,
     PLAN,
     STATE,
+    CheckpointPlan,
     Piece,
-    Plan,
     Progress,
     Whole,
     Window,
@@ -35,7 +35,7 @@ from trainer.contract.checkpoint_format import (
     overlap,
     read_plan,
 )
-from trainer.core.ipc import Part, RunFolder, SnapshotInfo, info_of
+from trainer.core.ipc import RunFolder, SnapshotInfo, SnapshotPart, info_of
 
 Tensors = dict[str, torch.Tensor]
 PEERS_S = 1800.0
@@ -64,14 +64,14 @@ Held = Mapping[str, Mapping[str, Local]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writer:
+class SnapshotWriter:
     """Which of the writing processes this is."""
 
     number: int = 0
     of: int = 1
     beside: tuple[int, ...] = (0,)
     """Numbers of the writers on this machine; the first of them makes the snapshot whole."""
-    part: Part | None = None
+    part: SnapshotPart | None = None
     """None where they are all on one machine."""
 
     @property
@@ -85,12 +85,12 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class LocalSnapshot:
     """What one writer puts into a snapshot."""
 
     progress: Progress
     held: Held
-    plan: Plan | None
+    plan: CheckpointPlan | None
     """Of the first writer of all only."""
     metrics: Path
     journalled: bool = True
@@ -102,7 +102,7 @@ class Snapshot:
     """Nothing changes before it is written, so it is written from the living tensors: a copy would raise the peak."""
 
 
-def parts(held: Held, writer: Writer) -> dict[str, dict[str, Whole]]:
+def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, Whole]]:
     """This writer's part of the plan."""
     found: dict[str, dict[str, Whole]] = {}
     for group, tensors in writer.own(held).items():
@@ -120,7 +120,7 @@ def parts(held: Held, writer: Writer) -> dict[str, dict[str, Whole]]:
     return found
 
 
-def joined(all_parts: list[dict[str, dict[str, Whole]]]) -> Plan:
+def joined(all_parts: list[dict[str, dict[str, Whole]]]) -> CheckpointPlan:
     """The plan of all writers."""
     tensors: dict[str, dict[str, Whole]] = {group: {} for group in GROUPS}
     for one in all_parts:
@@ -128,10 +128,10 @@ def joined(all_parts: list[dict[str, dict[str, Whole]]]) -> Plan:
             for name, whole in wholes.items():
                 before = tensors[group][name].pieces if name in tensors[group] else ()
                 tensors[group][name] = whole.model_copy(update={"pieces": (*before, *whole.pieces)})
-    return Plan(tensors=tensors)
+    return CheckpointPlan(tensors=tensors)
 
 
-class Stored:
+class StoredSnapshot:
     """The tensors of a verified checkpoint folder, of which any window can be read."""
 
     def __init__(self, folder: Path) -> None:
@@ -176,7 +176,7 @@ def _slices(window: Window, base: tuple[int, ...]) -> tuple[slice, ...]:
 class Snapshots:
     """Takes snapshots one at a time; `stall_s` of the newest is how long the loop stood still for it."""
 
-    def __init__(self, run: RunFolder, writer: Writer | None) -> None:
+    def __init__(self, run: RunFolder, writer: SnapshotWriter | None) -> None:
         """`writer`: None for a process that writes nothing."""
         self._run = run
         self.writer = writer
@@ -192,7 +192,7 @@ class Snapshots:
         """True while one is being copied or written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, snapshot: Snapshot) -> None:
+    def begin(self, snapshot: LocalSnapshot) -> None:
         """Starts to take it, where there is a writer. Its tensors may not change before `before_update` returns."""
         started = time.monotonic()
         self.join()
@@ -227,7 +227,7 @@ class Snapshots:
             error, self._error = self._error, None
             raise error
 
-    def _take(self, snapshot: Snapshot, size: int, started: float, stream: Any) -> None:
+    def _take(self, snapshot: LocalSnapshot, size: int, started: float, stream: Any) -> None:
         try:
             try:
                 copied = {} if snapshot.still else snapshot.held
@@ -249,7 +249,9 @@ class Snapshots:
         found, self._failure = self._failure, ""
         return found
 
-    def _write(self, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int, started: float) -> None:
+    def _write(
+        self, copies: dict[str, Tensors], snapshot: LocalSnapshot, writer: SnapshotWriter, size: int, started: float
+    ) -> None:
         name = f"{snapshot.progress.step:010d}-{self._count:06d}"
         folder, whole = self._run.snapshots / f".{name}", self._run.snapshots / name
         try:
@@ -274,7 +276,9 @@ class Snapshots:
             info_of(whole).unlink(missing_ok=True)
             raise
 
-    def _fill(self, folder: Path, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int) -> None:
+    def _fill(
+        self, folder: Path, copies: dict[str, Tensors], snapshot: LocalSnapshot, writer: SnapshotWriter, size: int
+    ) -> None:
         if not snapshot.journalled:
             raise OSError(errno.ENOSPC, "the rows of the last steps could not be written")
         folder.mkdir(exist_ok=True)
@@ -290,7 +294,7 @@ class Snapshots:
         if snapshot.artifacts is not None:
             shutil.copytree(snapshot.artifacts, folder, dirs_exist_ok=True)
 
-    def _seal(self, whole: Path, snapshot: Snapshot, writer: Writer, started: float) -> None:
+    def _seal(self, whole: Path, snapshot: LocalSnapshot, writer: SnapshotWriter, started: float) -> None:
         info = SnapshotInfo(
             step=snapshot.progress.step,
             complete=snapshot.complete,

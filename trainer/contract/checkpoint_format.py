@@ -32,7 +32,7 @@ class BadFormat(Exception):
     """The folder is not a whole checkpoint of a format that this trainer knows; the message says why."""
 
 
-class Jump(Document):
+class RowSkip(Document):
     """Rows that are left out since the training went wrong with them."""
 
     step: int
@@ -40,7 +40,7 @@ class Jump(Document):
     samples: int
 
 
-class Care(Document):
+class GuardState(Document):
     """What the guard remembers."""
 
     bad: int = 0
@@ -50,7 +50,7 @@ class Care(Document):
     norms: tuple[float, ...] = ()
     told: int = -(2**31)
     """Step at which something strange was last told."""
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[RowSkip, ...] = ()
     """Those made on the way here."""
 
 
@@ -72,7 +72,7 @@ class Best(Document):
     """Of the chosen metric."""
 
 
-class Likeness(Document):
+class ModelFingerprint(Document):
     """Hashes of what a model has beside its weights; empty: it has none."""
 
     job: str = ""
@@ -96,7 +96,7 @@ class Progress(Document):
     """The data cursor."""
     rate: Rate | None = None
     """That the run began with, where it was left to the trainer."""
-    micro: int = 0
+    micro_batch_index: int = 0
     """Micro-batches of the next step whose gradients are already accumulated (in gradients.safetensors)."""
     micro_rows: int = 0
     """Rows of each of these; a plan with others begins the step again."""
@@ -107,7 +107,7 @@ class Progress(Document):
     scaler: dict[str, Any] | None = None
     base: str = ""
     """The weights that the adapters belong to, which are in no checkpoint; empty where all weights are in it."""
-    likeness: Likeness = Likeness()
+    likeness: ModelFingerprint = ModelFingerprint()
     """Of the model that was trained."""
     heldout_loss_before: float | None = None
     metrics_before: dict[str, float] = Field(default_factory=dict)
@@ -120,7 +120,7 @@ class Progress(Document):
     """The job that they are of, and the metric."""
     best: Best | None = None
     """None: none are kept."""
-    care: Care = Care()
+    care: GuardState = GuardState()
     base_samples: tuple[str, ...] | None = None
 
 
@@ -141,7 +141,7 @@ class Whole(Document):
     pieces: tuple[Piece, ...]
 
 
-class Plan(Document):
+class CheckpointPlan(Document):
     """`plan.json`."""
 
     version: int = FORMAT
@@ -154,14 +154,14 @@ def file_name(group: str, number: int, of: int) -> str:
     return f"{group}.safetensors" if of == 1 else f"{group}-{number:05d}-of-{of:05d}.safetensors"
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> CheckpointPlan:
     """Raises BadFormat."""
     try:
         data = json.loads((folder / PLAN).read_bytes())
         version = data["version"]
         if version > FORMAT:
             raise BadFormat(f"its format is {version}, this trainer knows {FORMAT}; take a newer trainer")
-        return Plan.model_validate(data)
+        return CheckpointPlan.model_validate(data)
     except OSError:
         raise BadFormat(f"it has no {PLAN}") from None
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -191,7 +191,7 @@ def verify(folder: Path) -> None:
             _tiled(name, whole)
 
 
-def on_the_way(folder: Path, jumps: tuple[Jump, ...]) -> bool:
+def on_the_way(folder: Path, jumps: tuple[RowSkip, ...]) -> bool:
     """Whether a verified folder's state has made the jumps that lie before it, and no others."""
     progress = Progress.model_validate_json((folder / STATE).read_bytes())
     made = progress.care.jumps

@@ -104,7 +104,7 @@ class World(Document):
     parallelism: Parallelism = Parallelism()
 
 
-class Memory(Document):
+class MemoryUse(Document):
     """Of one device, in bytes, as the plan was made by."""
 
     weights: Count
@@ -134,7 +134,7 @@ class AttemptSpec(Document):
     """1 for the first attempt of the job."""
     cost: Cost | None = None
     """None: nobody knows."""
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     """None: it was not estimated."""
     run: str = ""
     """Names the job's run to trackers; the job's id where it is empty."""
@@ -209,7 +209,7 @@ class CheckpointRef(Document):
     """Of all its files."""
 
 
-class Told(Document):
+class AgentMessage(Document):
     """Something that people should hear of: a step that was left out, a save that failed."""
 
     seq: int
@@ -252,7 +252,7 @@ class Beat(Document):
     checkpoint: CheckpointRef | None = None
     notice_s: float | None = None
     """Seconds until the machine is taken away, if its provider said so to the machine."""
-    told: Annotated[tuple[Told, ...], Field(max_length=TOLD)] = ()
+    told: Annotated[tuple[AgentMessage, ...], Field(max_length=TOLD)] = ()
     sent_bytes: Count = 0
     """To the blob store, since this start of the agent."""
     received_bytes: Count = 0
@@ -282,7 +282,7 @@ class Final(Document):
     heldout_loss_after: float | None = None
     peak_memory_bytes: int | None = None
     tokens_per_s: float | None = None
-    told: Annotated[tuple[Told, ...], Field(max_length=TOLD)] = ()
+    told: Annotated[tuple[AgentMessage, ...], Field(max_length=TOLD)] = ()
     boot: str = ""
     """Of the agent that wrote this; the counters are that one's."""
     sent_bytes: Count = 0

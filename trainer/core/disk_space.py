@@ -15,17 +15,20 @@ def is_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in FULL or any(words in str(error).lower() for words in SAID)
 
 
-def told(folder: Path, wanted: int) -> str:
+def disk_full_message(folder: Path, wanted: int) -> str:
     """`wanted`: bytes that were to be written in all. `folder`: where; the nearest one that is there."""
     there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
-    said = f"about {size(wanted)} are wanted, {size(shutil.disk_usage(there).free)} are free at {folder}"
+    said = (
+        f"about {format_bytes(wanted)} are wanted, {format_bytes(shutil.disk_usage(there).free)} are free at {folder}"
+    )
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit == resource.RLIM_INFINITY:
-        return f"{said}; make room there, or use a larger disk"
-    return f"{said}, and no file may have more than {size(limit)}; raise that limit (ulimit -f), or make room there"
+        return f"{said}; free space there, or use a larger disk"
+    most = format_bytes(limit)
+    return f"{said}, and no file may have more than {most}; raise that limit (ulimit -f), or free space there"
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Of bytes, for people."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:

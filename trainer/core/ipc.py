@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.contract.base import Document
-from trainer.contract.checkpoint_format import Jump
-from trainer.contract.documents import Cost, Memory, Parallelism, Phase
+from trainer.contract.checkpoint_format import RowSkip
+from trainer.contract.documents import Cost, MemoryUse, Parallelism, Phase
 from trainer.contract.train import TrainConfig
 
 
@@ -32,13 +32,13 @@ class WorkerJob(Document):
     number: int
     """Number of the attempt, for the metrics."""
     cost: Cost | None = None
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     """As estimated."""
     began: float = 0.0
     """Unix seconds of the agent's start."""
     save_every_s: float
     """At the most; the agent may shorten it (`RunFolder.interval`)."""
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[RowSkip, ...] = ()
     """Rows that are left out, since an earlier worker of this attempt went wrong with them."""
     probe: bool = False
     """The longest rows go through once after the first step."""
@@ -65,7 +65,7 @@ class Status(Document):
     peak_memory_bytes: int | None = None
 
 
-class Part(Document):
+class SnapshotPart(Document):
     """What of a snapshot lies on this machine, where it is divided between several."""
 
     node: int
@@ -83,7 +83,7 @@ class SnapshotInfo(Document):
     taken_s: float
     """Seconds until it was whole."""
     stall_s: float
-    part: Part | None = None
+    part: SnapshotPart | None = None
     """None: this machine holds all of it."""
 
 
@@ -95,7 +95,7 @@ class Ended(Document):
     """One line: what, where and the fix."""
     ran_out: Literal["device", "host"] | None = None
     """Whose memory, where the code is `OOM`."""
-    jumps: tuple[Jump, ...] = ()
+    jumps: tuple[RowSkip, ...] = ()
     """Where the code is `BACK`: the way past the bad steps."""
     bad_host: bool = False
     """The check of the devices found this machine unfit."""
@@ -170,7 +170,7 @@ class RunFolder:
         return sorted(p for p in self.snapshots.iterdir() if not p.name.startswith("."))
 
 
-class Teller:
+class MessageWriter:
     """Tells people, by the agent; what cannot be written on a full disk is written later."""
 
     def __init__(self, run: RunFolder) -> None:

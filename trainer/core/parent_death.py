@@ -18,7 +18,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def tie(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Dies with `parent`, which must be this process's parent."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -30,13 +30,13 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def hide() -> None:
+def make_undumpable() -> None:
     """Keeps other processes of this user, such as the user's own program, out of this one's environment and memory."""
     _prctl(PR_SET_DUMPABLE, 0)
 
 
 if __name__ == "__main__":
-    tie(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[1]))
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as error:

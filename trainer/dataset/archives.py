@@ -96,7 +96,7 @@ def _tar(source: BinaryIO) -> Iterator[Picture]:
                 yield Picture(name=member.name, size=member.size, start=_part(*place), stream=partial(_window, *place))
 
 
-class _Window(io.RawIOBase):
+class _ArchiveWindow(io.RawIOBase):
     """A part of a file, as a file."""
 
     def __init__(self, source: BinaryIO, offset: int, size: int) -> None:
@@ -122,7 +122,7 @@ class _Window(io.RawIOBase):
 
 
 def _window(source: BinaryIO, offset: int, size: int) -> BinaryIO:
-    return io.BufferedReader(_Window(source, offset, size), 1 << 16)
+    return io.BufferedReader(_ArchiveWindow(source, offset, size), 1 << 16)
 
 
 def _part(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:

@@ -36,7 +36,7 @@ class Item:
 
 def items(text: TextIO) -> Iterator[Item]:
     """Raises NoArray, and BadJson at the place that is wrong, after the items before it."""
-    window = _Window(text)
+    window = _JsonWindow(text)
     if window.peek() != "[":
         raise NoArray
     window.step()
@@ -56,7 +56,7 @@ def items(text: TextIO) -> Iterator[Item]:
         raise window.bad("there is more after the list")
 
 
-class _Window:
+class _JsonWindow:
     """The text from the next item on, as far as it was read."""
 
     def __init__(self, text: TextIO) -> None:

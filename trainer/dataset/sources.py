@@ -35,7 +35,7 @@ class Unreachable(DataError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class LocalDataset:
     """A data set on this machine."""
 
     path: Path
@@ -50,7 +50,7 @@ def is_remote(path: str) -> bool:
 
 
 @contextmanager
-def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ) -> Iterator[Found]:
+def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ) -> Iterator[LocalDataset]:
     """The data set as one file: a file as it is, several as a .tar whose bytes depend on names and contents only.
 
     `beside`: what a local path is relative to. `env`: has the credentials that `data.secret` names. A local file is
@@ -58,7 +58,7 @@ def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ
     """
     local = beside / os.path.expanduser(data.path)
     if not is_remote(data.path) and not local.is_dir() and (local.exists() or not MAGIC.search(data.path)):
-        yield Found(path=local, format=format_of(data.path, data.format), name=local.name)
+        yield LocalDataset(path=local, format=format_of(data.path, data.format), name=local.name)
         return
     if data.path.startswith(BUCKETS):
         files = _from_bucket(data, env)
@@ -70,17 +70,17 @@ def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ
         raise DataError(f"data.path: nothing is there for {data.path!r}; check the place and the pattern")
     if len(files) == 1 and not local.is_dir() and not data.path.endswith("/"):
         name, path = next(iter(files.items()))
-        yield Found(path=path, format=format_of(name, data.format), name=PurePosixPath(name).name)
+        yield LocalDataset(path=path, format=format_of(name, data.format), name=PurePosixPath(name).name)
         return
     with tempfile.NamedTemporaryFile(prefix="data-", suffix=".tar") as file:
         archives.pack(files, file)  # type: ignore[arg-type]
         file.flush()
         name = local.resolve().name if local.is_dir() else "data"
-        yield Found(path=Path(file.name), format="tar", name=f"{name}.tar")
+        yield LocalDataset(path=Path(file.name), format="tar", name=f"{name}.tar")
 
 
 @contextmanager
-def readable(data: DataConfig, beside: Path) -> Iterator[Found]:
+def readable(data: DataConfig, beside: Path) -> Iterator[LocalDataset]:
     """As `gathered`, with a local file looked at. Raises DataError, also for what of this machine cannot be read."""
     try:
         with gathered(data, beside) as found:
@@ -168,7 +168,7 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
 
 def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
     """The bucket, by the credentials that `data.secret` names, else by those of this machine."""
-    from trainer.objectstore.objects import StoreError, connect
+    from trainer.objectstore.objects import ObjectStoreError, connect
 
     options: Any = {}
     if data.secret:
@@ -181,7 +181,7 @@ def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
             raise DataError(f"data.secret: {data.secret} is no JSON object of the store's options here; {fix}")
     try:
         return connect(url, {str(k): str(v) for k, v in options.items()})
-    except StoreError as e:
+    except ObjectStoreError as e:
         raise DataError(f"data.path: {str(e).removeprefix('GPUBROKER_BLOBS ')}") from None
 
 

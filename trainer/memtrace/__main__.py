@@ -31,11 +31,11 @@ from trainer.contract.train import FullConfig, LoraConfig, QloraConfig, TrainCon
 from trainer.core.errors import Fault
 from trainer.memtrace.device_emulation import BLOCK
 from trainer.memtrace.inputs import BY_TASK, KINDS, TRAINED
-from trainer.memtrace.probe import Ask
+from trainer.memtrace.probe import TraceOptions
 from trainer.memtrace.tracer import extrapolate
 
 
-def options(args: argparse.Namespace, family: str = "") -> Ask:
+def options(args: argparse.Namespace, family: str = "") -> TraceOptions:
     task = args.task or KINDS.get(family, "causal_lm")
     chosen = args.lora_targets in ("all-linear", "attention")
     kind = QloraConfig if args.method == "qlora" else LoraConfig
@@ -57,7 +57,7 @@ def options(args: argparse.Namespace, family: str = "") -> Ask:
         precision=args.precision.removesuffix("-pure"),
         gradient_checkpointing=args.gradient_checkpointing,
     )
-    return Ask(
+    return TraceOptions(
         train=train,
         sequence=args.seq,
         target=args.target_seq,

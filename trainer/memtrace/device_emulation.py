@@ -70,7 +70,7 @@ def _bias_gradient(ctx: Any, q: Any, k: Any, bias: Any) -> Any:
     return q.new_empty((*q.shape[:3], k.shape[2])).sum_to_size(bias.shape)
 
 
-class AsIf(TorchFunctionMode):
+class DeviceEmulation(TorchFunctionMode):
     """Does by hand what torch does by device: `device` is `cuda` or `cpu`."""
 
     def __init__(self, device: str) -> None:

@@ -20,8 +20,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
 
 from trainer.contract.documents import Parallelism
 from trainer.memtrace.storage_tracker import Storages
-from trainer.parallel.ddp import Copies, Settled
-from trainer.parallel.fsdp import Shares, of
+from trainer.parallel.ddp import DataParallel, StableBucketDDP
+from trainer.parallel.fsdp import FullyShardedParallel, of
 
 META = torch.device("meta")
 WRAPPER = "torch.nn.parallel.distributed."
@@ -48,7 +48,7 @@ def joined(world: int) -> Iterator[None]:
             AcceleratorState._reset_state(True)
 
 
-class Hollow(Shares):
+class WeightlessFsdp(FullyShardedParallel):
     """Shares of a model without numbers: nothing is handed out, and what is gathered is as hollow."""
 
     def _share_out(self, bare: Any, mesh: Any) -> None:
@@ -62,19 +62,19 @@ class Hollow(Shares):
         pass
 
 
-class Alone(Copies):
+class SingleRank(DataParallel):
     """All of the model, which stays where it was made."""
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         return make(False)
 
 
-def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided: bool, meta: bool) -> Copies:
+def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided: bool, meta: bool) -> DataParallel:
     """The trainer's own, over as many processes as there are."""
     how = Parallelism(kind="fsdp" if divided else "ddp")
     if not meta:
         return of(how, accelerator, precision)
-    return Hollow(accelerator, how, precision) if divided else Alone(accelerator)
+    return WeightlessFsdp(accelerator, how, precision) if divided else SingleRank(accelerator)
 
 
 def _groups(model: torch.nn.Module) -> Iterator[groups.FSDPParamGroup]:
@@ -109,7 +109,7 @@ def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
             (groups, "foreach_all_gather"),
             (groups, "foreach_all_gather_copy_out"),
             (groups, "foreach_reduce"),
-            (Settled, "__init__"),
+            (StableBucketDDP, "__init__"),
         ):
             patches.enter_context(mock.patch.object(owner, name, _exchanging(getattr(owner, name), storages)))
         patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", _resizing(storages)))

@@ -100,7 +100,7 @@ class Speech(Seq2Seq):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class InputKind:
     """One task of the tracer. `data`: columns that make its training config valid."""
 
     data: Mapping[str, Any]
@@ -123,16 +123,16 @@ def untie(model: Any, config: Mapping[str, Any]) -> None:
 
 
 TEXT = {"prompt": "{text}", "label": "label"}
-BY_TASK: Mapping[str, Kind] = {
-    "causal_lm": Kind(data={"completion": "{text}"}, row=lambda n, _: Example(ids=[1] * n, prompt=0)),
-    "text_classification": Kind(data=TEXT, row=lambda n, _: Labelled(ids=[1] * n, label=0)),
-    "token_classification": Kind(
+BY_TASK: Mapping[str, InputKind] = {
+    "causal_lm": InputKind(data={"completion": "{text}"}, row=lambda n, _: Example(ids=[1] * n, prompt=0)),
+    "text_classification": InputKind(data=TEXT, row=lambda n, _: Labelled(ids=[1] * n, label=0)),
+    "token_classification": InputKind(
         data={"words": "words", "label": "label"}, row=lambda n, _: Tagged(ids=[1] * n, labels=[0] * n)
     ),
-    "seq2seq": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
-    "image_classification": Kind(data=TEXT, row=lambda n, _: n),
-    "text_to_image": Kind(data=TEXT, row=lambda n, _: n),
-    "transcription": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
+    "seq2seq": InputKind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
+    "image_classification": InputKind(data=TEXT, row=lambda n, _: n),
+    "text_to_image": InputKind(data=TEXT, row=lambda n, _: n),
+    "transcription": InputKind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
 }
 TRAINED = {
     "image_classification": "text_classification",

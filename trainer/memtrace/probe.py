@@ -19,7 +19,7 @@ from trainer.training.step import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class TraceOptions:
     """What to trace; defaults as the trainer's. `sequence`: tokens of every row."""
 
     train: TrainConfig
@@ -47,13 +47,15 @@ class Ask:
 class Probe(Steps):
     """The trainer's step around a model that `make` makes on a device, for one step of one micro-batch."""
 
-    def __init__(self, ask: Ask, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta") -> None:
+    def __init__(
+        self, ask: TraceOptions, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta"
+    ) -> None:
         config = ask.train
         self._config = config
         mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
         self._accelerator = accelerate.Accelerator(cpu=device != "cuda", mixed_precision=mixed, device_placement=False)
         self._parallel = self._arranged(ask, "fp32" if mixed == "no" else mixed, meta=device == "meta")
-        self._parallel.takes(config)
+        self._parallel.validate(config)
         self._world, self._rank = self._parallel.world, self._parallel.rank
         self._bare = make() if self._world == 1 else self._parallel.build(lambda _: make())
         self._parameters = models.trainable(self._bare)
@@ -72,9 +74,9 @@ class Probe(Steps):
         if ask.padded:
             self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
 
-    def _arranged(self, ask: Ask, precision: str, *, meta: bool) -> parallel.Copies:
+    def _arranged(self, ask: TraceOptions, precision: str, *, meta: bool) -> parallel.DataParallel:
         if ask.gpus == 1:
-            return parallel.Copies(self._accelerator)
+            return parallel.DataParallel(self._accelerator)
         from trainer.memtrace import (
             fake_distributed as memtrace_world,
         )  # and all of torch's FSDP2, which one process does without

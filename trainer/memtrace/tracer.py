@@ -17,9 +17,9 @@ from transformers import AutoConfig
 
 from trainer.memtrace import quantised as memtrace_bits
 from trainer.memtrace import unet as memtrace_unet
-from trainer.memtrace.device_emulation import BLOCK, AsIf, allowed, one_autocast
+from trainer.memtrace.device_emulation import BLOCK, DeviceEmulation, allowed, one_autocast
 from trainer.memtrace.inputs import HEADED, depths_of, fresh_of, task_of, untie, with_depths
-from trainer.memtrace.probe import Ask, Probe
+from trainer.memtrace.probe import Probe, TraceOptions
 from trainer.memtrace.storage_tracker import Storages, in_backward
 from trainer.models import loading as models
 from trainer.training import determinism as exact
@@ -86,7 +86,7 @@ def _mark_stack(layers: torch.nn.ModuleList, storages: Storages, word: str, befo
         layer.register_forward_hook(lambda _, __, output, i=i: left(i, output))
 
 
-def watch(storages: Storages, asif: AsIf | None) -> None:
+def watch(storages: Storages, asif: DeviceEmulation | None) -> None:
     """Keeps the category right where no module tells: at the loss, and where checkpointing computes again."""
 
     def before() -> None:
@@ -103,7 +103,7 @@ def watch(storages: Storages, asif: AsIf | None) -> None:
     storages.on_operation = before
 
 
-def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any, *, device: str) -> Any:
+def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, task: Any, *, device: str) -> Any:
     """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
     if ask.task == "text_to_image":
         with torch.device(device):
@@ -125,27 +125,27 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any
         return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
 
 
-def _kept(ask: Ask) -> torch.dtype:
+def _kept(ask: TraceOptions) -> torch.dtype:
     """What the base's weights are held in."""
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
     return half if ask.train.adapters is not None or ask.pure else torch.float32
 
 
 @contextlib.contextmanager
-def _as_if(ask: Ask, *, real: bool) -> Iterator[AsIf | None]:
+def _as_if(ask: TraceOptions, *, real: bool) -> Iterator[DeviceEmulation | None]:
     if real:
         yield None
         return
     with (
         allowed(),
         one_autocast() if ask.device == "cuda" and ask.train.quantised else contextlib.nullcontext(),
-        AsIf(ask.device) as asif,
+        DeviceEmulation(ask.device) as asif,
     ):
         yield asif
 
 
 @contextlib.contextmanager
-def _among(ask: Ask, storages: Storages, *, real: bool) -> Iterator[None]:
+def _among(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterator[None]:
     """Other processes, where there are some."""
     if ask.gpus == 1:
         yield
@@ -157,7 +157,7 @@ def _among(ask: Ask, storages: Storages, *, real: bool) -> Iterator[None]:
 
 
 def trace(
-    config: Mapping[str, Any], layers: int | Sequence[int], ask: Ask, *, real: bool = False
+    config: Mapping[str, Any], layers: int | Sequence[int], ask: TraceOptions, *, real: bool = False
 ) -> Mapping[str, dict[str, int]]:
     """Bytes by category at the worst moment of each segment of a step with so many layers (of each stack).
 
@@ -185,7 +185,7 @@ def trace(
     return {name: categories for name, (_, categories) in storages.peaks.items()}
 
 
-def on_gpu(config: Mapping[str, Any], ask: Ask) -> Probe:
+def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
     """The step of the whole model with random weights, on this machine's GPU; exact, as the worker's."""
     exact.begin()
     exact.insist()
@@ -196,7 +196,7 @@ def on_gpu(config: Mapping[str, Any], ask: Ask) -> Probe:
     return probe
 
 
-def measure(config: Mapping[str, Any], ask: Ask, lasts_s: float, steps: int = 3) -> dict[str, float]:
+def measure(config: Mapping[str, Any], ask: TraceOptions, lasts_s: float, steps: int = 3) -> dict[str, float]:
     """What the same steps really take of this machine's GPU: bytes, and `step_s`, the mean of the steps in `lasts_s`
     seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody else may use it."""
     probe = on_gpu(config, ask)
@@ -262,12 +262,12 @@ def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> boo
     return len(set(kinds)) > 1 and window is not None and length >= window
 
 
-def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
+def extrapolate(config: Mapping[str, Any], ask: TraceOptions) -> Peak:
     """The peak of a step at the config's full depth. Raises ValueError."""
     return _peak(segments(config, ask))
 
 
-def segments(config: Mapping[str, Any], ask: Ask) -> Mapping[str, dict[str, int]]:
+def segments(config: Mapping[str, Any], ask: TraceOptions) -> Mapping[str, dict[str, int]]:
     """Bytes by category at the worst moment of each segment of a step at the config's full depth. Raises ValueError."""
     if ask.task == "text_to_image":
         return trace(config, (), ask)

@@ -15,7 +15,7 @@ BUSY = (408, 429)
 """Statuses below 500 after which a later request may be answered."""
 
 
-def check(model: str, files: Sequence[str] = MODEL_FILES, *, revision: str | None = None) -> str:
+def check_model_available(model: str, files: Sequence[str] = MODEL_FILES, *, revision: str | None = None) -> str:
     """Where the model lies, in words; no weight is read. A folder has to have `files` (patterns). Raises UserFault,
     with the page of a licence that has to be accepted, and Fault when the Hub does not answer."""
     folder = Path(model)
@@ -41,7 +41,7 @@ def not_read(config: TrainConfig, error: BaseException) -> Fault | None:
     if Path(config.model).is_dir():
         return None
     try:
-        check(config.model, model_files(config.task), revision=config.revision)
+        check_model_available(config.model, model_files(config.task), revision=config.revision)
     except Fault as fault:
         return fault
     if not _offline() and any(map(_broke_off, causes)):

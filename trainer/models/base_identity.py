@@ -18,7 +18,9 @@ ADAPTERS = "its adapters belong to other weights"
 
 def identity(config: TrainConfig) -> str:
     """A hash over the base's weight files, how they are quantised, and its own code. Raises OSError."""
-    return ", ".join(filter(None, (_weights(config) if config.adapters is not None else "", trust.code(config))))
+    return ", ".join(
+        filter(None, (_weights(config) if config.adapters is not None else "", trust.remote_code_fingerprint(config)))
+    )
 
 
 def _weights(config: TrainConfig) -> str:

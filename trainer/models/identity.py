@@ -7,7 +7,7 @@ same texts it would unlearn. All is told apart by content that a newer library r
 import hashlib
 from typing import Any
 
-from trainer.contract.checkpoint_format import Likeness
+from trainer.contract.checkpoint_format import ModelFingerprint
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import loading as models
@@ -18,12 +18,12 @@ PASSING = frozenset({"transformers_version", "dtype", "torch_dtype", "use_cache"
 """What of a config.json says how it was saved, or is said by the job."""
 
 
-def of(config: TrainConfig, tokenizer: Any, job: str) -> Likeness:
+def of(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
     """`job`: its id. Raises UserFault, and Fault where the Hub is to blame."""
     if not hasattr(tokenizer, "get_vocab"):  # what reads pictures
-        return Likeness(job=job, config=_config(config))
+        return ModelFingerprint(job=job, config=_config(config))
     ids = [tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (False, True)]
-    return Likeness(
+    return ModelFingerprint(
         job=job,
         tokens=_hash(sorted(tokenizer.get_vocab().items()), list(ids[0])),
         marks=_hash(list(ids[1]), tokenizer.eos_token_id, tokenizer.chat_template),
@@ -31,7 +31,7 @@ def of(config: TrainConfig, tokenizer: Any, job: str) -> Likeness:
     )
 
 
-def check(config: TrainConfig, was: Likeness, now: Likeness) -> None:
+def check(config: TrainConfig, was: ModelFingerprint, now: ModelFingerprint) -> None:
     """`was`: a checkpoint's. Raises UserFault where it was made with another.
 
     Another job may add other marks, as chats do to a model of plain texts, and reach further; never by other tokens.

@@ -206,7 +206,7 @@ def load(
     except UNREAD as e:
         raise unloadable(config, e) from None
     new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    gaps.insist(config, model, new, headed=architecture not in WITH_TOKENS)
+    gaps.refuse_missing_weights(config, model, new, headed=architecture not in WITH_TOKENS)
     model.config.use_cache = False
     if config.quantised is not None:
         _prepare(model)

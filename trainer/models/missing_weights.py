@@ -9,7 +9,7 @@ from trainer.core.errors import UserFault
 NAMED = 3
 
 
-def insist(config: TrainConfig, model: Any, made_up: Collection[str], *, headed: bool) -> None:
+def refuse_missing_weights(config: TrainConfig, model: Any, made_up: Collection[str], *, headed: bool) -> None:
     """`made_up`: weights that no file gave, or one of another shape; `headed`: those of a head may be among them.
 
     Raises UserFault. Adapters over random weights would belong to weights that are nowhere. What a model computes for

@@ -82,7 +82,7 @@ def _unread(config: TrainConfig, name: str, error: Exception) -> Fault:
     return fault or UserFault(f"train.model: cannot read {name} of {config.model!r} ({type(error).__name__})")
 
 
-def code(config: TrainConfig) -> str:
+def remote_code_fingerprint(config: TrainConfig) -> str:
     """What tells the code apart that the model runs with; empty where it brings none. Raises OSError."""
     if not config.trust_remote_code:
         return ""

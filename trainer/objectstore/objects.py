@@ -20,7 +20,7 @@ LARGE_TIMEOUT_S = 3600.0
 CHUNK = 4 << 20
 
 
-class StoreError(Exception):
+class ObjectStoreError(Exception):
     """The store did not do what was asked, and whether it will later is unknown."""
 
 
@@ -41,7 +41,7 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
             url, config=dict(options), client_options=client, retry_config=retry
         )
     except (BaseError, ValueError, OSError) as e:
-        raise StoreError(f"GPUBROKER_BLOBS {url!r}: {_line(e)}; give a URL such as s3://bucket/prefix") from None
+        raise ObjectStoreError(f"GPUBROKER_BLOBS {url!r}: {_line(e)}; give a URL such as s3://bucket/prefix") from None
 
 
 class Objects:
@@ -79,9 +79,9 @@ class Objects:
         except PermissionDeniedError as e:
             if await self._absent(key):
                 return None
-            raise StoreError(f"cannot read {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot read {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot read {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot read {key}: {_line(e)}") from None
         self._answered()
         self.received_bytes += len(data)
         return data
@@ -93,7 +93,7 @@ class Objects:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 await obstore.put_async(self._store, self._prefix + key, data)
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot write {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot write {key}: {_line(e)}") from None
         self._answered()
 
     async def create(self, key: str, data: bytes) -> bool:
@@ -108,7 +108,7 @@ class Objects:
         except AlreadyExistsError:
             return await self.read(key) == data
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot create {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot create {key}: {_line(e)}") from None
         self._answered()
         return True
 
@@ -124,7 +124,7 @@ class Objects:
                 else:
                     await multipart.upload(self._store, self._prefix + key, path, size, sent)
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot upload {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot upload {key}: {_line(e)}") from None
         self._answered()
 
     async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
@@ -147,9 +147,9 @@ class Objects:
         except PermissionDeniedError as e:
             if await self._absent(key):
                 raise BadContent(f"{key} is absent") from None
-            raise StoreError(f"cannot download {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot download {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot download {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot download {key}: {_line(e)}") from None
         except ValueError:  # of obstore and of the file system: an empty segment, a control character
             raise BadContent(f"{key!r} can be no object's key") from None
         self._answered()
@@ -167,7 +167,7 @@ class Objects:
         except FileNotFoundError:
             return []
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot list {prefix}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot list {prefix}: {_line(e)}") from None
         self._answered()
         return sorted(found)
 
@@ -179,7 +179,7 @@ class Objects:
         except FileNotFoundError:
             return
         except (BaseError, OSError, TimeoutError) as e:
-            raise StoreError(f"cannot delete {key}: {_line(e)}") from None
+            raise ObjectStoreError(f"cannot delete {key}: {_line(e)}") from None
         self._answered()
 
     async def _absent(self, key: str) -> bool:

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def prepared(what: str) -> Iterator[None]:
+def long_barrier(what: str) -> Iterator[None]:
     """Around what each process does by itself; entered by all. Raises DistError where another one has gone."""
     if not distributed.is_initialized():
         yield

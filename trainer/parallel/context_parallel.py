@@ -24,7 +24,7 @@ TOKENS = ("input_ids", "position_ids", "wanted")
 """What a batch of a causal language model may have for each of its tokens."""
 
 
-class Context:
+class ContextParallel:
     """Of the batch that is being trained on; in evaluations each process computes whole sequences."""
 
     def __init__(self, mesh: DeviceMesh) -> None:

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.checkpoint.snapshot import Held, Local, Stored, Writer, joined, parts
-from trainer.contract.checkpoint_format import Plan, Progress, Window
+from trainer.checkpoint.snapshot import Held, Local, SnapshotWriter, StoredSnapshot, joined, parts
+from trainer.contract.checkpoint_format import CheckpointPlan, Progress, Window
 from trainer.contract.documents import Parallelism
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import Fault
@@ -66,7 +66,7 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and distributed.is_initialized() and any(s in str(error) for s in LOST)
 
 
-class Settled(DistributedDataParallel):
+class StableBucketDDP(DistributedDataParallel):
     """DDP whose buckets are the same from the first step on.
 
     Torch's own are laid out anew after the first backward pass, by when each gradient came. What a gradient is summed
@@ -84,7 +84,7 @@ class Settled(DistributedDataParallel):
         return parameters[::-1], sparse[::-1]
 
 
-class Copies:
+class DataParallel:
     """All of the model in each process, which is alone or beside others with other rows (DDP)."""
 
     divided = False
@@ -112,10 +112,10 @@ class Copies:
         """Processes over which gradients are averaged."""
         return self.world
 
-    def takes(self, config: TrainConfig) -> None:
+    def validate(self, config: TrainConfig) -> None:
         """Raises UserFault for what cannot be trained so."""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """The processes, what they run on, and how, for people; numbers differ where it does."""
         device, mixed = self.accelerator.device, self.accelerator.mixed_precision
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -130,16 +130,16 @@ class Copies:
         """(what is called in training, the optimizer)"""
         prepared = self.accelerator.prepare_model(model, evaluation_mode=True)
         if self.world > 1:
-            prepared = Settled(prepared)
+            prepared = StableBucketDDP(prepared)
             _NEVER_FREED.append(prepared)
         return prepared, self.accelerator.prepare_optimizer(optimizer)
 
-    def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
+    def no_sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
         """Around all micro-batches of a step but the last: gradients are summed over processes once."""
         manager: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return manager
 
-    def stretch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def shard_sequence(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What this process computes of a batch to be trained on."""
         return batch
 
@@ -173,11 +173,11 @@ class Copies:
             for n, t in tensors.items()
         }
 
-    def writer(self) -> Writer | None:
+    def writer(self) -> SnapshotWriter | None:
         """This process's share of the writing; None where another one writes the same."""
-        return Writer() if self.rank == 0 else None
+        return SnapshotWriter() if self.rank == 0 else None
 
-    def plan(self, held: Held, writer: Writer | None) -> Plan | None:
+    def plan(self, held: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
         """What lies where, for the first process; entered by all."""
         return joined([parts(held, writer)]) if writer is not None else None
 
@@ -191,7 +191,7 @@ class Copies:
     def settle(self, model: Any) -> None:
         """Before weights are changed by others than the optimizer."""
 
-    def any_of(self, *facts: bool) -> tuple[bool, ...]:
+    def any_rank(self, *facts: bool) -> tuple[bool, ...]:
         """True for all where it is for one, so that all leave the loop and save at the same step. Entered by all."""
         if self.world == 1:
             return facts
@@ -243,7 +243,7 @@ def division(tensor: torch.Tensor) -> Any:
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
-def load_model(parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
+def load_model(parameters: Mapping[str, torch.Tensor], stored: StoredSnapshot) -> None:
     """Puts the weights back, of each this process's part. Raises ValueError."""
     if gone := set(parameters) ^ set(stored.names("model")):
         raise ValueError(f"{sorted(gone)[0]} is trained in only one of the two")
@@ -253,7 +253,7 @@ def load_model(parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
         local(parameter).copy_(stored.read("model", name, window(parameter)))
 
 
-def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
+def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], stored: StoredSnapshot) -> None:
     """Puts the moments back; torch itself moves each tensor to where it belongs. Raises KeyError, ValueError."""
     by_id = {id(p): name for name, p in parameters.items()}
     number_of = {by_id[id(p)]: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}

@@ -25,21 +25,21 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from trainer.checkpoint.snapshot import Held, Writer, joined, parts
-from trainer.contract.checkpoint_format import Plan
+from trainer.checkpoint.snapshot import Held, SnapshotWriter, joined, parts
+from trainer.contract.checkpoint_format import CheckpointPlan
 from trainer.contract.documents import Parallelism
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
-from trainer.core.ipc import Part
+from trainer.core.ipc import SnapshotPart
 from trainer.models import accelerations as switches
 from trainer.parallel import tensor_parallel
-from trainer.parallel.context_parallel import Context
-from trainer.parallel.ddp import Copies, division, layers, local, number, window
+from trainer.parallel.context_parallel import ContextParallel
+from trainer.parallel.ddp import DataParallel, division, layers, local, number, window
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Shares(Copies):
+class FullyShardedParallel(DataParallel):
     """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it.
 
     Beside it, processes may have the same rows, and of a layer (tensor) or of the tokens (context) compute a part each.
@@ -71,7 +71,7 @@ class Shares(Copies):
         copied = ("dp_replicate",) if self.world > self._owners else ()
         self._mesh: DeviceMesh | None = mesh[(*copied, "dp_shard_cp")] if shard * how.context > 1 else None
         self._layers: DeviceMesh | None = mesh["tp"] if how.tensor > 1 else None
-        self._context = Context(mesh["cp"]) if how.context > 1 else None
+        self._context = ContextParallel(mesh["cp"]) if how.context > 1 else None
         self._nonce = _told(secrets.token_hex(4))
 
     @property
@@ -164,16 +164,16 @@ class Shares(Copies):
         first: bool = all(at == 0 for at, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
         return first and (self.rank % self._how.tensor == 0 or "tp" in (mesh.mesh_dim_names or ()))
 
-    def writer(self) -> Writer | None:
+    def writer(self) -> SnapshotWriter | None:
         if self.rank >= self._owners:
             return None
         here = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
         beside = tuple(r for r in range(self._owners) if r // here[1] == here[0])
         nodes = -(-self._owners // here[1])
-        part = Part(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
-        return Writer(number=self.rank, of=self._owners, beside=beside, part=part)
+        part = SnapshotPart(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
+        return SnapshotWriter(number=self.rank, of=self._owners, beside=beside, part=part)
 
-    def plan(self, held: Held, writer: Writer | None) -> Plan | None:
+    def plan(self, held: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
         own = parts(held, writer) if writer is not None else None
         all_parts: list[Any] = [None] * self.world
         distributed.all_gather_object(all_parts, own)
@@ -199,15 +199,15 @@ class Shares(Copies):
                 module.reshard()
 
 
-def of(how: Parallelism, accelerator: Accelerator, precision: str) -> Copies:
+def of(how: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
     """The arrangement that the plan asks for; a process alone holds everything, and says so. Raises UserFault."""
     if how.kind == "ddp":
-        return Copies(accelerator)
+        return DataParallel(accelerator)
     if accelerator.num_processes == 1:
         asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(how, name)) > 1]
         switches.notice(f"{' and '.join(asked) or 'fsdp'}: one process trains here alone, so nothing is divided")
-        return Copies(accelerator)
-    return Shares(accelerator, how, precision)
+        return DataParallel(accelerator)
+    return FullyShardedParallel(accelerator, how, precision)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

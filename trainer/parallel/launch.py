@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from trainer.core.parent_death import tie
+from trainer.core.parent_death import die_with_parent
 
 GRACE_S = 5.0
 """After the first failure, for the others to say theirs: which was first is not which was seen first."""
@@ -86,7 +86,7 @@ def main(each: int, nodes: int, node: int, master: str, run: str) -> int:
 
 
 if __name__ == "__main__":
-    tie(os.getppid())
+    die_with_parent(os.getppid())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
     count, machines, place, *rest = sys.argv[1:]

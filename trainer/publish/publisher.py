@@ -14,7 +14,7 @@ from obstore.exceptions import BaseError
 
 from trainer.contract.output import CopyConfig, OutputConfig, PushConfig
 from trainer.core import disk_space as room
-from trainer.objectstore.objects import StoreError, connect
+from trainer.objectstore.objects import ObjectStoreError, connect
 
 ROOTS = ("model", "adapter")
 """Folders of weights; the first that is there is the repository's root."""
@@ -81,9 +81,9 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
         store = connect(config.url, {str(k): str(v) for k, v in options.items()})
         for name in found:
             await obstore.put_async(store, f"{job}/{name}", folder / name)
-    except (StoreError, BaseError, OSError) as e:
+    except (ObjectStoreError, BaseError, OSError) as e:
         if room.is_full(e) and config.url.startswith("file://"):
-            there = room.told(Path(unquote(urlsplit(config.url).path)), room.of_tree(folder))
+            there = room.disk_full_message(Path(unquote(urlsplit(config.url).path)), room.of_tree(folder))
             raise NotPublished(f"output.copy_to: {config.url} is full: {there}") from None
         raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
     return f"{config.url.rstrip('/')}/{job}/"

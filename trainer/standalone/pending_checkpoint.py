@@ -13,7 +13,7 @@ from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
 from trainer.objectstore.objects import Objects
 
 
-def found(run: RunFolder) -> Path | None:
+def pending_snapshot(run: RunFolder) -> Path | None:
     """The newest one."""
     with contextlib.suppress(OSError):  # nothing has run there
         return max(run.waiting(), default=None)
@@ -29,7 +29,7 @@ def _info(snapshot: Path) -> SnapshotInfo:
     return SnapshotInfo.model_validate_json(info_of(snapshot).read_bytes())
 
 
-async def bring(objects: Objects, origin: Origin, snapshot: Path) -> None:
+async def commit_pending(objects: Objects, origin: Origin, snapshot: Path) -> None:
     """Commits it, unless its run did so and was cut off right after. Raises StoreError, OSError; then it stays."""
     info = _info(snapshot)
     there = [key for key in await checkpoint.own(objects, origin) if keys.step_of(key) >= info.step]
@@ -39,14 +39,14 @@ async def bring(objects: Objects, origin: Origin, snapshot: Path) -> None:
     shutil.rmtree(snapshot)
 
 
-def clear(work: Path, run: RunFolder, store: Path) -> str:
+def clean_up(work: Path, run: RunFolder, store: Path) -> str:
     """Removes what a run had there, but no checkpoint that its store lacks: the line about that, if there is one."""
-    snapshot = found(run)
+    snapshot = pending_snapshot(run)
     if snapshot is None:
         shutil.rmtree(work, ignore_errors=True)
         return ""
     for path in work.iterdir():
         if path != run.root:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    why = room.told(store, room.of_tree(snapshot))
+    why = room.disk_full_message(store, room.of_tree(snapshot))
     return f"{named(snapshot)} could not be brought into the store: {why}; start again then, it goes on from there"

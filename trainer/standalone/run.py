@@ -27,7 +27,7 @@ from trainer.dataset import sources as places
 from trainer.dataset.prompts import DataError, digest
 from trainer.dataset.readers import each_row
 from trainer.models import remote_code as trust
-from trainer.objectstore.objects import Objects, StoreError, connect
+from trainer.objectstore.objects import Objects, ObjectStoreError, connect
 from trainer.standalone import micro_batch as fit
 from trainer.standalone import pending_checkpoint as leftover
 from trainer.standalone import resume_check as same_run
@@ -37,7 +37,7 @@ ME = "standalone"
 RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
 
 
-class NoRoom(Exception):
+class OutputDiskFull(Exception):
     """One line: what could not be written, how much was wanted, and the fix."""
 
 
@@ -46,10 +46,12 @@ def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
     """Raises NoRoom in place of what says that the disk of `folder` does not take `wanted` bytes."""
     try:
         yield
-    except (StoreError, OSError) as e:
+    except (ObjectStoreError, OSError) as e:
         if not room.is_full(e):
             raise
-        raise NoRoom(f"{what} could not be written: {room.told(folder, wanted)}; start again then, it goes on") from e
+        raise OutputDiskFull(
+            f"{what} could not be written: {room.disk_full_message(folder, wanted)}; start again then, it goes on"
+        ) from e
 
 
 def main(
@@ -85,7 +87,7 @@ def main(
     except (BadConfig, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
         return ExitCode.USER_ERROR
-    except (NoRoom, StoreError) as e:
+    except (OutputDiskFull, ObjectStoreError) as e:
         print(f"{output}: {e}", file=sys.stderr)
         return ExitCode.INFRASTRUCTURE
     except DataError as e:
@@ -138,17 +140,17 @@ async def _run(
     if outcome is Outcome.COMPLETED:
         _publish(store / ME, (await checkpoint.own(objects, origin))[0], output)
     await _tidy(objects, origin, saving, train, data)
-    if left := leftover.clear(env.workdir, RunFolder(root=env.workdir / "run"), store):
+    if left := leftover.clean_up(env.workdir, RunFolder(root=env.workdir / "run"), store):
         print(left, file=sys.stderr)
     return outcome
 
 
 async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
     """Of the run before, which its store could not take. Raises NoRoom, StoreError."""
-    if before and (snapshot := leftover.found(RunFolder(root=work / "run"))) is not None:
+    if before and (snapshot := leftover.pending_snapshot(RunFolder(root=work / "run"))) is not None:
         origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
         with _with_room(leftover.named(snapshot), store, room.of_tree(snapshot)):
-            await leftover.bring(objects, origin, snapshot)
+            await leftover.commit_pending(objects, origin, snapshot)
 
 
 async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[str]) -> AttemptSpec | None:
@@ -217,7 +219,7 @@ async def _put_data(
 
 async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, train: TrainConfig, data: DataFile) -> None:
     """Of all starts, what nothing goes back to any more: checkpoints, and rows that were given up."""
-    with contextlib.suppress(StoreError):  # it goes next time
+    with contextlib.suppress(ObjectStoreError):  # it goes next time
         await checkpoint.prune(objects, origin, saving, train.guard, earlier=True)
         for key in await objects.keys(keys.JOB_DATA):
             if key != data.key:

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from pydantic import ValidationError
 
 from trainer.checkpoint import snapshot
-from trainer.checkpoint.snapshot import Snapshot, Stored
+from trainer.checkpoint.snapshot import LocalSnapshot, StoredSnapshot
 from trainer.contract.checkpoint_format import METRICS, BadFormat, Progress
 from trainer.core import disk_space as room
 from trainer.core.errors import Fault, UserFault
@@ -28,7 +28,7 @@ RETRY_S = 30.0
 """After a save that failed."""
 
 
-class Keeper:
+class CheckpointManager:
     """Of one process; what is entered by all is said so."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Keeper:
         run: RunFolder,
         *,
         accelerator: Accelerator,
-        arrangement: parallel.Copies,
+        arrangement: parallel.DataParallel,
         model: Any,
         parameters: dict[str, Any],
         tokenizer: Any,
@@ -65,7 +65,7 @@ class Keeper:
     def is_due(self) -> bool:
         """Whether the next snapshot should be taken; sooner than otherwise after one that failed."""
         interval = self._interval()
-        if self.told_of_a_failure():
+        if self.report_save_failure():
             self._began = time.monotonic() - interval + min(RETRY_S, interval)
         return time.monotonic() - self._began >= interval and not self.snapshots.busy
 
@@ -76,7 +76,7 @@ class Keeper:
             return min(most_s, float(self._run.interval.read_text()))
         return most_s
 
-    def told_of_a_failure(self) -> bool:
+    def report_save_failure(self) -> bool:
         """Whether the last snapshot could not be written; people are told so."""
         why = self.snapshots.failure()
         if why:
@@ -90,13 +90,15 @@ class Keeper:
         scaler = self._accelerator.scaler
         progress = progress.model_copy(
             update={
-                "made_on": self._parallel.told(),
+                "made_on": self._parallel.describe(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "base": self._base.name(),
                 "likeness": self._likeness,
             }
         )
-        grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
+        grown = (
+            {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro_batch_index else {}
+        )
         model = self._parallel.held(self._parameters)
         held = {
             "model": model,
@@ -107,11 +109,11 @@ class Keeper:
         writer = self.snapshots.writer
         plan = self._parallel.plan(held, writer)
         if artifacts is None:
-            self._saved = (progress.step, progress.micro)
+            self._saved = (progress.step, progress.micro_batch_index)
         if writer is None:
             return
         self.snapshots.begin(
-            Snapshot(
+            LocalSnapshot(
                 progress=progress,
                 held=writer.own(held),
                 plan=plan,
@@ -125,14 +127,14 @@ class Keeper:
 
     def settle(self) -> None:
         """Waits for the snapshot that is under way; entered by all, as it may take one of them longer."""
-        with meeting.prepared("checkpoint"):
+        with meeting.long_barrier("checkpoint"):
             self.snapshots.join()
-        self.told_of_a_failure()
+        self.report_save_failure()
 
     def has(self, progress: Progress) -> bool:
         """Whether the newest snapshot is of this, and all could write it; entered by all."""
         self.settle()
-        (missing,) = self._parallel.any_of(self._saved != (progress.step, progress.micro))
+        (missing,) = self._parallel.any_rank(self._saved != (progress.step, progress.micro_batch_index))
         return not missing
 
     def finish(self, progress: Progress, artifacts: Path) -> str:
@@ -145,7 +147,7 @@ class Keeper:
             self._saved = None  # this part overtakes it, also where it is left as another machine's is not written
         return why
 
-    def wanted(self, artifacts: Path) -> int:
+    def checkpoint_bytes(self, artifacts: Path) -> int:
         """Bytes of a complete checkpoint, of this process."""
         state = optimizers.tensors(self._optimizer.optimizer, self._parameters)
         tensors = (*self._parameters.values(), *state.values())
@@ -163,7 +165,7 @@ class Keeper:
             return Progress()
         folder = Path(self._job.restore)
         try:
-            progress = self._put_back(Stored(folder), micro_rows)
+            progress = self._load_state(StoredSnapshot(folder), micro_rows)
             self._begin_journal(folder / METRICS)
         except (BadFormat, ValidationError) as e:
             raise Fault(f"checkpoint: verified, but it cannot be read ({type(e).__name__}: {e})") from None
@@ -174,7 +176,7 @@ class Keeper:
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
         self._report.say(f"resumed at step {progress.step}")
-        here = self._parallel.told()
+        here = self._parallel.describe()
         if progress.made_on != here:
             self._report.event(
                 "moved",
@@ -188,7 +190,7 @@ class Keeper:
         if self._accelerator.is_local_main_process:
             self.journal.begin(source)
 
-    def _put_back(self, stored: Stored, micro_rows: int) -> Progress:
+    def _load_state(self, stored: StoredSnapshot, micro_rows: int) -> Progress:
         """Raises KeyError, ValueError when the tensors are not those of this job."""
         self._base.check(stored.progress.base)
         likeness.check(self._job.train, stored.progress.likeness, self._likeness)
@@ -196,11 +198,11 @@ class Keeper:
         parallel.load_model(self._parameters, stored)
         progress = self._selection.restore(stored, self._parameters)
         parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
-        if progress.micro and self._parallel.world == 1 and progress.micro_rows == micro_rows:
+        if progress.micro_batch_index and self._parallel.world == 1 and progress.micro_rows == micro_rows:
             for name in stored.names("gradients"):
                 gradient = stored.read("gradients", name)
                 self._parameters[name].grad = gradient.to(self._accelerator.device)
-        elif progress.micro:  # the step is cut otherwise now, so it begins anew
+        elif progress.micro_batch_index:  # the step is cut otherwise now, so it begins anew
             progress = progress.model_copy(update={"micro": 0, "micro_loss": 0.0})
         if progress.scaler is not None and self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(progress.scaler)

@@ -10,7 +10,7 @@ import math
 from statistics import median
 from typing import Literal
 
-from trainer.contract.checkpoint_format import Care, Jump, Progress
+from trainer.contract.checkpoint_format import GuardState, Progress, RowSkip
 from trainer.contract.guard import GuardConfig
 
 WINDOW = 64
@@ -29,15 +29,15 @@ what overflows below it is not of the scale's making."""
 Verdict = Literal["go", "skip", "back", "stop"]
 
 
-class GoBack(Exception):
+class Rollback(Exception):
     """The training is to go on from an earlier step; raised where the loop can be left."""
 
-    def __init__(self, jumps: tuple[Jump, ...]) -> None:
+    def __init__(self, jumps: tuple[RowSkip, ...]) -> None:
         super().__init__(f"back to step {jumps[-1].step}")
         self.jumps = jumps
 
 
-def judge(config: GuardConfig, progress: Progress, loss: float, norm: float) -> tuple[Verdict, Care, str]:
+def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> tuple[Verdict, GuardState, str]:
     """What becomes of the step that has just been computed: (verdict, the state after it, what to tell people)."""
     care, step = progress.care, progress.step + 1
     if math.isfinite(loss) and math.isfinite(norm):
@@ -55,13 +55,13 @@ def judge(config: GuardConfig, progress: Progress, loss: float, norm: float) -> 
     return "stop", after, f"{what}, {row} in a row, after {len(care.jumps)} times back; {fix}"
 
 
-def back(config: GuardConfig, progress: Progress, global_batch: int) -> tuple[Jump, ...]:
+def rollback_plan(config: GuardConfig, progress: Progress, global_batch: int) -> tuple[RowSkip, ...]:
     """All jumps of the way that leads past the bad steps of `progress`, the newest last."""
     target = max(0, progress.step - progress.care.bad - config.back_steps)
-    return (*progress.care.jumps, Jump(step=target, samples=progress.samples + global_batch))
+    return (*progress.care.jumps, RowSkip(step=target, samples=progress.samples + global_batch))
 
 
-def jumped(progress: Progress, jumps: tuple[Jump, ...]) -> Progress:
+def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
     """`progress` with the jumps that are due before its next step: a step begun with other rows begins anew."""
     for jump in jumps:
         if jump.step == progress.step and jump not in progress.care.jumps:
@@ -71,7 +71,7 @@ def jumped(progress: Progress, jumps: tuple[Jump, ...]) -> Progress:
     return progress
 
 
-def _watched(config: GuardConfig, care: Care, step: int, loss: float, norm: float) -> tuple[Care, str]:
+def _watched(config: GuardConfig, care: GuardState, step: int, loss: float, norm: float) -> tuple[GuardState, str]:
     strange = [
         f"{name} {value:.4g} where the median of {len(before)} steps is {median(before):.4g}"
         for name, value, before in (("loss", loss, care.losses), ("gradient norm", norm, care.norms))

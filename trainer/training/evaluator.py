@@ -37,12 +37,12 @@ from trainer.training.reporter import Reporter
 
 EVALUATION = 2**31
 """In place of a step's number, where evaluations draw at random: each draws the same."""
-GRAVE = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
+NOT_A_SAMPLE_ERROR = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
 """What is no fault of the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judge:
+class Evaluator:
     """Of one process; what it does is entered by all."""
 
     job: WorkerJob
@@ -56,10 +56,10 @@ class Judge:
     rows: int
     """Of them at once."""
     accelerator: Accelerator
-    arrangement: parallel.Copies
+    arrangement: parallel.DataParallel
     report: Reporter
 
-    def judged(self, progress: Progress) -> tuple[float, Mapping[str, float]]:
+    def evaluate(self, progress: Progress) -> tuple[float, Mapping[str, float]]:
         """(loss, metrics) of the weights as they are."""
         self.report.set(progress.step, phase="evaluating", message=f"loss on {len(self.held)} held-out rows")
 
@@ -68,7 +68,7 @@ class Judge:
                 self._look()
 
         self.task.begins(EVALUATION)
-        set_seed(order.noise(self.job.train.seed, EVALUATION, 0))
+        set_seed(order.micro_batch_seed(self.job.train.seed, EVALUATION, 0))
         return evaluate.heldout(
             self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
         )
@@ -80,15 +80,15 @@ class Judge:
 
     def leave_if_asked(self) -> None:
         """Entered by all. Raises Drained for all."""
-        if self.arrangement.any_of(self.run.drain.exists())[0]:
+        if self.arrangement.any_rank(self.run.drain.exists())[0]:
             raise Drained
 
-    def sampled(self, progress: Progress, after: float | None) -> list[dict[str, str]]:
+    def write_samples(self, progress: Progress, after: float | None) -> list[dict[str, str]]:
         """Samples of the weights as they are, where this process has any to write; entered by all. `after`: the loss
         that was judged. Raises Drained."""
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
         samples: list[dict[str, str]] = []
-        with meeting.prepared("samples"), contextlib.suppress(Drained):  # which all are told of next
+        with meeting.long_barrier("samples"), contextlib.suppress(Drained):  # which all are told of next
             samples = self._samples(progress)
         self.leave_if_asked()
         return samples
@@ -119,7 +119,7 @@ class Judge:
         def write() -> None:
             if self.accelerator.is_main_process:
                 evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
-                rows, made_on = self.run.root / METRICS, self.arrangement.told()
+                rows, made_on = self.run.root / METRICS, self.arrangement.describe()
                 told = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
                 (folder / "README.md").write_text(told)
                 board.write(folder, rows, progress.heldout, self.report.event)
@@ -129,10 +129,10 @@ class Judge:
                 shutil.rmtree(folder / "model", ignore_errors=True)  # of a try before
                 self.task.merge(folder)
 
-        self.insist(lambda: results.attempted(write), lambda: self._wanted(whole))
+        self.insist(lambda: results.try_write(write), lambda: self._wanted(whole))
         if self.job.train.output.merge:
             self.leave_if_asked()
-            self.insist(lambda: results.attempted(merge), lambda: self._wanted(whole))
+            self.insist(lambda: results.try_write(merge), lambda: self._wanted(whole))
 
     def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
         """Bytes of the weights of the results."""
@@ -146,12 +146,12 @@ class Judge:
         collective waits. `wanted`: bytes. Raises Unwritten, Drained."""
 
         def together() -> str:
-            with meeting.prepared("results"):
+            with meeting.long_barrier("results"):
                 return action()
 
-        results.insist(
+        results.write_with_retries(
             together,
-            agree=lambda fact: self.arrangement.any_of(fact)[0],
+            agree=lambda fact: self.arrangement.any_rank(fact)[0],
             waiting=lambda: bool(self.run.waiting()),
             leave=self.leave_if_asked,
             tell=self.report.event,
@@ -183,7 +183,9 @@ class Judge:
             with watched, exact.leniently(), evaluate.as_trained(self.job.train, self.accelerator):
                 return self.task.write(self.model, self.accelerator.device)
         except Exception as e:
-            if self.arrangement.divided or isinstance(e, GRAVE):  # of a divided model others wait for this process
+            if self.arrangement.divided or isinstance(
+                e, NOT_A_SAMPLE_ERROR
+            ):  # of a divided model others wait for this process
                 raise
             told = (str(e).strip().splitlines() or ["no message"])[0][:300]
             self.report.event("no_samples", f"the samples could not be written ({type(e).__name__}: {told})")

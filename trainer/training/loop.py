@@ -31,8 +31,8 @@ from trainer.training import (
 from trainer.training import (
     tensorboard as board,
 )
-from trainer.training.checkpointing import Keeper
-from trainer.training.evaluator import Judge
+from trainer.training.checkpointing import CheckpointManager
+from trainer.training.evaluator import Evaluator
 from trainer.training.step import Steps
 
 RATE_STEPS = 20
@@ -52,8 +52,8 @@ class Loop(Steps):
             "report": self._report,
         }
         trained = {"tokenizer": self._task.tokenizer, "optimizer": self._optimizer, "selection": self._selection}
-        self._keeper = Keeper(job, run, **trained, **common)
-        self._judge = Judge(job=job, run=run, task=self._task, held=self._held, rows=self._micro * 2, **common)
+        self._keeper = CheckpointManager(job, run, **trained, **common)
+        self._judge = Evaluator(job=job, run=run, task=self._task, held=self._held, rows=self._micro * 2, **common)
         self._board = board.Board(run.root / board.FOLDER, self._report.event)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
         self._report_start()
@@ -62,7 +62,7 @@ class Loop(Steps):
         count = sum(p.numel() for p in self._parameters.values())
         self._report.say(
             f"{self._config.model}: {count:,} of {sum(map(model.size, self._bare.parameters())):,} weights are "
-            f"trained on {self._parallel.told()}; {len(self._train)} rows, "
+            f"trained on {self._parallel.describe()}; {len(self._train)} rows, "
             f"{len(self._held)} held out, {self._total} steps of {self._config.rows_a_step}"
         )
         if self._dropped:
@@ -70,7 +70,7 @@ class Loop(Steps):
 
     def run(self) -> None:
         """Trains to the end and leaves the complete snapshot. Raises Drained, after saving, when asked to stop."""
-        self._rehearse()
+        self._check_determinism()
         self._restore()
         self._keeper.start()
         try:
@@ -84,11 +84,11 @@ class Loop(Steps):
                 self._after_step()
             self._finish(begun)
         except Drained:
-            if self._progress.step or self._progress.micro:
+            if self._progress.step or self._progress.micro_batch_index:
                 self._set(phase="draining", message="saving before the end")
                 self._save_last()
             raise
-        except guard.GoBack:
+        except guard.Rollback:
             self._keeper.snapshots.join()
             raise
 
@@ -98,7 +98,7 @@ class Loop(Steps):
             return
         self._keeper.save(self._progress, last=True)
         self._keeper.snapshots.join()
-        self._keeper.told_of_a_failure()
+        self._keeper.report_save_failure()
 
     def memory(self) -> str:
         """What holds it, in one line."""
@@ -110,7 +110,7 @@ class Loop(Steps):
         if self._progress.step >= self._total:
             return False
         self._evaluate_if_due()
-        if why := selection.enough(self._config.selection, self._progress.scores):
+        if why := selection.early_stop_reason(self._config.selection, self._progress.scores):
             self._report.event("early_stop", why)
         return not why
 
@@ -119,7 +119,7 @@ class Loop(Steps):
         self._keeper.snapshots.check()
         self._report.flush()
         due = self._keeper.is_due()
-        drain, save = self._parallel.any_of(self._run.drain.exists(), due and self._accelerator.is_main_process)
+        drain, save = self._parallel.any_rank(self._run.drain.exists(), due and self._accelerator.is_main_process)
         if drain:
             raise Drained
         if save and step < self._total:
@@ -153,7 +153,7 @@ class Loop(Steps):
 
     def _before(self) -> None:
         """What is measured before the first step, once in the life of a job."""
-        if self._progress.step or self._progress.micro:
+        if self._progress.step or self._progress.micro_batch_index:
             return
         if self._held:
             loss, metrics = self._evaluate()
@@ -195,7 +195,7 @@ class Loop(Steps):
         )
 
     def _evaluate(self) -> tuple[float, Mapping[str, float]]:
-        loss, metrics = self._parallel.first(*self._judge.judged(self._progress))
+        loss, metrics = self._parallel.first(*self._judge.evaluate(self._progress))
         selection.value(self._config.selection, loss, metrics)
         if self._progress.step:
             self._progress = self._selection.scored(self._progress, loss, metrics, self._parameters)
@@ -237,10 +237,10 @@ class Loop(Steps):
             if self._accelerator.is_main_process:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        except results.Unwritten as e:
+        except results.ResultsNotWritten as e:
             if self._keep(folder):
                 kept = f"the training itself is saved at step {self._progress.step}, the next attempt only writes them"
-                raise results.Unwritten(f"{e}; {kept}") from None
+                raise results.ResultsNotWritten(f"{e}; {kept}") from None
             raise
 
     def _takes_long(self) -> bool:
@@ -255,7 +255,7 @@ class Loop(Steps):
             shutil.rmtree(unfinished, ignore_errors=True)
         if self._keeper.has(self._progress):
             return True
-        with meeting.prepared("checkpoint"):
+        with meeting.long_barrier("checkpoint"):
             self._keeper.save(self._progress, last=True)
             self._keeper.snapshots.join()
         return self._keeper.has(self._progress)
@@ -268,11 +268,13 @@ class Loop(Steps):
         with self._selection.chosen(self._progress, settle, self._parameters) as at:
             if at is not None:
                 self._report.event("best", f"the result has the weights of step {at}, which were judged best")
-                after, metrics = self._judge.judged(self._progress)
-            samples = self._judge.sampled(self._progress, after)
+                after, metrics = self._judge.evaluate(self._progress)
+            samples = self._judge.write_samples(self._progress, after)
             self._keeper.settle()  # its copy and the results are not in host memory at once
             self._judge.write(folder, self._progress, self._rate, samples=samples, after=after, metrics=metrics)
-        self._judge.insist(lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.wanted(folder))
+        self._judge.insist(
+            lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.checkpoint_bytes(folder)
+        )
         if self._accelerator.is_main_process:  # not before all have written their parts: each try needs it
             shutil.rmtree(folder, ignore_errors=True)
 

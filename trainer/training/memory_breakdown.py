@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from trainer.contract.documents import Memory
+from trainer.contract.documents import MemoryUse
 
 GIB = 1 << 30
 
 
-def told(model: torch.nn.Module, optimizer: Any, *, peak: int, expected: Memory | None) -> str:
+def told(model: torch.nn.Module, optimizer: Any, *, peak: int, expected: MemoryUse | None) -> str:
     """`peak`: bytes that this process has taken at the most, by which all that is no state is known."""
     parameters = list(model.parameters())
     held = {

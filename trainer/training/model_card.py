@@ -45,7 +45,7 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
 
 
 def _revision(job: WorkerJob) -> list[tuple[str, ...]]:
-    commit, code = trust.commit(job.train), trust.code(job.train)
+    commit, code = trust.commit(job.train), trust.remote_code_fingerprint(job.train)
     return [(what, which) for what, which in (("of commit", commit), ("its own code", code)) if which]
 
 

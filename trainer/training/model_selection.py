@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from trainer.checkpoint.snapshot import Local, Stored
+from trainer.checkpoint.snapshot import Local, StoredSnapshot
 from trainer.contract.checkpoint_format import Best, Progress
 from trainer.contract.guard import LOSS, SelectionConfig
 from trainer.core.errors import UserFault
@@ -27,7 +27,7 @@ def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) ->
     return known[config.metric]
 
 
-def better(config: SelectionConfig, one: float, than: float, *, by: float = 0.0) -> bool:
+def is_better(config: SelectionConfig, one: float, than: float, *, by: float = 0.0) -> bool:
     """By more than `by`; what is no number is never better, and anything is better than that."""
     if math.isnan(one) or math.isnan(than):
         return not math.isnan(one)
@@ -39,12 +39,12 @@ def best(config: SelectionConfig, scores: Scores) -> tuple[int, float] | None:
     """(step, value) of the evaluation that no later one was better than by `min_delta`; None before the first."""
     found: tuple[int, float] | None = None
     for step, score in scores:
-        if found is None or better(config, score, found[1], by=config.min_delta):
+        if found is None or is_better(config, score, found[1], by=config.min_delta):
             found = step, score
     return found
 
 
-def enough(config: SelectionConfig, scores: Scores) -> str:
+def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
     """Why the training need not go on; empty: it goes on."""
     found = best(config, scores)
     if config.patience is None or found is None:
@@ -74,7 +74,7 @@ class Selection:
         score = value(self.config, loss, metrics)
         scores = (*(s for s in progress.scores if s[0] != progress.step), (progress.step, score))
         found = progress.best
-        if self.config.best and (found is None or better(self.config, score, found.value)):
+        if self.config.best and (found is None or is_better(self.config, score, found.value)):
             self._kept = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
             found = Best(step=progress.step, value=score)
         return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": found})
@@ -83,7 +83,7 @@ class Selection:
         """For a checkpoint; `parameters`: as they are now."""
         return {n: replace(one, tensor=self._kept[n]) for n, one in parameters.items()} if self._kept else {}
 
-    def restore(self, stored: Stored, parameters: Mapping[str, torch.Tensor]) -> Progress:
+    def restore(self, stored: StoredSnapshot, parameters: Mapping[str, torch.Tensor]) -> Progress:
         """The checkpoint's state, with the scores that count here: none of another job, or by another metric, and none
         whose weights should have been kept and were not. Raises KeyError, ValueError."""
         progress = stored.progress

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from trainer.core.ipc import RunFolder, Status, Teller, replace
+from trainer.core.ipc import MessageWriter, RunFolder, Status, replace
 
 
 class Reporter:
@@ -15,7 +15,7 @@ class Reporter:
 
     def __init__(self, run: RunFolder, accelerator: Accelerator) -> None:
         self._run, self._accelerator = run, accelerator
-        self._people = Teller(run)
+        self._people = MessageWriter(run)
         self.status = Status()
 
     def set(self, step: int, **changes: Any) -> None:

@@ -15,11 +15,11 @@ PATIENCE_S = 3 * 3600.0
 """With others on a full disk: one that waits for another machine's part may wait for ever."""
 
 
-class Unwritten(Fault):
+class ResultsNotWritten(Fault):
     """Their disk did not take them."""
 
 
-def insist(
+def write_with_retries(
     action: Callable[[], str],
     *,
     agree: Callable[[bool], bool],
@@ -46,12 +46,14 @@ def insist(
             tries += 1
         if tries > len(PAUSES_S):
             last = why or "by another process"
-            raise Unwritten(f"the results could not be written, last: {last}; {room.told(folder, wanted())}")
+            raise ResultsNotWritten(
+                f"the results could not be written, last: {last}; {room.disk_full_message(folder, wanted())}"
+            )
         time.sleep(PAUSES_S[max(0, tries - 1)])
         leave()
 
 
-def attempted(action: Callable[[], None]) -> str:
+def try_write(action: Callable[[], None]) -> str:
     """Why an action failed for its disk; empty: it did not."""
     try:
         action()

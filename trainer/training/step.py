@@ -40,11 +40,11 @@ class Steps(ABC):
         config = job.train
         self._join()
         self._task = tasks.of(config)
-        with meeting.prepared("rows"):
+        with meeting.long_barrier("rows"):
             examples, self._dropped = self._task.examples(
                 Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
             )
-        self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
+        self._train, self._held = kept.train_eval_split(examples, config.seed, config.data.eval_share)
         order.insist_on_a_step(len(self._train), config.rows_a_step)
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
@@ -72,7 +72,7 @@ class Steps(ABC):
         mixed = "no" if self._precision == "fp32" else self._precision
         self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
         self._parallel = shares.of(self._job.parallelism, self._accelerator, self._precision)
-        self._parallel.takes(config)
+        self._parallel.validate(config)
         self._world = self._parallel.world
         self._report = Reporter(self._run, self._accelerator)
         self._report.say(devices.check(self._device))
@@ -81,7 +81,7 @@ class Steps(ABC):
 
     def _made(self, hollow: bool) -> Any:
         """The model, once all processes have read their weights."""
-        with meeting.prepared("weights"):
+        with meeting.long_barrier("weights"):
             return self._task.model(self._precision, hollow=hollow)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
@@ -98,7 +98,7 @@ class Steps(ABC):
     def _batches_at(self, samples: int) -> tuple[list[list[Any]], int]:
         """As `_batches`, of the step that begins after so many samples."""
         config = self._config
-        rows = order.window(config.seed, samples, config.rows_a_step, len(self._train))
+        rows = order.step_rows(config.seed, samples, config.rows_a_step, len(self._train))
         micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
         targets = sum(self._task.targets(e) for micro in micros for e in micro)
         micros += [[] for _ in range(-len(micros) % self._parallel.groups)]
@@ -107,18 +107,18 @@ class Steps(ABC):
     def _step(self) -> None:
         """One optimizer step; after a mid-step restore, what is left of it."""
         started = time.monotonic()
-        self._jump()
+        self._apply_row_skips()
         self._task.begins(self._progress.step)
         batches, targets = self._batches()
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
-        for number in range(self._progress.micro, len(batches)):
+        for number in range(self._progress.micro_batch_index, len(batches)):
             last = number == len(batches) - 1
             set_seed(
-                order.noise(
+                order.micro_batch_seed(
                     self._config.seed, self._progress.step, number * self._parallel.groups + self._parallel.group
                 )
             )
-            with contextlib.nullcontext() if last else self._parallel.collecting(self._model):
+            with contextlib.nullcontext() if last else self._parallel.no_sync(self._model):
                 part = self._forward(batches[number])
                 self._accelerator.backward(part * (self._parallel.averaged / targets))
             loss += part.detach()
@@ -143,10 +143,10 @@ class Steps(ABC):
         tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
         self._record(row, tokens, time.monotonic() - started)
 
-    def _jump(self) -> None:
+    def _apply_row_skips(self) -> None:
         """Passes the rows that an earlier worker went wrong with."""
         before = self._progress
-        self._progress = guard.jumped(before, self._job.jumps)
+        self._progress = guard.skip_rows(before, self._job.jumps)
         if self._progress.samples != before.samples:
             self._optimizer.zero_grad(set_to_none=True)
             left = self._progress.samples - before.samples
@@ -155,21 +155,21 @@ class Steps(ABC):
             )
 
     def _is_good(self, row: dict[str, float]) -> bool:
-        """Whether the weights may be updated by this step. Raises GoBack, UserFault."""
+        """Whether the weights may be updated by this step. Raises Rollback, UserFault."""
         norm, scaler = row["grad_norm"], self._accelerator.scaler
         overflowed = scaler is not None and math.isfinite(row["loss"]) and not math.isfinite(norm)
         if overflowed and scaler.get_scale() >= guard.LEAST_SCALE:
             norm = 0.0  # the scaler's own business, which leaves the step out and halves the scale
-        verdict, care, told = guard.judge(self._config.guard, self._progress, row["loss"], norm)
+        verdict, care, told = guard.check_step(self._config.guard, self._progress, row["loss"], norm)
         if verdict == "back":
-            jumps = guard.back(self._config.guard, self._progress, self._config.rows_a_step)
+            jumps = guard.rollback_plan(self._config.guard, self._progress, self._config.rows_a_step)
         self._progress = self._progress.model_copy(update={"care": care})
         if told:
             self._report.event(
                 {"go": "spike", "skip": "skipped", "back": "rolled_back", "stop": "diverged"}[verdict], told
             )
         if verdict == "back":
-            raise guard.GoBack(jumps)
+            raise guard.Rollback(jumps)
         if verdict == "stop":
             raise UserFault(told)
         return verdict == "go"
@@ -182,10 +182,10 @@ class Steps(ABC):
         """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
         for them shows now, not in an hour. Nothing is learned of them."""
         longest = kept.largest(self._train, self._micro, self._task.size)
-        self._forth_and_back(longest, self._model)
+        self._dry_forward_backward(longest, self._model)
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
-    def _rehearse(self) -> None:
+    def _check_determinism(self) -> None:
         """The first rows of all, forward and back, to see whether every kernel gives the same bits each time: then they
         are insisted on. Past DDP, which would wait for gradients that it is not told of."""
         if not torch.are_deterministic_algorithms_enabled():
@@ -197,11 +197,11 @@ class Steps(ABC):
         # Compiled for the mode that follows, not for this one.
         eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
         with eager, torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-            lacks = exact.lacking(lambda: self._forth_and_back(rows, self._bare))
-        (somewhere,) = self._parallel.any_of(bool(lacks))
+            lacks = exact.lacking(lambda: self._dry_forward_backward(rows, self._bare))
+        (somewhere,) = self._parallel.any_rank(bool(lacks))
         exact.settle(lacks or "a part of the model in another process" * somewhere)
 
-    def _forth_and_back(self, rows: list[Any], model: Any) -> None:
+    def _dry_forward_backward(self, rows: list[Any], model: Any) -> None:
         """Nothing is learned of them. A buffer that the model itself replaces, such as dynamic positions, stays so."""
         before = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
         targets = max(1, sum(self._task.targets(e) for e in rows))
@@ -212,7 +212,7 @@ class Steps(ABC):
                 buffer.copy_(value)
 
     def _forward(self, batch: list[Any], model: Any = None) -> torch.Tensor:
-        made = self._parallel.stretch(self._task.collate(batch or self._train[:1], self._device))
+        made = self._parallel.shard_sequence(self._task.collate(batch or self._train[:1], self._device))
         loss = self._task.loss_sum(self._model if model is None else model, made)
         return loss if batch else loss * 0.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from trainer.contract.documents import ExitCode
 from trainer.core.errors import BadHost, Drained, Fault
 from trainer.core.ipc import Ended, RunFolder, WorkerJob, replace
-from trainer.core.parent_death import tie
-from trainer.training.divergence import GoBack
+from trainer.core.parent_death import die_with_parent
+from trainer.training.divergence import Rollback
 
 
 def main(root: Path) -> ExitCode:
@@ -43,7 +43,7 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
         _train(job, run)
     except Drained:
         return Ended(code=ExitCode.DRAINED)
-    except GoBack as e:
+    except Rollback as e:
         return Ended(code=ExitCode.BACK, jumps=e.jumps)
     except Fault as e:
         return Ended(code=e.code, message=str(e), bad_host=isinstance(e, BadHost))
@@ -81,7 +81,7 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
     loop = Loop(job, run)
     try:
         loop.run()
-    except (Drained, GoBack):
+    except (Drained, Rollback):
         parallel.leave()
         raise
     except Exception as e:
@@ -126,7 +126,7 @@ if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
     if _rank("RANK") is not None:
-        tie(os.getppid())  # The launcher starts each process in a session of its own.
+        die_with_parent(os.getppid())  # The launcher starts each process in a session of its own.
     code = main(Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(code)  # see parallel._NEVER_FREED

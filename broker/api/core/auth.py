@@ -12,7 +12,7 @@ from broker.domain.errors import GpubrokerError
 from broker.domain.ids import base32
 from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Clock, Store, Token
-from broker.runtime.token_bucket import Bucket, Rate, take
+from broker.runtime.token_bucket import Bucket, TokenBucketRate, take
 
 FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
 CACHE_S = 5.0
@@ -65,7 +65,7 @@ class Authenticator:
     `rate`: of each token's calls; None: as fast as it likes.
     """
 
-    def __init__(self, store: Store, clock: Clock, rate: Rate | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock, rate: TokenBucketRate | None = None) -> None:
         self._store = store
         self._clock = clock
         self._rate = rate

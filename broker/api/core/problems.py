@@ -27,7 +27,7 @@ class TooLarge(GpubrokerError):
     """More bytes than the configuration allows."""
 
 
-class NoRoom(GpubrokerError):
+class StorageFull(GpubrokerError):
     """The daemon's disk has no room for it; nothing of it was kept."""
 
 
@@ -60,7 +60,7 @@ def problem(
 ) -> web.Response:
     """A problem+json response; `title` is the status' own phrase."""
     fields = tuple(models.FieldProblem(field=p.field, message=p.message) for p in errors)
-    body = models.Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=fields)
+    body = models.ProblemView(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=fields)
     return web.Response(
         status=status,
         body=body.model_dump_json(exclude=None if fields else {"errors"}).encode(),

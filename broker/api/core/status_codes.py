@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from broker.api.core.auth import Forbidden, Unauthenticated
-from broker.api.core.problems import Conflict, Corrupt, Deleted, NoRoom, NotFound, Overloaded, TooLarge, TooMany
+from broker.api.core.problems import Conflict, Corrupt, Deleted, NotFound, Overloaded, StorageFull, TooLarge, TooMany
 from broker.domain.errors import (
     BlobsUnavailable,
     Gone,
@@ -45,7 +45,7 @@ ANSWERS: Mapping[type[GpubrokerError], Answer] = {
     Rejected: Answer(409, "FAILED_PRECONDITION"),
     IdempotencyConflict: Answer(409, "ALREADY_EXISTS"),
     TooLarge: Answer(413, "RESOURCE_EXHAUSTED"),
-    NoRoom: Answer(507, "RESOURCE_EXHAUSTED"),
+    StorageFull: Answer(507, "RESOURCE_EXHAUSTED"),
     TooMany: Answer(429, "RESOURCE_EXHAUSTED"),
     Corrupt: Answer(502, "DATA_LOSS"),
     Overloaded: Answer(503, "UNAVAILABLE"),

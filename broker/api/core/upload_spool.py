@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from broker.api.core.problems import NoRoom, TooLarge
+from broker.api.core.problems import StorageFull, TooLarge
 from broker.runtime.private_files import FULL, private_folder
 
 T = TypeVar("T")
@@ -121,9 +121,9 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _no_room(folder: Path) -> NoRoom:
+def _no_room(folder: Path) -> StorageFull:
     free, kept = _free(folder) >> 20, KEPT_FREE_BYTES >> 20
-    return NoRoom(
+    return StorageFull(
         f"the daemon's disk has {free} MiB free, and keeps {kept} MiB for its database; send less, or have room made "
         "for the daemon, then send it again"
     )

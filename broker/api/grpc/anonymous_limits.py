@@ -16,7 +16,7 @@ PLACES = 64
 """Of each method."""
 
 
-class Guests:
+class AnonymousCallLimit:
     """Where all places are taken, one that has not said yet what it wants goes: probes come with their message."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from broker.api.grpc import queries as inputs
 from broker.api.grpc.codec import fill, parse
-from broker.api.grpc.interceptor import Call, scope
+from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.handlers.files import ArtifactPath, UploadQuery
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as stubs
@@ -31,7 +31,7 @@ class Artifacts(stubs.ArtifactServiceServicer):
         self._content = content
 
     @scope("submit")
-    async def Upload(self, request: AsyncIterator[pb.UploadRequest], call: Call) -> pb.UploadResponse:
+    async def Upload(self, request: AsyncIterator[pb.UploadRequest], call: GrpcCall) -> pb.UploadResponse:
         first = await anext(request, None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidInput(Problem(field="header", message="is missing; send it as the first message"))
@@ -40,7 +40,7 @@ class Artifacts(stubs.ArtifactServiceServicer):
         return pb.UploadResponse(upload=fill(pb.Upload(), views.upload(stored)))
 
     @scope("read")
-    async def ListArtifacts(self, request: pb.ListArtifactsRequest, call: Call) -> pb.ListArtifactsResponse:
+    async def ListArtifacts(self, request: pb.ListArtifactsRequest, call: GrpcCall) -> pb.ListArtifactsResponse:
         found = await self._content.manifest(call.caller, inputs.job_id(request))
         if found is None:
             return pb.ListArtifactsResponse()
@@ -50,7 +50,7 @@ class Artifacts(stubs.ArtifactServiceServicer):
 
     @scope("read")
     async def DownloadArtifact(
-        self, request: pb.DownloadArtifactRequest, call: Call
+        self, request: pb.DownloadArtifactRequest, call: GrpcCall
     ) -> AsyncIterator[pb.DownloadArtifactResponse]:
         wanted, query = inputs.job_id(request), parse(request, DownloadQuery)
         file, pieces = await self._content.artifact(call.caller, wanted, query.path)

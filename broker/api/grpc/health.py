@@ -14,7 +14,7 @@ SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NO
 LOOK_S = 5.0
 
 
-class Health(stubs.HealthServicer):  # type: ignore[misc]  # the package has no types
+class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package has no types
     """`services`: the names that may be asked for, beside the empty one; all of them stand and fall together."""
 
     def __init__(self, readiness: Readiness, services: frozenset[str]) -> None:

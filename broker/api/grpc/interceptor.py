@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 from broker.api.core.auth import Authenticator, Caller
 from broker.api.core.metrics import Metrics
 from broker.api.core.stream_limits import ANSWER_S, Streams
-from broker.api.grpc.anonymous_limits import OPEN, Guests
+from broker.api.grpc.anonymous_limits import OPEN, AnonymousCallLimit
 from broker.api.grpc.status import DETAILS, fault, status_of
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem, StoreUnavailable
 from broker.domain.tenancy import Scope
@@ -44,20 +44,20 @@ def scope(needed: Scope) -> Callable[[F], F]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class GrpcCall:
     """One call, authenticated; handlers get it in place of gRPC's context."""
 
     caller: Caller
 
 
-class Doorkeeper(grpc.aio.ServerInterceptor):
+class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method. Tokens are looked at when a call comes, before any of its messages."""
 
     def __init__(self, auth: Authenticator, streams: Streams, measured: Metrics) -> None:
         self._auth = auth
         self._streams = streams
         self._measured = measured
-        self._guests = Guests()
+        self._guests = AnonymousCallLimit()
 
     async def intercept_service(
         self,
@@ -80,7 +80,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
     def _one(self, method: "_Method", given: str | None) -> Any:
         async def serve(requests: Any, context: Any) -> Any:
-            with _Measure(self._measured, method.name) as measure:
+            with _CallMetrics(self._measured, method.name) as measure:
                 try:
                     async with self._entered(method, given, requests, context) as (request, call):
                         return await method.behaviour(request, call)
@@ -91,7 +91,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
     def _many(self, method: "_Method", given: str | None) -> Any:
         async def serve(requests: Any, context: Any) -> None:
-            with _Measure(self._measured, method.name) as measure:
+            with _CallMetrics(self._measured, method.name) as measure:
                 try:
                     async with (
                         self._entered(method, given, requests, context) as (request, call),
@@ -102,7 +102,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                             if not method.open and perf_counter() >= look_at:
                                 look_at = await self._look(given)
                             await _tell(context, answer)
-                except _Left:
+                except _ClientDisconnected:
                     measure.left()
                 except Exception as error:
                     await measure.refuse(context, error)
@@ -132,7 +132,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         async with self._streams.one_more(caller, given) if method.streams else nullcontext():
             request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
             await self._auth.still(given)  # the message may come long after the token
-            yield request, Call(caller=caller)
+            yield request, GrpcCall(caller=caller)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class _Method:
         return _readable(first)
 
 
-class _Left(Exception):
+class _ClientDisconnected(Exception):
     """The client is gone."""
 
 
@@ -185,10 +185,10 @@ async def _tell(context: Any, answer: Any) -> None:
     try:
         await context.write(answer)
     except grpc.aio.BaseError as error:
-        raise _Left from error
+        raise _ClientDisconnected from error
 
 
-class _Measure:
+class _CallMetrics:
     """Latency by method and code, and an access log without any metadata or message."""
 
     def __init__(self, measured: Metrics, method: str) -> None:
@@ -197,7 +197,7 @@ class _Measure:
         self._code = grpc.StatusCode.OK
         self._started = perf_counter()
 
-    def __enter__(self) -> "_Measure":
+    def __enter__(self) -> "_CallMetrics":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from broker.api.grpc import queries as inputs
 from broker.api.grpc.codec import fill, parse
-from broker.api.grpc.interceptor import Call, scope
+from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.handlers.decisions import decision
 from broker.api.handlers.job_data import DataQuery
 from broker.api.handlers.jobs import JobsQuery, job_filter
@@ -31,73 +31,75 @@ class Jobs(stubs.JobServiceServicer):
         self._content = content
 
     @scope("submit")
-    async def SubmitJob(self, request: pb.SubmitJobRequest, call: Call) -> pb.SubmitJobResponse:
+    async def SubmitJob(self, request: pb.SubmitJobRequest, call: GrpcCall) -> pb.SubmitJobResponse:
         key = inputs.idempotency_key(request)
         row, created = await self._service.submit(call.caller, parse(request.spec, JobSpec), key=key)
         return pb.SubmitJobResponse(job=_job(row), replayed=not created)
 
     @scope("read")
-    async def GetJob(self, request: pb.GetJobRequest, call: Call) -> pb.GetJobResponse:
+    async def GetJob(self, request: pb.GetJobRequest, call: GrpcCall) -> pb.GetJobResponse:
         row = await self._service.job(call.caller, inputs.job_id(request))
         return pb.GetJobResponse(job=await self._detail(call, row))
 
     @scope("read")
-    async def ListJobs(self, request: pb.ListJobsRequest, call: Call) -> pb.ListJobsResponse:
+    async def ListJobs(self, request: pb.ListJobsRequest, call: GrpcCall) -> pb.ListJobsResponse:
         query = parse(request, JobsQuery)
         page = await self._service.jobs(call.caller, job_filter(query), query.cursor)
         return pb.ListJobsResponse(items=[_job(row) for row in page.jobs], next=page.next)
 
     @scope("submit")
-    async def CancelJob(self, request: pb.CancelJobRequest, call: Call) -> pb.CancelJobResponse:
+    async def CancelJob(self, request: pb.CancelJobRequest, call: GrpcCall) -> pb.CancelJobResponse:
         return pb.CancelJobResponse(job=_job(await self._service.cancel(call.caller, inputs.job_id(request))))
 
     @scope("submit")
-    async def RetryJob(self, request: pb.RetryJobRequest, call: Call) -> pb.RetryJobResponse:
-        wanted, resume = inputs.job_id(request), parse(request, inputs.RetryQuery).resume
+    async def RetryJob(self, request: pb.RetryJobRequest, call: GrpcCall) -> pb.RetryJobResponse:
+        wanted, resume = inputs.job_id(request), parse(request, inputs.GrpcRetryQuery).resume
         key = inputs.idempotency_key(request)
         row, created = await self._service.retry(call.caller, wanted, resume=resume, key=key)
         return pb.RetryJobResponse(job=_job(row), replayed=not created)
 
     @scope("submit")
-    async def RaiseCap(self, request: pb.RaiseCapRequest, call: Call) -> pb.RaiseCapResponse:
+    async def RaiseCap(self, request: pb.RaiseCapRequest, call: GrpcCall) -> pb.RaiseCapResponse:
         wanted, change = inputs.job_id(request), parse(request, models.CapChange)
         return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, wanted, change.cap_usd)))
 
     @scope("manage")
-    async def ApproveJob(self, request: pb.ApproveJobRequest, call: Call) -> pb.ApproveJobResponse:
+    async def ApproveJob(self, request: pb.ApproveJobRequest, call: GrpcCall) -> pb.ApproveJobResponse:
         wanted, given = inputs.job_id(request), parse(request, Approval)
         return pb.ApproveJobResponse(
             job=_job(await self._service.policies.approve(call.caller, wanted, given.up_to_usd))
         )
 
     @scope("manage")
-    async def RefuseJob(self, request: pb.RefuseJobRequest, call: Call) -> pb.RefuseJobResponse:
+    async def RefuseJob(self, request: pb.RefuseJobRequest, call: GrpcCall) -> pb.RefuseJobResponse:
         return pb.RefuseJobResponse(job=_job(await self._service.policies.refuse(call.caller, inputs.job_id(request))))
 
     @scope("submit")
-    async def DeleteJobData(self, request: pb.DeleteJobDataRequest, call: Call) -> pb.DeleteJobDataResponse:
+    async def DeleteJobData(self, request: pb.DeleteJobDataRequest, call: GrpcCall) -> pb.DeleteJobDataResponse:
         wanted, query = inputs.job_id(request), parse(request, DataQuery)
         row = await self._service.costs.delete_data(call.caller, wanted, query.kind or KINDS)
         return pb.DeleteJobDataResponse(job=await self._detail(call, row))
 
-    async def _detail(self, call: Call, row: Job) -> job.JobDetail:
+    async def _detail(self, call: GrpcCall, row: Job) -> job.JobDetail:
         price = self._service.settings.storage_usd_per_gib_month
         detail = views.job_detail(row, await self._service.attempts(call.caller, row), price)
         return fill(job.JobDetail(), detail)
 
     @scope("read")
-    async def GetLedger(self, request: pb.GetLedgerRequest, call: Call) -> pb.GetLedgerResponse:
+    async def GetLedger(self, request: pb.GetLedgerRequest, call: GrpcCall) -> pb.GetLedgerResponse:
         entries = await self._service.ledger(call.caller, inputs.job_id(request))
         lines = (models.LedgerLine.model_validate(e) for e in entries)
         return pb.GetLedgerResponse(items=[fill(job.LedgerEntry(), line) for line in lines])
 
     @scope("read")
-    async def GetDecision(self, request: pb.GetDecisionRequest, call: Call) -> pb.GetDecisionResponse:
+    async def GetDecision(self, request: pb.GetDecisionRequest, call: GrpcCall) -> pb.GetDecisionResponse:
         wanted, number = inputs.job_id(request), parse(request, inputs.DecisionQuery).number
         return fill(pb.GetDecisionResponse(), await decision(self._service, call.caller, wanted, number))
 
     @scope("read")
-    async def WatchEvents(self, request: pb.WatchEventsRequest, call: Call) -> AsyncIterator[pb.WatchEventsResponse]:
+    async def WatchEvents(
+        self, request: pb.WatchEventsRequest, call: GrpcCall
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
         query = parse(request, inputs.WatchQuery)
         row = await self._service.job(call.caller, inputs.job_id(request))
         async for found in follow_events(self._service, call.caller, row, query.after):
@@ -109,7 +111,7 @@ class Jobs(stubs.JobServiceServicer):
                 return
 
     @scope("read")
-    async def FollowLogs(self, request: pb.FollowLogsRequest, call: Call) -> AsyncIterator[pb.FollowLogsResponse]:
+    async def FollowLogs(self, request: pb.FollowLogsRequest, call: GrpcCall) -> AsyncIterator[pb.FollowLogsResponse]:
         query = parse(request, inputs.FollowQuery)
         row = await self._service.job(call.caller, inputs.job_id(request))
         position = Position.parse(query.position)

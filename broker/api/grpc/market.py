@@ -1,7 +1,7 @@
 """QuoteService, OfferService and ProviderService: what comes before the money."""
 
 from broker.api.grpc.codec import fill, parse
-from broker.api.grpc.interceptor import Call, scope
+from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.handlers.jobs import OffersQuery, QuoteQuery
 from broker.api.proto.gpubroker.v1 import offer_pb2 as offer
 from broker.api.proto.gpubroker.v1 import (
@@ -24,7 +24,7 @@ class Quotes(quote_service_pb2_grpc.QuoteServiceServicer):
 
     @scope("read")
     async def CreateQuote(
-        self, request: quote_service_pb2.CreateQuoteRequest, call: Call
+        self, request: quote_service_pb2.CreateQuoteRequest, call: GrpcCall
     ) -> quote_service_pb2.CreateQuoteResponse:
         limit = parse(request, QuoteQuery).limit
         found = await self._service.quote(call.caller, parse(request.spec, models.QuoteSpec))
@@ -37,7 +37,7 @@ class Offers(offer_service_pb2_grpc.OfferServiceServicer):
 
     @scope("read")
     async def ListOffers(
-        self, request: offer_service_pb2.ListOffersRequest, call: Call
+        self, request: offer_service_pb2.ListOffersRequest, call: GrpcCall
     ) -> offer_service_pb2.ListOffersResponse:
         query = parse(request, OffersQuery)
         found = offers.for_sale(
@@ -52,14 +52,14 @@ class Providers(provider_service_pb2_grpc.ProviderServiceServicer):
 
     @scope("read")
     async def ListProviders(
-        self, request: provider_service_pb2.ListProvidersRequest, call: Call
+        self, request: provider_service_pb2.ListProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.ListProvidersResponse:
         found = offers.providers(self._service.market, {})
         return provider_service_pb2.ListProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])
 
     @scope("admin")
     async def CheckProviders(
-        self, request: provider_service_pb2.CheckProvidersRequest, call: Call
+        self, request: provider_service_pb2.CheckProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.CheckProvidersResponse:
         found = offers.providers(self._service.market, await self._service.check_providers())
         return provider_service_pb2.CheckProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])

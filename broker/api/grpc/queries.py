@@ -33,7 +33,7 @@ class DecisionQuery(Config):
     number: AttemptNumber
 
 
-class RetryQuery(Config):
+class GrpcRetryQuery(Config):
     resume: bool = True
 
 

@@ -14,9 +14,9 @@ from broker.api.core.readiness import Readiness
 from broker.api.core.stream_limits import Streams
 from broker.api.grpc.anonymous_limits import HEALTH
 from broker.api.grpc.artifacts import Artifacts
-from broker.api.grpc.budgets import Budgets
-from broker.api.grpc.health import Health
-from broker.api.grpc.interceptor import Doorkeeper
+from broker.api.grpc.budgets import BudgetServicer
+from broker.api.grpc.health import HealthServicer
+from broker.api.grpc.interceptor import AuthInterceptor
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
 from broker.api.http.connections import MOST, bounded
@@ -96,16 +96,16 @@ async def serving(
 
     Raises Taken.
     """
-    doorkeeper = Doorkeeper(parts.auth, parts.streams, parts.metrics)
+    doorkeeper = AuthInterceptor(parts.auth, parts.streams, parts.metrics)
     options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded(connections)))
     server = grpc.aio.server(interceptors=[doorkeeper], options=options, maximum_concurrent_rpcs=CALLS_AT_ONCE)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(parts.service, parts.content), server)
     quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(Quotes(parts.service), server)
     offer_service_pb2_grpc.add_OfferServiceServicer_to_server(Offers(parts.service), server)
     provider_service_pb2_grpc.add_ProviderServiceServicer_to_server(Providers(parts.service), server)
-    budget_service_pb2_grpc.add_BudgetServiceServicer_to_server(Budgets(parts.service), server)
+    budget_service_pb2_grpc.add_BudgetServiceServicer_to_server(BudgetServicer(parts.service), server)
     artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(parts.content), server)
-    health_pb2_grpc.add_HealthServicer_to_server(Health(parts.readiness, SERVICES), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(parts.readiness, SERVICES), server)
     if reflects:
         reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

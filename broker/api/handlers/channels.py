@@ -5,7 +5,7 @@ from typing import Annotated
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import channels as wire
-from broker.api.service.channels import ChannelWish
+from broker.api.service.channels import NewChannel
 from broker.ports import ChannelStatus
 from trainer.contract.base import shaped
 
@@ -25,7 +25,7 @@ async def list_channels(call: Call) -> wire.ChannelList:
 @api.op("POST", "/v1/channels", scope="manage", status=201, errors=(409,))
 async def create_channel(call: Call, body: wire.ChannelRequest) -> wire.ChannelMade:
     """Add a channel. A webhook's signing secret is shown in this answer only."""
-    wish = ChannelWish(
+    wish = NewChannel(
         kind=body.kind,
         name=body.name,
         team=body.team,

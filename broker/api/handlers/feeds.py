@@ -54,16 +54,16 @@ async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> models.E
     return await sse.stream(call, source, service.clock, service.settings.heartbeat_s)
 
 
-async def _events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[sse.Message | None]:
+async def _events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[sse.ServerSentEvent | None]:
     async for found in follow_events(service, caller, job, after):
         if isinstance(found, Event):
-            yield sse.Message(event=found.kind, data=views.event(found).model_dump_json(), id=str(found.seq))
+            yield sse.ServerSentEvent(event=found.kind, data=views.event(found).model_dump_json(), id=str(found.seq))
         else:
             yield None if found is None else _end(found)
 
 
-def _end(job: Job) -> sse.Message:
-    return sse.Message(event=sse.END, data=json.dumps({"state": job.state, "reason": job.reason}))
+def _end(job: Job) -> sse.ServerSentEvent:
+    return sse.ServerSentEvent(event=sse.END, data=json.dumps({"state": job.state, "reason": job.reason}))
 
 
 def _last_seq(call: Call, after: int) -> int:
@@ -95,11 +95,11 @@ async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamRe
 
 async def _log(
     service: Service, caller: Caller, pieces: AsyncIterator[LogPiece | None], job: Job
-) -> AsyncIterator[sse.Message | None]:
+) -> AsyncIterator[sse.ServerSentEvent | None]:
     async for piece in pieces:
         if piece is None:
             yield None
         else:
             data = json.dumps({"attempt": piece.attempt, "node": piece.node, "text": piece.text})
-            yield sse.Message(event="log", data=data, id=str(piece.position))
+            yield sse.ServerSentEvent(event="log", data=data, id=str(piece.position))
     yield _end(await service.rows(caller).job(job.id) or job)

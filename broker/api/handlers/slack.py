@@ -5,7 +5,7 @@ from aiohttp import web
 from broker.api.core import problems
 from broker.api.http.openapi import Api, Call, whole_body
 from broker.api.schemas import slack_users as wire
-from broker.api.service.slack import LinkWish, Slack
+from broker.api.service.slack import NewSlackLink, Slack
 
 api = Api()
 SLACK = web.AppKey("slack", Slack)
@@ -35,7 +35,7 @@ async def list_slack_users(call: Call) -> wire.SlackUserList:
 @api.op("POST", "/v1/slack/users", scope="manage", status=201, errors=(404, 409))
 async def link_slack_user(call: Call, body: wire.SlackLinkRequest) -> wire.SlackUserView:
     """Let a person of Slack act as somebody of your team; a second time changes the link."""
-    wish = LinkWish(
+    wish = NewSlackLink(
         team=body.team,
         user=body.user,
         owner=body.owner,

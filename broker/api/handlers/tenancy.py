@@ -8,7 +8,7 @@ from broker.api.handlers.jobs import Instant
 from broker.api.http.context import AUTH, SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import tenancy as wire
-from broker.api.service.tenancy import TokenWish
+from broker.api.service.tenancy import NewToken
 from broker.domain.spec import Name
 from broker.ports import AuditFilter
 from trainer.contract.base import Config, Text, shaped
@@ -48,7 +48,7 @@ async def list_tokens(call: Call) -> wire.TokenList:
 @api.op("POST", "/v1/tokens", scope="manage", status=201)
 async def create_token(call: Call, body: wire.TokenRequest) -> wire.TokenCreated:
     """Make a token for your team, with scopes that you have yourself; it is shown in this answer only."""
-    wish = TokenWish(
+    wish = NewToken(
         team=body.team,
         owner=body.owner,
         scopes=tuple(dict.fromkeys(body.scopes)),

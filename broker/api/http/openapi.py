@@ -245,7 +245,7 @@ def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
     """The OpenAPI 3.1.0 description of all operations."""
     operations = [o for api in apis for o in api.operations]
     wanted: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
-        (models.Problem, "serialization"): None
+        (models.ProblemView, "serialization"): None
     }
     for o in operations:
         if o.body is not None:
@@ -308,7 +308,7 @@ def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     good: dict[str, Any] = {"description": "Done."}
     if content:
         good["content"] = content
-    refusal = {"schema": refs[models.Problem, "serialization"]}
+    refusal = {"schema": refs[models.ProblemView, "serialization"]}
     return {str(o.status): good} | {
         str(status): {"description": TEXT[status], "content": {problems.MEDIA_TYPE: refusal}}
         for status in sorted(_errors(o))

@@ -25,7 +25,7 @@ CUT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class ServerSentEvent:
     """`data` is one line of JSON; a message without an id does not move `Last-Event-ID`."""
 
     event: str
@@ -38,7 +38,7 @@ class Message:
 
 
 async def stream(
-    call: Call, messages: AsyncIterator[Message | None], clock: Clock, heartbeat_s: float
+    call: Call, messages: AsyncIterator[ServerSentEvent | None], clock: Clock, heartbeat_s: float
 ) -> web.StreamResponse:
     """Sends until the source ends or the client is gone. None: nothing is new; a heartbeat when it is time.
 
@@ -59,7 +59,11 @@ async def stream(
 
 
 async def _send(
-    call: Call, response: web.StreamResponse, messages: AsyncIterator[Message | None], clock: Clock, heartbeat_s: float
+    call: Call,
+    response: web.StreamResponse,
+    messages: AsyncIterator[ServerSentEvent | None],
+    clock: Clock,
+    heartbeat_s: float,
 ) -> None:
     auth, sent_at = call.request.app[AUTH], clock.monotonic()
     with contextlib.suppress(ClientConnectionResetError):

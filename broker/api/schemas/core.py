@@ -12,7 +12,7 @@ from broker.api.schemas.plans import CostsView, HoursView, MemoryView, PlanView
 from broker.api.schemas.policies import HoldView
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
-from broker.domain.offer import Drop, Verdict
+from broker.domain.offer import DropReason, OfferVerdict
 from broker.domain.spec import EnvName, IdleKind, JobSpec, Usd
 from broker.domain.workload import SpeedTier
 from trainer.contract.base import Config, Text
@@ -31,7 +31,7 @@ class FieldProblem(Wire):
     """One line: what is wrong and what to do."""
 
 
-class Problem(Wire):
+class ProblemView(Wire):
     """An RFC 9457 problem (application/problem+json)."""
 
     type: str = "about:blank"
@@ -132,10 +132,10 @@ class LineView(Wire):
     """One offer against the job."""
 
     offer: OfferView
-    verdict: Verdict
+    verdict: OfferVerdict
     reason: str
     """Why it was kept or dropped."""
-    drop: Drop | None = None
+    drop: DropReason | None = None
     """The same for programs; null for a kept line."""
     memory: MemoryView | None = None
     hours_p50: float | None = None
@@ -169,7 +169,7 @@ class QuoteView(Wire):
     """At most the `limit` that was asked for."""
     kept: int
     """Offers kept in all."""
-    drops: dict[Drop, int]
+    drops: dict[DropReason, int]
     """Offers dropped in all, by reason."""
     proposed_cap_usd: Decimal | None
     """P90 of the best line x 1.25; null when nothing is kept."""

@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 from broker.api.schemas.base import Wire
-from broker.domain.offer import Drop
+from broker.domain.offer import DropReason
 from broker.domain.workload import Parallelism
 
 
@@ -68,14 +68,14 @@ class ConsideredView(Wire):
     offer: str
     """Its id."""
     usd_per_hour: Decimal
-    drop: Drop | None = None
+    drop: DropReason | None = None
     """null: it was kept."""
     reason: str
     usd_p50: Decimal | None = None
     """Expected dollars to finish; null: dropped, or not known."""
 
 
-class Decision(Wire):
+class DecisionView(Wire):
     """Every offer of an attempt's market, as it was ranked."""
 
     items: tuple[ConsideredView, ...]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from broker.api.schemas.base import Wire
 from broker.domain.ids import JobId
-from broker.domain.policy import Action, Period, Policy, Window
+from broker.domain.policy import Action, BudgetPeriod, Policy, Window
 from broker.domain.spec import Usd
 from broker.policy.budgets import Hold
 from trainer.contract.base import Config
@@ -60,7 +60,7 @@ class BudgetView(Wire):
     """One budget at this moment."""
 
     limit_usd: Decimal
-    per: Period
+    per: BudgetPeriod
     window: Window
     charged_usd: Decimal
     """In the window."""

@@ -21,7 +21,7 @@ ID_ENTROPY = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelWish:
+class NewChannel:
     """What a new channel is to be. `team`: None is the caller's own; `installation`: none at all, by operators."""
 
     kind: str
@@ -43,7 +43,7 @@ class Tested:
     seconds: float = 0.0
 
 
-class Channels:
+class ChannelService:
     """Needs only ports. `entropy(n)`: n random bytes."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Channels:
             raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
         return found
 
-    async def create(self, caller: Caller, wish: ChannelWish) -> tuple[Channel, str | None]:
+    async def create(self, caller: Caller, wish: NewChannel) -> tuple[Channel, str | None]:
         """(the channel, what is shown of its secrets this once). Raises Forbidden, InvalidInput, Conflict."""
         team = await self._team(caller, wish)
         notifier = self._notifiers.get(wish.kind)
@@ -97,7 +97,7 @@ class Channels:
             raise Conflict(f"there is a channel {wish.name} already; choose another name")
         return channel, shown
 
-    async def _team(self, caller: Caller, wish: ChannelWish) -> str | None:
+    async def _team(self, caller: Caller, wish: NewChannel) -> str | None:
         if wish.installation:
             if not caller.admin:
                 raise Forbidden("this token lacks the scope 'admin', which a channel of the installation needs")

@@ -12,7 +12,7 @@ from broker.domain.workload import Workload
 from trainer.contract.train import DataFormat
 
 
-class Market(Protocol):
+class MarketReader(Protocol):
     """What is for sale: read from memory, never from a cloud."""
 
     def offers(self) -> Sequence[Offer]:

@@ -12,7 +12,7 @@ from broker.domain.spec import JobSpec
 from broker.ports import Store
 
 
-class Costs:
+class JobDataService:
     """Needs only the store: the retention controller follows with the objects."""
 
     def __init__(self, store: Store) -> None:

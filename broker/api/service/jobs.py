@@ -11,14 +11,14 @@ from pathlib import Path
 from broker.api.core.auth import Caller
 from broker.api.core.pagination import JobsPage, cursor_of, read_cursor
 from broker.api.core.problems import Conflict, Deleted, NotFound
-from broker.api.service.channels import Channels
-from broker.api.service.interfaces import Checked, Market, Preflight
-from broker.api.service.job_data import Costs, check_data, check_time
+from broker.api.service.channels import ChannelService
+from broker.api.service.interfaces import Checked, MarketReader, Preflight
+from broker.api.service.job_data import JobDataService, check_data, check_time
 from broker.api.service.policies import Policies
 from broker.api.service.spec_inputs import Inputs, batched
-from broker.api.service.spending import Spending
+from broker.api.service.spending import SpendingService
 from broker.api.service.tenancy import Tenancy
-from broker.billing.drain import Tempo
+from broker.billing.drain import DrainBudget
 from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, OriginDeleted, Problem, Rejected
 from broker.domain.ids import JobId, job_id
 from broker.domain.job import (
@@ -35,8 +35,8 @@ from broker.domain.money import ZERO, show
 from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from broker.estimator.planning.corrections import NOTHING, Learned
-from broker.lifecycle.checkpoint_compat import unlike
+from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
+from broker.lifecycle.checkpoint_compat import incompatibility
 from broker.lifecycle.retention import last_checkpoint, origin_deleted
 from broker.policy.budgets import Refusal
 from broker.ports import Blobs, Clock, JobFilter, Notifier, Store, TenantStore, Upload
@@ -45,10 +45,10 @@ from broker.runtime.secret_box import SecretBox
 from trainer.contract import object_keys as keys
 
 ID_ENTROPY = 9
-LATELY = "sold out, refused or failed lately: left alone for a while"
+RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: left alone for a while"
 
 
-UNLESS_TOLD = Tempo(tick_s=0.0, drain_s=0.0, hands_s=0.0)
+NO_DRAIN_BUDGET = DrainBudget(detect_s=0.0, drain_s=0.0, teardown_proof_s=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Settings:
     heartbeat_s: float = 15.0
     storage_usd_per_gib_month: Decimal = ZERO
     """What the blob store costs."""
-    tempo: Tempo = UNLESS_TOLD
+    tempo: DrainBudget = NO_DRAIN_BUDGET
     """Of the controllers."""
     lease_stale_s: float = 90.0
     """/readyz: a broker's lease that did not change for so long is nobody's."""
@@ -95,7 +95,7 @@ class Service:
         *,
         store: Store,
         blobs: Blobs,
-        market: Market,
+        market: MarketReader,
         preflight: Preflight,
         box: SecretBox,
         clock: Clock,
@@ -105,7 +105,7 @@ class Service:
         check_providers: CheckProviders = _unasked,
         notifiers: Sequence[Notifier] = (),
         skew: Callable[[], float] = lambda: 0.0,
-        learned: Learned = lambda: NOTHING,
+        learned: LearnedCorrections = lambda: NO_CORRECTIONS,
     ) -> None:
         """`skew`: seconds that this host's wall clock is ahead of `clock`. `learned`: what own runs have shown."""
         self.store = store
@@ -121,10 +121,10 @@ class Service:
         self.reach = reach
         self.check_providers = check_providers
         self.tenancy = Tenancy(store, clock, entropy)
-        self.spending = Spending(store, clock)
+        self.spending = SpendingService(store, clock)
         self.policies = Policies(store, clock)
-        self.costs = Costs(store)
-        self.channels = Channels(store, notifiers, box, clock, entropy)
+        self.costs = JobDataService(store)
+        self.channels = ChannelService(store, notifiers, box, clock, entropy)
         self._inputs = Inputs()
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()
@@ -141,7 +141,7 @@ class Service:
         check_time(spec, self.clock.now(), self.settings.tempo.lead_s)
         excluded = await self.store.blocked_offers()
         if not caller.admin:  # the words are about the launch of some team
-            excluded = dict.fromkeys(excluded, LATELY)
+            excluded = dict.fromkeys(excluded, RECENTLY_UNAVAILABLE)
         made, settings = self._quote(spec, checked, excluded, spec.cap_usd), self.settings
         job = self._job(caller.team, caller.owner, spec, checked.workload)
         if "cap_usd" not in spec.model_fields_set:
@@ -177,7 +177,7 @@ class Service:
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
         with contextlib.suppress(InvalidInput):  # which is told with the other faults
             spec = self.preflight.permit(spec)  # as the job's own spec was stored
-        if (wrong := unlike(job.spec, spec)) is not None:
+        if (wrong := incompatibility(job.spec, spec)) is not None:
             return [Problem(field=wrong[0], message=wrong[1])]
         return []
 

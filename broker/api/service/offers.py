@@ -3,11 +3,13 @@
 from collections.abc import Collection, Mapping
 
 from broker.api.schemas import core as models
-from broker.api.service.interfaces import Market
+from broker.api.service.interfaces import MarketReader
 from broker.estimator.speed.hardware import matches
 
 
-def for_sale(market: Market, *, provider: str | None, accelerators: Collection[str], limit: int) -> models.OfferList:
+def for_sale(
+    market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int
+) -> models.OfferList:
     """Cheapest first; an empty filter takes everything."""
     found = [
         o
@@ -21,7 +23,7 @@ def for_sale(market: Market, *, provider: str | None, accelerators: Collection[s
     return models.OfferList(items=shown, total=len(found), providers=sources)
 
 
-def providers(market: Market, problems: Mapping[str, str | None]) -> models.ProviderList:
+def providers(market: MarketReader, problems: Mapping[str, str | None]) -> models.ProviderList:
     """Every configured provider; `problems`: what is wrong with credentials, where that was asked."""
     caps = market.caps()
     views = []

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 from broker.api.core.auth import Caller
 from broker.api.core.problems import Conflict, NotFound
-from broker.billing.caps import least_usd, reserved
-from broker.billing.drain import Tempo
+from broker.billing.caps import min_budget_usd, reserved
+from broker.billing.drain import DrainBudget
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
 from broker.domain.instance import Caps
@@ -80,13 +80,13 @@ class Policies:
         """Every policy that the caller sees, with what its jobs have spent and hold."""
         return await self._store.as_tenant(caller.tenant).budgets()
 
-    async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: Tempo) -> Refusal | None:
+    async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: DrainBudget) -> Refusal | None:
         """What the policies that cover this job would do to it if it were submitted now; nothing is written."""
         whose, every_s = (job.team, job.owner), job.spec.checkpoint.least_s
         now, applied = await self._store.applied([whose])
 
         def least(line: QuoteLine) -> Decimal:
-            return least_usd(line, caps[line.offer.provider], every_s, tempo)
+            return min_budget_usd(line, caps[line.offer.provider], every_s, tempo)
 
         def reserve(line: QuoteLine) -> Decimal:
             return reserved(job, line, caps[line.offer.provider], tempo)

@@ -15,7 +15,7 @@ from broker.api.service.jobs import Service
 from broker.api.service.slack_actions import HELP, SlackActs, may
 from broker.domain.errors import GpubrokerError, InvalidInput, NotifyError, Problem
 from broker.domain.ids import JobId
-from broker.domain.notifications import Channel, SlackUser, Snapshot
+from broker.domain.notifications import Channel, JobSnapshot, SlackUser
 from broker.domain.tenancy import Scope, Tenant, over_since, withheld
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,11 @@ class Door(Protocol):
     ) -> list[Channel]: ...
     async def person(self, channel: Channel, user: str) -> tuple[str, str] | None: ...
     async def say(self, url: str, lines: Sequence[str]) -> None: ...
-    async def show(self, url: str, snapshot: Snapshot) -> None: ...
+    async def show(self, url: str, snapshot: JobSnapshot) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkWish:
+class NewSlackLink:
     """What a new link is to be. `team`: None is the caller's own. `channel`: whose workspace; None: any of the team."""
 
     team: str | None
@@ -102,7 +102,7 @@ class Slack:
         """Of the own team; of all, for an operator."""
         return await self._service.rows(caller).slack_users()
 
-    async def link(self, caller: Caller, wish: LinkWish) -> SlackUser:
+    async def link(self, caller: Caller, wish: NewSlackLink) -> SlackUser:
         """Looks the person up in Slack. Raises InvalidInput, Forbidden, Conflict where Slack cannot be asked."""
         if beyond := withheld(caller.scopes, wish.scopes):
             raise Forbidden(f"you may not give the scope {beyond[0]!r}, which your own token lacks; ask an operator")
@@ -213,7 +213,7 @@ class Slack:
         except NotFound:
             return
         attempts = await self._service.attempts(caller, job)
-        await self._asked.show(sent.answer_to, Snapshot(job=job, attempts=tuple(attempts)))
+        await self._asked.show(sent.answer_to, JobSnapshot(job=job, attempts=tuple(attempts)))
 
     async def _caller(self, sent: Sent) -> Caller | None:
         """Whoever knows an app's secrets can speak for its people, but for none of another team, and for no operator.

@@ -32,7 +32,7 @@ class SpendQuery:
     user: str | None = None
 
 
-class Spending:
+class SpendingService:
     """Reports read the ledger itself, so they cost a scan of their window."""
 
     def __init__(self, store: Store, clock: Clock) -> None:

@@ -15,7 +15,7 @@ from broker.ports import AuditFilter, Clock, Store, Token
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenWish:
+class NewToken:
     """What a new token is to be. `team`: None is the caller's own."""
 
     team: str | None
@@ -26,7 +26,7 @@ class TokenWish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditPage:
+class AuditEntries:
     entries: Sequence[AuditEntry]
     next: str | None
 
@@ -45,7 +45,7 @@ class Tenancy:
         """Of the own team; of all, for an operator."""
         return await self._store.as_tenant(caller.tenant).tokens()
 
-    async def create_token(self, caller: Caller, wish: TokenWish) -> tuple[Token, str]:
+    async def create_token(self, caller: Caller, wish: NewToken) -> tuple[Token, str]:
         """(the token, its text, which is kept nowhere). Raises Forbidden, InvalidInput."""
         _refuse_more(caller, wish.scopes, "give")
         team = wish.team or caller.team
@@ -102,7 +102,7 @@ class Tenancy:
 
     # ----------------------------------------------------------------------------------------------------------- audit
 
-    async def audit(self, caller: Caller, where: AuditFilter, cursor: str | None) -> AuditPage:
+    async def audit(self, caller: Caller, where: AuditFilter, cursor: str | None) -> AuditEntries:
         """Newest first. `where.team` is overruled unless the caller is an operator."""
         narrowed = replace(
             where,
@@ -111,7 +111,7 @@ class Tenancy:
         )
         entries = await self._store.as_tenant(caller.tenant).audit(narrowed)
         full = len(entries) == where.limit
-        return AuditPage(entries=entries, next=_cursor(entries[-1]) if full else None)
+        return AuditEntries(entries=entries, next=_cursor(entries[-1]) if full else None)
 
 
 def _refuse_more(caller: Caller, scopes: Sequence[str], doing: str) -> None:

@@ -65,7 +65,7 @@ def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal
         spec=row.spec,
         reserved_usd=held,
         storage=storage(row, usd_per_gib_month),
-        ran_out_of_memory=row.remedy.tried if row.remedy else (),
+        ran_out_of_memory=row.remedy.failed_plans if row.remedy else (),
         runs=tuple(attempt(a) for a in attempts),
     )
 

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from broker.cli.core.command import Json, command
-from broker.cli.core.exit_codes import NotFound
+from broker.cli.core.exit_codes import NotFoundExit
 from broker.cli.core.output import Output
 from broker.domain.gpu_names import gpu_name
 from broker.domain.offer import GIB
@@ -82,7 +82,7 @@ def _has(words: Sequence[str] | None, *texts: str) -> bool:
 
 def _or_nothing(found: Sequence[object], words: Sequence[str] | None, what: str, fix: str) -> None:
     if not found:
-        raise NotFound(f"no {what} is known by {' '.join(words or ())!r}; {fix}")
+        raise NotFoundExit(f"no {what} is known by {' '.join(words or ())!r}; {fix}")
 
 
 def _table(heads: Sequence[str], *, right: Sequence[str]) -> Table:

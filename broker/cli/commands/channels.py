@@ -9,7 +9,7 @@ from rich.table import Table
 
 from broker.api.schemas.channels import ChannelChange, ChannelRequest, ChannelTested, ChannelView
 from broker.cli.core.command import Json, client, command, interruptible
-from broker.cli.core.exit_codes import BadInput, Exit, NotFound
+from broker.cli.core.exit_codes import BadInput, Exit, NotFoundExit
 from broker.cli.core.output import Output
 from broker.cli.core.request_bodies import checked
 from broker.client.async_client import AsyncClient
@@ -218,7 +218,7 @@ async def _found(c: AsyncClient, wanted: str) -> ChannelView:
     """By id or name. Raises NotFound, BadInput."""
     found = [one for one in (await c.channels()).items if wanted in (one.id, one.name)]
     if not found:
-        raise NotFound(f"no channel {wanted}; `gpubroker channel ls` shows yours")
+        raise NotFoundExit(f"no channel {wanted}; `gpubroker channel ls` shows yours")
     if len(found) > 1:
         raise BadInput(f"several channels are named {wanted}; give the id: {', '.join(one.id for one in found)}")
     return found[0]

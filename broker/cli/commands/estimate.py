@@ -13,8 +13,16 @@ from broker.cli.core.output import Output
 from broker.cli.views import what_if as whatifview
 from broker.cli.views.what_if import PlotFile, WhatIf
 from broker.domain.offer import GIB
-from broker.estimator.memory.estimate import ATTENTIONS, METHODS, NORMS, OPTIMIZERS, PRECISIONS, SHARDINGS, Ask
-from broker.sizing.estimate import TASKS, BadAsk, targets_of
+from broker.estimator.memory.estimate import (
+    ATTENTIONS,
+    METHODS,
+    NORMS,
+    OPTIMIZERS,
+    PRECISIONS,
+    SHARDINGS,
+    EstimateOptions,
+)
+from broker.sizing.estimate import TASKS, EstimateError, targets_of
 from broker.sizing.estimate import estimate as estimated
 from broker.sizing.hf_aliases import optimizer_of
 from broker.sizing.what_if import what_if as scaling_table
@@ -104,7 +112,7 @@ async def _estimate(*, as_json: bool, **given: Any) -> None:
             return whatifview.show(out, _scaled(given, **scaling), plot)
         whatifview.without(**scaling)
         found = estimated(**given)
-    except BadAsk as e:
+    except EstimateError as e:
         raise BadInput(str(e)) from None
     out.document(found)
     _show(out, found)
@@ -118,11 +126,11 @@ def _scaled(
     rows: int | None,
     usd_per_gpu_hour: float | None,
 ) -> dict[str, Any]:
-    """Raises BadAsk."""
+    """Raises EstimateError."""
     for name in PLANNED:
         if given[name] != signature(estimated).parameters[name].default:
-            raise BadAsk(f"--{name.replace('_', '-')}: --what-if {what_if} does not look at it; leave it out")
-    ask = Ask(
+            raise EstimateError(f"--{name.replace('_', '-')}: --what-if {what_if} does not look at it; leave it out")
+    ask = EstimateOptions(
         method=given["method"],
         optimizer=optimizer_of(given["optimizer"])[0],
         precision=given["precision"],

@@ -13,7 +13,7 @@ from broker.api.core.problems import of_validation
 from broker.api.schemas import policies as wire
 from broker.cli.core import formatting as words
 from broker.cli.core.command import JobArgument, Json, client, command
-from broker.cli.core.exit_codes import BadInput, NotFound
+from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
 from broker.cli.spec.spec_file import parsed
@@ -120,7 +120,7 @@ async def show(name: Name, team: Team = None, as_json: Json = False) -> None:
     async with client() as c:
         latest = (await c.policy_history(name, team=team)).items[0]
     if latest.policy is None:
-        raise NotFound(f"policy {name} was deleted by {latest.actor}; `gpubroker policy history {name}` shows it")
+        raise NotFoundExit(f"policy {name} was deleted by {latest.actor}; `gpubroker policy history {name}` shows it")
     out.document(latest)
     out.say(yaml.safe_dump(latest.policy.model_dump(mode="json", exclude_defaults=True), sort_keys=False).rstrip())
 

@@ -11,12 +11,12 @@ import typer
 
 from broker.api.schemas.spending import SpendRowView, SpendView
 from broker.billing.invoice_formats import Format, read
-from broker.billing.reconcile import Charged, Invoice, Reconciliation, Verdict, reconcile
+from broker.billing.reconcile import Charged, Invoice, InvoiceVerdict, Reconciliation, reconcile
 from broker.cli.core import formatting as words
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.exit_codes import BadInput, Exit
 from broker.cli.core.output import Output
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 from broker.domain.errors import InvalidInput
 from broker.domain.money import usd
 from broker.domain.spending import SpendBy
@@ -82,7 +82,7 @@ def _show(out: Output, found: SpendView) -> None:
     most = max(row.usd for row in found.rows)
     rows = [(row.key, _bar(row.usd, most), *_cells(row)) for row in found.rows]
     columns = (Column(name=found.by, least=ID), *COLUMNS)
-    out.say(Sheet(columns, rows, total=("total", "", *_cells(found.total))), *_notes(found.total))
+    out.say(TerminalTable(columns, rows, total=("total", "", *_cells(found.total))), *_notes(found.total))
 
 
 def _bar(value: Decimal, most: Decimal) -> str:
@@ -188,10 +188,10 @@ def _document(invoice: Invoice, made: Reconciliation) -> dict[str, Any]:
 
 
 WORDS = {
-    Verdict.EQUAL: "equal",
-    Verdict.DIFFERENT: "differs",
-    Verdict.ONLY_INVOICE: "billed, not in the ledger",
-    Verdict.ONLY_LEDGER: "in the ledger, not billed",
+    InvoiceVerdict.EQUAL: "equal",
+    InvoiceVerdict.DIFFERENT: "differs",
+    InvoiceVerdict.ONLY_INVOICE: "billed, not in the ledger",
+    InvoiceVerdict.ONLY_LEDGER: "in the ledger, not billed",
 }
 
 
@@ -214,11 +214,11 @@ def _tell(out: Output, invoice: Invoice, made: Reconciliation) -> None:
             WORDS[row.verdict],
         )
         for row in made.rows
-        if row.verdict is not Verdict.EQUAL
+        if row.verdict is not InvoiceVerdict.EQUAL
     ]
-    equal = sum(row.verdict is Verdict.EQUAL for row in made.rows)
+    equal = sum(row.verdict is InvoiceVerdict.EQUAL for row in made.rows)
     if rows:
-        out.say(Sheet(columns, rows))
+        out.say(TerminalTable(columns, rows))
     out.say(
         f"{invoice.cloud}: {equal} of {len(made.rows)} agree; the invoice has {words.money(made.invoice_usd)}, the "
         f"ledger {words.money(made.ledger_usd)}; {invoice.ignored} positions are no machine's"

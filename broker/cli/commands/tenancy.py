@@ -13,7 +13,7 @@ from broker.cli.core.command import Json, client, command
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.core.request_bodies import checked
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 
 SPAN = re.compile(r"(\d{1,5})([hdw])")
 UNITS = {"h": "hours", "d": "days", "w": "weeks"}
@@ -74,7 +74,7 @@ async def token_ls(as_json: Json = False) -> None:
     async with client() as c:
         found = await c.tokens()
     out.document(found)
-    out.say(Sheet(TOKENS, map(_token, found.items)))
+    out.say(TerminalTable(TOKENS, map(_token, found.items)))
 
 
 def _token(t: TokenView) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ async def team_ls(as_json: Json = False) -> None:
         found = await c.teams()
     out.document(found)
     rows = [(t.name, words.ago(t.created_at), t.note) for t in found.items]
-    out.say(Sheet((Column(name="team"), Column(name="made", rank=1), Column(name="note", least=16)), rows))
+    out.say(TerminalTable((Column(name="team"), Column(name="made", rank=1), Column(name="note", least=16)), rows))
 
 
 @command
@@ -142,7 +142,7 @@ async def audit(
             team=team, actor=actor, action=action, target=target, since=since, until=until, limit=limit
         )
     out.document(found)
-    out.say(Sheet(AUDITED, map(_entry, reversed(found.items))))
+    out.say(TerminalTable(AUDITED, map(_entry, reversed(found.items))))
 
 
 def _entry(entry: AuditView) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from broker.cli.core.exit_codes import BadInput, CliError, Exit, NotFound, ServerProblem, Unauthorised, Unreachable
+from broker.cli.core.exit_codes import (
+    BadInput,
+    CliError,
+    Exit,
+    NotFoundExit,
+    ServerProblem,
+    Unauthorised,
+    UnreachableExit,
+)
 from broker.cli.core.output import Output
 from broker.client.async_client import AsyncClient
 from broker.client.transport import errors
@@ -71,7 +79,7 @@ def of_client(error: errors.ClientError) -> CliError:
     if isinstance(error, errors.BrokenOff | errors.Damaged):
         return ServerProblem(str(error))
     if not isinstance(error, errors.ApiError):
-        return Unreachable(f"{error}; {START}")
+        return UnreachableExit(f"{error}; {START}")
     problem = error.problem
     pairs = tuple((p.field, p.message) for p in problem.errors)
     text = "\n".join(f"{field}: {message}" if field else message for field, message in pairs) or problem.detail
@@ -79,7 +87,7 @@ def of_client(error: errors.ClientError) -> CliError:
         case 401 | 403:
             return Unauthorised(f"{text}; set GPUBROKER_TOKEN or run `gpubroker login URL`")
         case 404 | 410:
-            return NotFound(text)
+            return NotFoundExit(text)
         case 400 | 405 | 409 | 413 | 415 | 422 | 428:
             return BadInput(text, problems=pairs)
         case _:

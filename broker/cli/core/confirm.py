@@ -7,7 +7,7 @@ from broker.cli.core.exit_codes import BadInput, Refused
 from broker.cli.core.output import Output
 
 
-def agree(out: Output, question: str, *, yes: bool, to: str, else_: str) -> None:
+def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> None:
     """`to`: what is done without a question; `else_`: what to tell who says no.
 
     Raises Refused when the person says no, BadInput when there is nobody to ask.

@@ -65,11 +65,11 @@ class BadInput(CliError):
     code = Exit.BAD_INPUT
 
 
-class NotFound(CliError):
+class NotFoundExit(CliError):
     code = Exit.NOT_FOUND
 
 
-class Unreachable(CliError):
+class UnreachableExit(CliError):
     code = Exit.UNREACHABLE
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from broker.cli.core.exit_codes import BadInput, NotFound
+from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.client.async_client import AsyncClient
 
 FULL = re.compile(r"[a-z2-7]{13}")
@@ -19,7 +19,7 @@ async def job_id(client: AsyncClient, said: str) -> str:
         me = await client.me()
         newest = (await client.jobs(team=me.team, owner=me.owner, limit=1)).items
         if not newest:
-            raise NotFound("you have no job yet; `gpubroker submit SPEC.yaml` makes one")
+            raise NotFoundExit("you have no job yet; `gpubroker submit SPEC.yaml` makes one")
         return newest[0].id
     if not said:
         raise BadInput("JOB is empty; give an id, the start of one, a name, or last")
@@ -28,7 +28,7 @@ async def job_id(client: AsyncClient, said: str) -> str:
     found = started or [j.id for j in jobs if j.name == said]
     if not found:
         short = f" (the start of an id takes {LEAST_START} characters)" if len(said) < LEAST_START else ""
-        raise NotFound(f"no job {said!r} among the newest {LOOKED_AT}{short}; `gpubroker ls` shows what there is")
+        raise NotFoundExit(f"no job {said!r} among the newest {LOOKED_AT}{short}; `gpubroker ls` shows what there is")
     if len(found) > 1:
         raise BadInput(f"{said!r} means {len(found)} jobs ({', '.join(found[:5])}); give the id")
     return found[0]

@@ -29,7 +29,7 @@ class Column:
     """The highest is left out first; 0 never."""
 
 
-class Sheet:
+class TerminalTable:
     """A table of texts, laid out when it is printed; `total` is a last row below a line."""
 
     def __init__(

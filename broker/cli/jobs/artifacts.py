@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from broker.api.schemas.core import ArtifactView
-from broker.cli.core.exit_codes import NotFound
+from broker.cli.core.exit_codes import NotFoundExit
 from broker.cli.core.output import Output
 from broker.cli.views.summary_data import Sample
 from broker.client.async_client import AsyncClient
@@ -16,7 +16,7 @@ from broker.reporting.loss_curve import Losses, losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class ArtifactMessages:
     """What the small result files say; empty where a job has none."""
 
     losses: Losses = ()
@@ -26,18 +26,18 @@ class Told:
 async def download(client: AsyncClient, job: str, files: list[ArtifactView], folder: Path, out: Output) -> list[Path]:
     """Each file is checked, then renamed into its place. Raises NotFound when there is nothing, and as `files.save`."""
     if not files:
-        raise NotFound(f"job {job} has no files yet; they come with its first checkpoint")
+        raise NotFoundExit(f"job {job} has no files yet; they come with its first checkpoint")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=out.talk, transient=True, disable=not out.live) as bar:
         task = bar.add_task("downloading", total=sum(f.bytes for f in files))
         return await save(client, job, files, folder, lambda file: bar.advance(task, file.bytes))
 
 
-async def told(client: AsyncClient, job: str) -> Told:
+async def told(client: AsyncClient, job: str) -> ArtifactMessages:
     """Reads the metrics and samples of the job's last checkpoint; both are small."""
     found = {f.path: f for f in (await client.artifacts(job)).items}
     metrics, samples = found.get("metrics.jsonl"), found.get("samples.json")
-    return Told(
+    return ArtifactMessages(
         losses=losses(await client.artifact(job, metrics)) if metrics else (),
         samples=read_samples(await client.artifact(job, samples)) if samples else (),
     )

@@ -12,7 +12,7 @@ from broker.api.schemas.core import EventList, JobDetail
 from broker.cli.core import formatting as words
 from broker.cli.core import plots
 from broker.cli.core.command import JobArgument, Json, client, command
-from broker.cli.core.exit_codes import BadInput, NotFound
+from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
 from broker.cli.jobs import artifacts as results
@@ -98,7 +98,7 @@ async def explain(
         wanted = await job_id(c, job)
         number = attempt or (await c.job(wanted)).attempts
         if not number:
-            raise NotFound(f"job {wanted} has no attempt yet; `gpubroker quote` says what there is for it")
+            raise NotFoundExit(f"job {wanted} has no attempt yet; `gpubroker quote` says what there is for it")
         found = await c.decision(wanted, number)
     out.document(found)
     out.say(decisionview.show(found))
@@ -235,7 +235,7 @@ async def artifacts(
         files = chosen(found, every=every)
         if to is None:
             if not files:
-                raise NotFound(f"job {wanted} has no files yet; they come with its first checkpoint")
+                raise NotFoundExit(f"job {wanted} has no files yet; they come with its first checkpoint")
             out.document(found)
             for file in files:
                 out.say(f"{words.size(file.bytes):>12}  {file.path}")

@@ -15,7 +15,7 @@ import typer
 from broker.api.schemas.core import JobView, UploadView
 from broker.cli.core import formatting as words
 from broker.cli.core.command import interruptible, of_client
-from broker.cli.core.confirm import agree
+from broker.cli.core.confirm import confirm
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.spec import code_archive as pack
@@ -82,11 +82,11 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
     return replace(prepared, body={**prepared.body, "cap_usd": str(proposed)})
 
 
-def confirm(out: Output, prepared: Prepared, *, yes: bool) -> None:
+def confirm_submission(out: Output, prepared: Prepared, *, yes: bool) -> None:
     """Raises Refused when the person says no, BadInput when there is nobody to ask."""
     cap = words.money(Decimal(str(prepared.body["cap_usd"])))
     asked = f"Submit {prepared.file.spec.name}? It never spends more than {cap}"
-    agree(out, asked, yes=yes or out.as_json, to="submit", else_="nothing was submitted")
+    confirm(out, asked, yes=yes or out.as_json, to="submit", else_="nothing was submitted")
 
 
 async def send(client: AsyncClient, prepared: Prepared, *, key: str | None) -> JobView:

@@ -22,7 +22,7 @@ from broker.cli.views import what_if as whatifview
 from broker.cli.views.what_if import PlotFile, WhatIf
 from broker.domain.gpu_names import gpu_name
 from broker.estimator.speed.hardware import matches
-from broker.sizing.estimate import BadAsk, hardware_of
+from broker.sizing.estimate import EstimateError, hardware_of
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec, YAML or JSON.")]
 Settings = Annotated[
@@ -84,7 +84,7 @@ async def submit(
         prepared = await submission.prepare(c, file)
         submission.show(out, prepared)
         prepared = submission.with_cap(out, prepared, yes=yes)
-        submission.confirm(out, prepared, yes=yes)
+        submission.confirm_submission(out, prepared, yes=yes)
     async with client(patience_s=UPLOAD_PATIENCE_S) as c:
         job = await submission.send(c, prepared, key=key)
     out.say(f"job {job.id} submitted: {job.name}, cap {words.money(job.cap_usd)}")
@@ -127,7 +127,7 @@ def _known(found: OfferList, provider: str | None, gpus: list[str]) -> None:
             continue
         try:
             hardware_of(name)
-        except BadAsk as e:
+        except EstimateError as e:
             raise BadInput(str(e)) from None
 
 

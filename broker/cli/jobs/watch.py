@@ -7,7 +7,7 @@ from broker.cli.core.exit_codes import Capped, JobFailed
 from broker.cli.core.output import Output
 from broker.cli.views.progress import Display, display, view
 from broker.client.async_client import AsyncClient
-from broker.client.transport.errors import Unreachable
+from broker.client.transport.errors import DaemonUnreachable
 from broker.domain.job import JobState
 
 PATIENCE_S = 900.0
@@ -34,7 +34,7 @@ async def _look(client: AsyncClient, job: str, shown: Display) -> None:
         try:
             async with asyncio.timeout(LOOK_S * 5):
                 shown.show(view(await client.job(job)))
-        except (TimeoutError, Unreachable):
+        except (TimeoutError, DaemonUnreachable):
             shown.note("no daemon answers; the job goes on, waiting for `gpubroker serve`")
         await asyncio.sleep(LOOK_S)
 

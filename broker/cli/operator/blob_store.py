@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import agree
+from broker.cli.core.confirm import confirm
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.operator.local_store import Config, Home, Named, opened
@@ -34,7 +34,7 @@ async def adopt(
             if it.lives:
                 raise BadInput(f"a daemon runs on {it.settings.home}, with another blob store; stop it first")
             asked = "Is the old blob store lost, and every daemon stopped?"
-            agree(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
+            confirm(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
             await it.store.adopt_blob_store(mark)
     out.document({"url": url, "adopted": adopted})
     now = "from now on" if adopted else "already"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.cli.core.command import Json, command, interruptible
-from broker.cli.core.exit_codes import BadInput, JobFailed, Outdated, ServerProblem, Unreachable
+from broker.cli.core.exit_codes import BadInput, JobFailed, Outdated, ServerProblem, UnreachableExit
 from broker.cli.core.output import Output
 from broker.cli.operator import doctor as checks
 from broker.cli.spec import template
@@ -75,7 +75,7 @@ async def login(
         return
     chosen = connection.find() if url is None else _given(out, url, token)
     if chosen is None:
-        raise Unreachable("no daemon is known; start one with `gpubroker serve`, or give a URL")
+        raise UnreachableExit("no daemon is known; start one with `gpubroker serve`, or give a URL")
     async with AsyncClient(chosen.url, chosen.token, certificate=chosen.certificate) as c:
         me = await c.me()
     if url is not None:

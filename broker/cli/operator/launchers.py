@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import agree
-from broker.cli.core.exit_codes import BadInput, NotFound
+from broker.cli.core.confirm import confirm
+from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.output import Output
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 from broker.cli.operator.local_store import Config, Home, Named, opened
 from broker.daemon.config import DaemonConfig
 from broker.domain.formatting import duration
@@ -50,16 +50,16 @@ async def lost(
         it = await stack.enter_async_context(opened(home, config, installation))
         one = next((found for found in await it.store.unproven_launches() if found.id == attempt), None)
         if one is None:
-            raise NotFound(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
+            raise NotFoundExit(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
         asked = f"Is {one.launched_by!r}, which was to create {one.name} at {one.line.offer.provider}, lost for good?"
-        agree(out, asked, yes=yes, to="vouch", else_="nothing was changed")
+        confirm(out, asked, yes=yes, to="vouch", else_="nothing was changed")
         provider = await _provider(it.settings, it.installation, one, stack)
         try:
             done = await vouch(it.store, one, provider)
         except StillLives as e:
             raise BadInput(str(e)) from None
     if not done:
-        raise NotFound(f"attempt {attempt} has gone on meanwhile; nothing was changed")
+        raise NotFoundExit(f"attempt {attempt} has gone on meanwhile; nothing was changed")
     out.document(_document(one) | {"lost": True})
     out.say(
         f"{one.name} at {one.line.offer.provider} will not come any more; its attempt ends once the cloud shows none"
@@ -92,12 +92,12 @@ COLUMNS = (
 )
 
 
-def _table(found: Sequence[Attempt], now: datetime) -> Sheet:
+def _table(found: Sequence[Attempt], now: datetime) -> TerminalTable:
     rows = []
     for one in found:
         left = duration((now - (one.terminating_since or one.created_at)).total_seconds())
         rows.append((one.id, one.job_id, one.name, one.line.offer.provider, one.launched_by, left))
-    return Sheet(COLUMNS, rows)
+    return TerminalTable(COLUMNS, rows)
 
 
 def _document(one: Attempt) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import agree
+from broker.cli.core.confirm import confirm
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.operator.local_store import Config, Home, Named, opened
@@ -34,7 +34,7 @@ async def adopt(
         adopted = not there or SecretBox(master_key(path, os.environ)).mark != known
         if adopted:
             asked = "Is the old master key lost, and every daemon stopped? Nothing that it sealed can be opened then"
-            agree(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
+            confirm(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
             await it.store.adopt_master_key(SecretBox(master_key(path, os.environ)).mark)
     out.document({"adopted": adopted})
     now = "from now on: set secrets, channels and Slack's apps again" if adopted else "already"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.cli.core.exit_codes import BadInput, JobFailed, ServerProblem
 from broker.cli.core.output import Output
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 from broker.cli.operator.sweep import Look, looking
 from broker.daemon.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput
@@ -13,7 +13,7 @@ from broker.domain.formatting import duration
 from broker.domain.money import show
 
 if TYPE_CHECKING:
-    from broker.controllers.termination.offline_sweep import Found
+    from broker.controllers.termination.offline_sweep import FoundMachine
 
 WATCH_S = 120.0
 """How long the lease is watched where there is no database: as `gpubroker sweep` does."""
@@ -49,7 +49,7 @@ async def doctor(out: Output) -> None:
         raise JobFailed(counted, told=True)
 
 
-def becomes(one: "Found", look: Look, settings: DaemonConfig) -> str:
+def becomes(one: "FoundMachine", look: Look, settings: DaemonConfig) -> str:
     """What the sweep will do with it, and when."""
     from broker.daemon.installation import REPORT_ONLY
 
@@ -70,7 +70,7 @@ def _judged(look: Look) -> str:
     return f"{len(look.found.machines)} machines of installation {look.installation}, judged by {look.found.judged_by}"
 
 
-def _age(one: "Found", now: datetime) -> str:
+def _age(one: "FoundMachine", now: datetime) -> str:
     return "unknown" if one.since is None else duration((now - one.since).total_seconds())
 
 
@@ -85,16 +85,16 @@ COLUMNS = (
 )
 
 
-def _table(orphans: "list[Found]", said: dict[int, str], now: datetime) -> Sheet:
+def _table(orphans: "list[FoundMachine]", said: dict[int, str], now: datetime) -> TerminalTable:
     rows = []
     for one in orphans:
         handle, price = one.observed.handle, one.observed.usd_per_hour
         rate = "unknown" if price is None else show(price)
         rows.append((one.provider, handle.id, handle.name, _age(one, now), rate, one.orphan, said[id(one)]))
-    return Sheet(COLUMNS, rows, title="Machines that no record explains")
+    return TerminalTable(COLUMNS, rows, title="Machines that no record explains")
 
 
-def _document(one: "Found", said: str, now: datetime) -> dict[str, Any]:
+def _document(one: "FoundMachine", said: str, now: datetime) -> dict[str, Any]:
     handle, price = one.observed.handle, one.observed.usd_per_hour
     return {
         "provider": one.provider,

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import agree
+from broker.cli.core.confirm import confirm
 from broker.cli.core.exit_codes import BadInput, JobFailed, ServerProblem
 from broker.cli.core.output import Output
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 from broker.cli.operator.local_store import installation_of, store_of
 from broker.daemon.config import DaemonConfig
 from broker.domain.errors import BlobsUnavailable, GpubrokerError, InvalidInput
 from broker.domain.ids import Installation
 
 if TYPE_CHECKING:
-    from broker.controllers.termination.offline_sweep import Found, Survey
+    from broker.controllers.termination.offline_sweep import FoundMachine, Survey
     from broker.ports import Blobs, Clock, Provider
 
 PAUSE_S = 60.0
@@ -125,19 +125,19 @@ async def _round(
     return f"nothing is known of {', '.join(found.silent)}; see above" if found.silent else ""
 
 
-def _flag(left: "Sequence[Found]") -> str:
+def _flag(left: "Sequence[FoundMachine]") -> str:
     count = sum(bool(one.spared) for one in left)
     return f"; {count} of them with --destroy --spared only: see `gpubroker doctor --orphans`" if count else ""
 
 
 async def _warn(out: Output, look: Look) -> None:
     """Where another daemon lives, its database may be the newer one."""
-    from broker.runtime.peers import lease_moves
+    from broker.runtime.peers import lease_is_renewed
 
     if look.daemon:
         return
     try:
-        lives = await lease_moves(look.blobs, look.clock, 0.0)
+        lives = await lease_is_renewed(look.blobs, look.clock, 0.0)
     except BlobsUnavailable as e:
         out.say(f"PROBLEM  whether a daemon of this installation lives cannot be told: {e}")
         return
@@ -147,11 +147,11 @@ async def _warn(out: Output, look: Look) -> None:
         )
 
 
-async def _end(out: Output, look: Look, doomed: "Sequence[Found]", *, yes: bool) -> dict[str, str]:
+async def _end(out: Output, look: Look, doomed: "Sequence[FoundMachine]", *, yes: bool) -> dict[str, str]:
     """Why some could not be destroyed, by name."""
     from broker.controllers.termination import offline_sweep as outside
 
-    agree(out, f"Destroy {len(doomed)} machines?", yes=yes, to="destroy", else_="nothing was destroyed")
+    confirm(out, f"Destroy {len(doomed)} machines?", yes=yes, to="destroy", else_="nothing was destroyed")
     failed: dict[str, str] = {}
     ends = [outside.destroy(one, look.providers[one.provider], look.clock) for one in doomed]
     for one, why in zip(doomed, await asyncio.gather(*ends), strict=True):
@@ -189,7 +189,7 @@ def _show(out: Output, found: Any, name: Installation) -> None:
          str(one.observed.state), one.orphan)
         for one in found.machines
     ]  # fmt: skip
-    sheet = Sheet(COLUMNS, rows, title=f"Machines of installation {name}, judged by {found.judged_by}")
+    sheet = TerminalTable(COLUMNS, rows, title=f"Machines of installation {name}, judged by {found.judged_by}")
     out.say(sheet if found.machines else f"no machine of installation {name} stands anywhere that answered")
     for cloud, said in found.silent.items():
         out.say(f"PROBLEM  {cloud} did not answer: {said}")

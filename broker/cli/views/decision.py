@@ -2,11 +2,11 @@
 
 from rich.table import Table
 
-from broker.api.schemas.plans import Decision
+from broker.api.schemas.plans import DecisionView
 from broker.cli.core import formatting as words
 
 
-def show(found: Decision) -> Table:
+def show(found: DecisionView) -> Table:
     """Every offer, as it was ranked."""
     table = Table(title="Offers when it was bought", title_justify="left")
     for name, side in (("offer", "left"), ("$/h", "right"), ("$ to finish", "right"), ("", "left"), ("reason", "left")):

@@ -8,7 +8,7 @@ from rich.text import Text
 from broker.api.schemas.core import JobDetail, JobView
 from broker.api.schemas.job_data import StorageView
 from broker.cli.core import formatting as words
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 from broker.cli.views.progress import view
 from broker.domain.job import JobState
 
@@ -35,12 +35,12 @@ COLUMNS = (
 )
 
 
-def table(jobs: Iterable[JobView]) -> Sheet:
+def table(jobs: Iterable[JobView]) -> TerminalTable:
     """Newest first, as they come; of whom, where it is not all the same person."""
     jobs = list(jobs)
     several = len({(job.team, job.owner) for job in jobs}) > 1
     shown = [n for n, column in enumerate(COLUMNS) if several or column.name != "owner"]
-    return Sheet([COLUMNS[n] for n in shown], ([_row(job)[n] for n in shown] for job in jobs))
+    return TerminalTable([COLUMNS[n] for n in shown], ([_row(job)[n] for n in shown] for job in jobs))
 
 
 def _row(job: JobView) -> tuple[str | Text, ...]:

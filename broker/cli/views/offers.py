@@ -3,7 +3,7 @@
 from broker.api.schemas.core import OfferList, OfferView, ProviderStatusView
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
-from broker.cli.core.table import Column, Sheet
+from broker.cli.core.table import Column, TerminalTable
 
 COLUMNS = (
     Column(name="cloud", least=11),
@@ -24,7 +24,7 @@ FREE = {True: "yes", False: "no", None: "?"}
 
 
 def show(out: Output, found: OfferList) -> None:
-    sheet = Sheet(COLUMNS, map(_row, found.items))
+    sheet = TerminalTable(COLUMNS, map(_row, found.items))
     out.say(sheet if found.items else "nothing is for sale", f"{len(found.items)} of {found.total} offers")
     for status in found.providers:
         out.say(provider(status))

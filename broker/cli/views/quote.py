@@ -11,8 +11,8 @@ from broker.api.schemas.core import LineView, QuoteView
 from broker.api.schemas.policies import HoldView
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
-from broker.cli.core.table import Column, Sheet
-from broker.domain.offer import Drop, Verdict
+from broker.cli.core.table import Column, TerminalTable
+from broker.domain.offer import DropReason, OfferVerdict
 from broker.domain.workload import ModelShape
 from broker.estimator.speed.throughput import DOWNLOAD_BYTES_PER_S, START_S
 from broker.policy.budgets import Hold
@@ -28,7 +28,7 @@ LONGEST_TEXT = 400
 
 def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     """The check, the kept offers ranked, the dropped ones grouped by reason; `every` cuts nothing."""
-    kept = [line for line in quote.lines if line.verdict is Verdict.KEPT]
+    kept = [line for line in quote.lines if line.verdict is OfferVerdict.KEPT]
     shown = kept if every else kept[:SHOWN]
     if shown:
         reasons = {line.reason for line in shown}
@@ -72,11 +72,11 @@ COLUMNS = (
 )
 
 
-def offers(lines: list[LineView], *, why: bool) -> Sheet:
+def offers(lines: list[LineView], *, why: bool) -> TerminalTable:
     """Ranked by expected dollars to finish; `why`: with the reason of each."""
     columns = COLUMNS if why else COLUMNS[:-1]
     rows = (_row(number, line)[: len(columns)] for number, line in enumerate(lines, 1))
-    return Sheet(columns, rows, title="Quote: offers by expected $ to finish")
+    return TerminalTable(columns, rows, title="Quote: offers by expected $ to finish")
 
 
 def _row(number: int, line: LineView) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ ASSUMED = (
 
 def explain(out: Output, quote: QuoteView) -> None:
     """The parts of the best offers' time and dollars, and every offer with the reason why it was kept or dropped."""
-    for line in [line for line in quote.lines if line.verdict is Verdict.KEPT][:EXPLAINED]:
+    for line in [line for line in quote.lines if line.verdict is OfferVerdict.KEPT][:EXPLAINED]:
         for text in explained(line):
             out.say(text)
     for text in ASSUMED if quote.lines and quote.lines[0].hours else ():
@@ -149,7 +149,7 @@ def explained(line: LineView) -> list[str]:
 
 def dropped(quote: QuoteView) -> list[str]:
     """`dropped 12 offers: need more memory, e.g. rtx4090: needs 31 GiB of 24`, most frequent first."""
-    examples: dict[Drop, LineView] = {}
+    examples: dict[DropReason, LineView] = {}
     for line in quote.lines:
         if line.drop is not None:
             examples.setdefault(line.drop, line)

@@ -11,13 +11,13 @@ from rich.table import Table
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.spec.prepared import Prepared
-from broker.domain.offer import GIB, Drop
+from broker.domain.offer import GIB, DropReason
 from broker.domain.workload import ModelShape
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.workload import steps_of
 from broker.notify.plot import scaling_png
 from broker.preflight.dataset import DataReport
-from broker.sizing.estimate import BadAsk, hardware_of
+from broker.sizing.estimate import EstimateError, hardware_of
 from broker.sizing.what_if import of_spec
 
 WhatIf = Annotated[
@@ -73,14 +73,14 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
         prices = [
             float(line.offer.usd_per_hour) / line.offer.gpus
             for line in quote.lines
-            if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not Drop.PRICE
+            if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not DropReason.PRICE
         ]
         scaled = of_spec(
             said, train, shape, hardware, mean=found.tokens_mean - found.tokens_written,
             written=found.tokens_written, steps=steps_of(prepared.file.spec, found.rows),
             usd_per_gpu_hour=min(prices, default=None),
         )  # fmt: skip
-    except BadAsk as e:
+    except EstimateError as e:
         raise BadInput(str(e)) from None
     show(out, scaled, plot)
 

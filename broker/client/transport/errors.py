@@ -10,7 +10,7 @@ ClientError
 └── NotFinished   a job that was waited for ended without its result
 """
 
-from broker.api.schemas.core import JobDetail, Problem
+from broker.api.schemas.core import JobDetail, ProblemView
 from broker.domain.job import JobState
 
 
@@ -18,7 +18,7 @@ class ClientError(Exception):
     """Base of all."""
 
 
-class Unreachable(ClientError):
+class DaemonUnreachable(ClientError):
     """No daemon answers at the address."""
 
     def __init__(self, url: str, why: str) -> None:
@@ -29,7 +29,7 @@ class Unreachable(ClientError):
 class ApiError(ClientError):
     """The daemon's refusal."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ProblemView) -> None:
         told = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problem.errors)
         super().__init__(told or problem.detail or problem.title)
         self.problem = problem

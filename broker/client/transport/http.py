@@ -10,9 +10,9 @@ import aiohttp
 from pydantic import ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_exponential
 
-from broker.api.schemas.core import Problem
+from broker.api.schemas.core import ProblemView
 from broker.client.transport.connection import Connection
-from broker.client.transport.errors import ApiError, BrokenOff, Unreachable
+from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachable
 from broker.client.transport.tls import trusting
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})
@@ -54,7 +54,7 @@ class Transport:
         try:
             return {"headers": headers, "ssl": trusting(self._at.certificate)}
         except (OSError, ssl.SSLError) as e:
-            raise Unreachable(self.url, f"its certificate {self._at.certificate} cannot be read: {e}") from None
+            raise DaemonUnreachable(self.url, f"its certificate {self._at.certificate} cannot be read: {e}") from None
 
     @asynccontextmanager
     async def once(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -69,7 +69,7 @@ class Transport:
                     raise ApiError(await _problem(response))
                 yield response
         except BROKEN as e:
-            raise Unreachable(self.url, _why(e)) from None
+            raise DaemonUnreachable(self.url, _why(e)) from None
 
     @asynccontextmanager
     async def socket(self, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -83,9 +83,9 @@ class Transport:
         except aiohttp.WSServerHandshakeError as e:
             # The handshake's error drops the body, which says why; asked again without an upgrade it is an answer.
             async with self.once("GET", path, **request):
-                raise Unreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
+                raise DaemonUnreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
         except BROKEN as e:
-            raise Unreachable(self.url, _why(e)) from None
+            raise DaemonUnreachable(self.url, _why(e)) from None
 
     async def read(self, method: str, path: str, **request: Any) -> bytes:
         """The answer's body. Everything sent this way is safe to repeat. Raises ApiError, Unreachable."""
@@ -113,7 +113,9 @@ class Transport:
 
 def passing(error: BaseException) -> bool:
     """True when the same request may succeed later: nothing answers, or the daemon cannot work just now."""
-    return isinstance(error, Unreachable | BrokenOff) or (isinstance(error, ApiError) and error.status in TRY_AGAIN)
+    return isinstance(error, DaemonUnreachable | BrokenOff) or (
+        isinstance(error, ApiError) and error.status in TRY_AGAIN
+    )
 
 
 def _why(error: Exception) -> str:
@@ -122,13 +124,15 @@ def _why(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _problem(response: aiohttp.ClientResponse) -> Problem:
+async def _problem(response: aiohttp.ClientResponse) -> ProblemView:
     body = await response.content.read(1024**2)
     try:
-        return Problem.model_validate_json(body)
+        return ProblemView.model_validate_json(body)
     except ValidationError:
         phrase = response.reason or "error"
-        return Problem(title=phrase, status=response.status, detail=f"{response.status} {phrase}: is this a gpubroker?")
+        return ProblemView(
+            title=phrase, status=response.status, detail=f"{response.status} {phrase}: is this a gpubroker?"
+        )
 
 
 def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:

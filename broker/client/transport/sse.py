@@ -8,7 +8,7 @@ END = "end"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class ReceivedEvent:
     """One event; `id` is what `Last-Event-ID` resumes after."""
 
     event: str
@@ -16,14 +16,14 @@ class Message:
     id: str
 
 
-async def messages(lines: AsyncIterable[bytes]) -> AsyncIterator[Message]:
+async def messages(lines: AsyncIterable[bytes]) -> AsyncIterator[ReceivedEvent]:
     """Whole events only: what a broken connection cut off is dropped, and comes again after a resume."""
     event, identity, data = "message", "", list[str]()
     async for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         if not line:
             if data:
-                yield Message(event=event, data="\n".join(data), id=identity)
+                yield ReceivedEvent(event=event, data="\n".join(data), id=identity)
             event, data = "message", []
             continue
         name, _, value = line.partition(":")

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import GpubrokerError
 
 log = logging.getLogger(__name__)
@@ -18,8 +18,8 @@ SHARE = 0.5
 """Of the lease: what a row may take, so that the answers of the others are written before theirs lapse."""
 
 
-async def each(
-    context: Context, what: str, rows: Sequence[Row], decide: Callable[[Row], Awaitable[Answer]]
+async def decide_batch(
+    context: ControllerContext, what: str, rows: Sequence[Row], decide: Callable[[Row], Awaitable[Answer]]
 ) -> list[tuple[Row, Answer]]:
     """Every row that could be decided, with its answer; the others keep their lease, and so are due when it lapses.
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Lane, Leased
 
@@ -16,7 +16,7 @@ class Claims:
     moved them to another lane.
     """
 
-    def __init__(self, context: Context, lane: Lane) -> None:
+    def __init__(self, context: ControllerContext, lane: Lane) -> None:
         self._context = context
         self._lane = lane
         self._owner = f"{context.owner}/{lane.value}"

@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from broker.billing.drain import Tempo
+from broker.billing.drain import DrainBudget
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt
 from broker.domain.money import ZERO
 from broker.domain.spec import JobSpec, Retention
-from broker.lifecycle.liveness import Patience
+from broker.lifecycle.liveness import LivenessTimeouts
 from broker.ports import Blobs, Clock, Provider, Store
-from broker.runtime.peers import Seat
+from broker.runtime.peers import BrokerIdentity
 from trainer.contract.documents import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rhythm:
+class Intervals:
     """How often, how many, how patient; seconds."""
 
     poll_s: float = 1.0
@@ -56,15 +56,17 @@ class Rhythm:
         """By then a broker that can has claimed a row that is due: two rounds of its controllers."""
         return 2 * (self.poll_s + self.look_s)
 
-    def tempo(self, drain_s: float) -> Tempo:
+    def tempo(self, drain_s: float) -> DrainBudget:
         """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its
         end, to destroy, and to look twice, each at a listing that begins after what it is to show."""
         round_s = self.poll_s + min(1.0, self.look_s)
-        return Tempo(tick_s=self.billing_s + round_s, drain_s=drain_s, hands_s=4 * round_s + 2 * self.list_s)
+        return DrainBudget(
+            detect_s=self.billing_s + round_s, drain_s=drain_s, teardown_proof_s=4 * round_s + 2 * self.list_s
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class CostSettings:
     """What the operator says of money and of keeping data."""
 
     price_rise: Decimal = Decimal("0.02")
@@ -78,7 +80,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class ControllerContext:
     """The house's rooms as seen from a controller; `owner` names this broker process in leases."""
 
     installation: Installation
@@ -87,11 +89,11 @@ class Context:
     blobs: Blobs
     providers: Mapping[str, Provider]
     clock: Clock
-    rhythm: Rhythm = field(default_factory=Rhythm)
+    rhythm: Intervals = field(default_factory=Intervals)
     limits: Limits = field(default_factory=Limits)
-    patience: Patience = field(default_factory=Patience)
-    costs: Costs = field(default_factory=Costs)
-    seat: Seat = field(default_factory=Seat)
+    patience: LivenessTimeouts = field(default_factory=LivenessTimeouts)
+    costs: CostSettings = field(default_factory=CostSettings)
+    seat: BrokerIdentity = field(default_factory=BrokerIdentity)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
     """Why the installation does not let a job run, in one line; empty: it does. It may have let it once."""
 
@@ -102,7 +104,7 @@ class Context:
         return dict.fromkeys(self.providers, 0.0)
 
     @property
-    def tempo(self) -> Tempo:
+    def tempo(self) -> DrainBudget:
         return self.rhythm.tempo(self.limits.drain_s)
 
     def provider_of(self, attempt: Attempt) -> Provider:

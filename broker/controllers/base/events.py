@@ -24,7 +24,7 @@ def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
     """What the machine has to tell of its training since the last look."""
     return tuple(
         event(job, f"training.{one.kind}", f"attempt {after.number}: {one.message}", attempt=after)
-        for one in told.news(before, after)
+        for one in told.new_agent_messages(before, after)
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.domain.job import Signal
 from broker.domain.notifications import Notice
@@ -17,7 +17,7 @@ class Budgets:
 
     name = "budgets"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self.every_s = context.rhythm.billing_s
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from broker.billing.accrual import owed, traffic_owed
+from broker.billing.accrual import traffic_owed, uncharged_usd
 from broker.billing.prices import latest_price, price_changes
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.job import Attempt, PriceChange
 from broker.domain.money import ZERO
@@ -21,20 +21,20 @@ def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ())
         job_id=attempt.job_id,
         since=attempt.charged_to,
         to=max(until, attempt.charged_to or until),
-        usd=owed(known, until),
+        usd=uncharged_usd(known, until),
         traffic_usd=traffic_owed(attempt, until),
         prices=tuple(prices),
     )
 
 
-def moved_prices(context: Context, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
+def moved_prices(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
     """As `price_changes`, by a listing that is young enough, and all that was listed of its machines before."""
     age_s = context.rhythm.billing_s
     seen, stood = inventory.fresh(attempt, max_age_s=age_s), inventory.stood(attempt, max_age_s=age_s)
     return price_changes(attempt, seen, context.clock.now(), stood)
 
 
-def surplus(context: Context, inventory: Inventory, attempt: Attempt) -> Charge | None:
+def surplus(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Charge | None:
     """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
     more; None: there are none, or it is known, or no listing is young enough: another broker may have seen them go. It
     covers no time: the next charge makes up for it."""

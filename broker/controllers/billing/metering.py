@@ -7,12 +7,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
-from broker.billing.accrual import billed_until, owed, traffic_owed
-from broker.billing.time_limits import told_out_of_time
-from broker.controllers.base.context import Context
+from broker.billing.accrual import billed_until, traffic_owed, uncharged_usd
+from broker.billing.time_limits import out_of_time_message
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.controllers.billing.charges import moved_prices
-from broker.controllers.billing.self_stop import gone_by
+from broker.controllers.billing.self_stop import self_stopped_by
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId
 from broker.domain.instance import Caps
@@ -30,7 +30,7 @@ PROOF_S = 15.0
 """A proof of absence takes as long as listings may lag, and so much for the looks themselves."""
 
 
-class Memory(Protocol):
+class MeteringCache(Protocol):
     """What a process remembers of attempts; forgetting one that lives only makes it slower to judge."""
 
     def keep(self, live: Set[AttemptId]) -> None: ...
@@ -41,7 +41,9 @@ class Billing:
 
     name = "billing"
 
-    def __init__(self, context: Context, inventory: Inventory, memories: Sequence[Memory] = ()) -> None:
+    def __init__(
+        self, context: ControllerContext, inventory: Inventory, memories: Sequence[MeteringCache] = ()
+    ) -> None:
         """`memories`: told which attempts live; any broker may have ended the others."""
         self._context = context
         self._inventory = inventory
@@ -80,7 +82,7 @@ class Billing:
         prices = moved_prices(context, self._inventory, attempt)
         known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
         until = self._until(one, known, now, caps)
-        due, traffic = owed(known, until), traffic_owed(known, now)
+        due, traffic = uncharged_usd(known, until), traffic_owed(known, now)
         signal = due_signal(known, job, caps, self._stood_until(one, now), context.tempo)
         if due == traffic == ZERO and signal is None and not prices:
             return None
@@ -114,7 +116,7 @@ class Billing:
         provider = attempt.line.offer.provider
         if stood is None or self._inventory.unseen_since(provider, attempt.name, born_by=stood) is None:
             return now
-        return min(now, gone_by(self._context, self._inventory, attempt, one.job) or now)
+        return min(now, self_stopped_by(self._context, self._inventory, attempt, one.job) or now)
 
     def _until(self, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
         """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:
@@ -138,4 +140,4 @@ def _told(one: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> 
     if signal is Signal.CAP:
         message = f"{show(spent)} of {show(one.job.cap_usd)} spent: checkpoint and stop"
         return event(one.job, "job.cap_near", message, attempt=one.attempt)
-    return event(one.job, "job.out_of_time", told_out_of_time(one.job, now), attempt=one.attempt)
+    return event(one.job, "job.out_of_time", out_of_time_message(one.job, now), attempt=one.attempt)

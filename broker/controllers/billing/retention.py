@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from broker.controllers.base.batch import each
-from broker.controllers.base.context import Context
+from broker.controllers.base.batch import decide_batch
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.domain.errors import InUse
 from broker.domain.ids import JobId
@@ -14,7 +14,7 @@ from broker.lifecycle.backup_restore import unknown
 from broker.lifecycle.retention import (
     RESTING_S,
     RESUMED_FROM,
-    Kept,
+    RetainedObjects,
     accrue,
     due_now,
     expired,
@@ -39,12 +39,12 @@ UPLOADS = "uploads/"
 DAY_S = 86_400.0
 
 
-class Retention:
+class RetentionController:
     """Claims jobs whose objects are due to be looked at."""
 
     name = "retention"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._uploads_at = float("-inf")
         self._ownerless: set[str] = set()
@@ -57,7 +57,7 @@ class Retention:
         jobs = await context.store.claim_stored(lease_s=LEASE_S, limit=JOBS)
         if jobs:
             data = {blob.key: blob.bytes for blob in await context.blobs.list(keys.JOB_DATA)}
-            await each(context, self.name, jobs, lambda job: self._look(job, data))
+            await decide_batch(context, self.name, jobs, lambda job: self._look(job, data))
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
             self._uploads_at = now
@@ -90,7 +90,7 @@ class Retention:
         )
         await context.store.charge_storage(charge)
 
-    def _spares(self, job: Job, kept: Kept) -> bool:
+    def _spares(self, job: Job, kept: RetainedObjects) -> bool:
         """An attempt that this database does not know may train on, and save: nothing of its job is deleted."""
         theirs = unknown(job, kept.by_kind["checkpoints"])
         if theirs and job.id not in self._spared:
@@ -102,7 +102,7 @@ class Retention:
             )  # fmt: skip
         return bool(theirs)
 
-    async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> Kept:
+    async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> RetainedObjects:
         prefixes = [keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
         own = keys.job_data(job.id, "")

@@ -2,13 +2,13 @@
 
 from datetime import datetime, timedelta
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.instance import SELF_STOP_S
 from broker.domain.job import Attempt, Job
 
 
-def gone_by(context: Context, inventory: Inventory, attempt: Attempt, job: Job) -> datetime | None:
+def self_stopped_by(context: ControllerContext, inventory: Inventory, attempt: Attempt, job: Job) -> datetime | None:
     """Of one that is not listed any more: all brokers may have been away when it went, and it was not charged then.
 
     Its agent, which has beaten, waits for the lease to move, saves, and waits to be destroyed: since the last charge,

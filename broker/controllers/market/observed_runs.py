@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import replace
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.ids import AttemptId
-from broker.estimator.planning.corrections import NOTHING, Assessed, Experience, assess, learn
+from broker.estimator.planning.corrections import NO_CORRECTIONS, ComparedRun, Corrections, assess, learn
 from broker.estimator.preemption_rate import place_of
 
 EACH = 16
@@ -16,19 +16,19 @@ SPOTS_EVERY = 20
 """Steps: it reads all attempts of that time, and a new answer makes every quote that is remembered a new one."""
 
 
-class Lessons:
+class ObservedRuns:
     """Reads the observations now and then; quotes never wait for it."""
 
     name = "lessons"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
-        self._assessed: dict[AttemptId, Assessed | None] = {}
-        self._experience = NOTHING
+        self._assessed: dict[AttemptId, ComparedRun | None] = {}
+        self._experience = NO_CORRECTIONS
         self._steps = 0
         self.every_s = context.rhythm.lessons_s
 
-    def __call__(self) -> Experience:
+    def __call__(self) -> Corrections:
         return self._experience
 
     async def step(self) -> bool:
@@ -41,7 +41,7 @@ class Lessons:
         observed = await self._context.store.observations(each=EACH)
         if {one.attempt_id for one in observed} == self._assessed.keys():
             return False
-        assessed: dict[AttemptId, Assessed | None] = {}
+        assessed: dict[AttemptId, ComparedRun | None] = {}
         for one in observed:
             known = one.attempt_id in self._assessed
             assessed[one.attempt_id] = self._assessed[one.attempt_id] if known else assess(one)

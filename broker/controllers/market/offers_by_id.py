@@ -9,7 +9,7 @@ Offers = Callable[[], Sequence[Offer]]
 """What is for sale; the same object until the market was asked again."""
 
 
-class ForSale:
+class OffersById:
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
         self._read: Sequence[Offer] = ()

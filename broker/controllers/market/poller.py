@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarketRhythm:
+class MarketIntervals:
     poll_s: float = 30.0
     limit_s: float = 60.0
     """How long one provider may take; its last offers stand meanwhile."""
@@ -23,12 +23,12 @@ class MarketRhythm:
     """Offers that could not be refreshed for so long are no longer for sale."""
 
 
-class Market:
+class MarketPoller:
     """A controller that polls, and what quotes read. A silent provider keeps its last offers until stale."""
 
     name = "market"
 
-    def __init__(self, providers: Mapping[str, Provider], clock: Clock, rhythm: MarketRhythm) -> None:
+    def __init__(self, providers: Mapping[str, Provider], clock: Clock, rhythm: MarketIntervals) -> None:
         self._providers = providers
         self._clock = clock
         self._rhythm = rhythm

@@ -1,6 +1,6 @@
 """The broker's lease: agents stop by themselves when it no longer changes."""
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Lease
 
@@ -10,7 +10,7 @@ class Deadman:
 
     name = "deadman"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._seq = 0
         self.every_s = context.rhythm.deadman_s

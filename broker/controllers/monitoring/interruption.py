@@ -3,16 +3,16 @@
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from broker.billing.time_limits import told_out_of_time
-from broker.controllers.base.batch import each
+from broker.billing.time_limits import out_of_time_message
+from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event, kept, news
-from broker.controllers.observation.attempt_observer import Looker
+from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt, AttemptState, Job
-from broker.lifecycle.liveness import Observation, judge
+from broker.lifecycle.liveness import AttemptObservation, judge
 from broker.lifecycle.signals import grace_over, signalled
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import reason_of, step
@@ -26,7 +26,7 @@ class Interruption:
 
     name = "interruption"
 
-    def __init__(self, context: Context, looker: Looker) -> None:
+    def __init__(self, context: ControllerContext, looker: AttemptObserver) -> None:
         self._context = context
         self._looker = looker
         self._claims = Claims(context, Lane.INTERRUPTION)
@@ -47,7 +47,7 @@ class Interruption:
                 return await self._wait(one, unlisted)
             return self._interrupt(one)
 
-        decided = await each(context, self.name, leased, decide)
+        decided = await decide_batch(context, self.name, leased, decide)
         await context.store.apply([change for _, change in decided])
         return len(leased) == context.rhythm.claim
 
@@ -56,7 +56,7 @@ class Interruption:
         why = signalled(one.attempt, one.job)
         assert why is not None
         moved = step(one.attempt, why, now).attempt
-        words = told_out_of_time(one.job, now) if why is AttemptEvent.OUT_OF_TIME else why.value
+        words = out_of_time_message(one.job, now) if why is AttemptEvent.OUT_OF_TIME else why.value
         told = event(
             one.job,
             f"attempt.{moved.state.value}",
@@ -69,9 +69,9 @@ class Interruption:
         context = self._context
         await self._ask(one.attempt)
         try:
-            attempt, seen = await self._looker.look(one.attempt, unlisted)
+            attempt, seen = await self._looker.observe(one.attempt, unlisted)
         except BlobsUnavailable:
-            attempt, seen = one.attempt, Observation(store_ok_s=None)
+            attempt, seen = one.attempt, AttemptObservation(store_ok_s=None)
         told = judge(attempt, seen, context.clock.now(), context.patience, float("inf"))
         if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
             told = AttemptEvent.GRACE_OVER if self._grace_over(attempt, one.job) else None

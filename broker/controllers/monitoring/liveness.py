@@ -3,15 +3,15 @@
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from broker.controllers.base.batch import each
+from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event, kept, moved, news
-from broker.controllers.observation.attempt_observer import Looker
-from broker.controllers.observation.restored_attempts import told_to_drain
+from broker.controllers.observation.attempt_observer import AttemptObserver
+from broker.controllers.observation.restored_attempts import drain_reason_sent
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import Attempt, AttemptState, Event, Reason
-from broker.lifecycle.liveness import Observation, fault, judge, mismatch
+from broker.lifecycle.liveness import AttemptObservation, fault, judge, mismatch
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import reason_of, setup_reason, step
 from broker.ports import Change, Lane, Leased
@@ -24,7 +24,7 @@ class LivenessController:
 
     name = "liveness"
 
-    def __init__(self, context: Context, looker: Looker) -> None:
+    def __init__(self, context: ControllerContext, looker: AttemptObserver) -> None:
         self._context = context
         self._looker = looker
         self._claims = Claims(context, Lane.LIVENESS)
@@ -40,7 +40,7 @@ class LivenessController:
     async def _look(self, leased: Sequence[Leased]) -> bool:
         context = self._context
         unlisted = await self._looker.refresh(leased)
-        judged = await each(context, self.name, leased, lambda one: self._judge(one, unlisted))
+        judged = await decide_batch(context, self.name, leased, lambda one: self._judge(one, unlisted))
         self.every_s = min([self.every_s, *(self._looker.again_s(one.attempt.id) for one in leased)])
         await context.store.apply([change for _, change in judged])
         return len(leased) == context.rhythm.claim
@@ -48,10 +48,10 @@ class LivenessController:
     async def _judge(self, one: Leased, unlisted: set[str]) -> Change:
         context = self._context
         try:
-            attempt, seen = await self._looker.look(one.attempt, unlisted)
+            attempt, seen = await self._looker.observe(one.attempt, unlisted)
             drained_for = attempt.reason
             if seen.final and drained_for is None:
-                drained_for = await told_to_drain(context, attempt.id, seen.final)
+                drained_for = await drain_reason_sent(context, attempt.id, seen.final)
         except BlobsUnavailable:  # the cloud shows an end, and whether it is the job's own the blob store alone tells
             return Change(attempt=(one.attempt, one.attempt), due_in_s=context.rhythm.look_s)
         deadline = context.provider_of(attempt).caps.boot_deadline_s
@@ -63,7 +63,7 @@ class LivenessController:
         return self._move(one, attempt, seen, told, drained_for)
 
     def _unheard(
-        self, one: Leased, attempt: Attempt, seen: Observation, unlisted: Set[str]
+        self, one: Leased, attempt: Attempt, seen: AttemptObservation, unlisted: Set[str]
     ) -> tuple[Attempt, tuple[Event, ...]]:
         """People are told once where neither it nor its cloud says anything: unknown is not dead, and bills."""
         provider = attempt.line.offer.provider
@@ -78,7 +78,7 @@ class LivenessController:
         return replace(attempt, detail=said), (told,)
 
     def _move(
-        self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent, drained_for: Reason | None
+        self, one: Leased, attempt: Attempt, seen: AttemptObservation, told: AttemptEvent, drained_for: Reason | None
     ) -> Change:
         """`drained_for`: also where an older database does not know of the drain."""
         reason = reason_of(seen.final, drained_for) if seen.final else None

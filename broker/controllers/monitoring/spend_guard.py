@@ -2,13 +2,13 @@
 
 from decimal import Decimal
 
-from broker.billing.caps import least_usd
-from broker.controllers.base.context import Context
+from broker.billing.caps import min_budget_usd
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, Event, Forecast
 from broker.domain.spec import IdleAction, IdlePolicy, idle_policy
-from broker.estimator.planning.corrections import NOTHING, Learned
+from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
 from broker.lifecycle import idle
 from broker.lifecycle.idle import Idle, judge_idle
 from broker.ports import Leased, Note
@@ -26,10 +26,10 @@ class Guard:
 
     name = "guard"
 
-    def __init__(self, context: Context, learned: Learned = lambda: NOTHING) -> None:
+    def __init__(self, context: ControllerContext, learned: LearnedCorrections = lambda: NO_CORRECTIONS) -> None:
         """`learned`: what own runs have shown, of which forecasts take the preemptions."""
         self._context, self._learned = context, learned
-        self._paces: dict[AttemptId, forecast.Pace | None] = {}
+        self._paces: dict[AttemptId, forecast.StepRateWindow | None] = {}
         self._watched: dict[AttemptId, idle.Watched] = {}
         self.every_s = context.rhythm.billing_s
 
@@ -95,20 +95,20 @@ class Guard:
                 "usd": str(made.usd),
                 "over_usd": str(made.usd - job.cap_usd),
                 "cap_usd": str(job.cap_usd),
-                "would_do_usd": str(forecast.cap_that_does(made, job, room)),
+                "would_do_usd": str(forecast.sufficient_cap_usd(made, job, room)),
                 "finish_at": made.finish_at.isoformat(),
             }
-            message = forecast.told_over(made, job, room)
+            message = forecast.overrun_message(made, job, room)
             told.append(event(job, "job.overrun_forecast", message, attempt=attempt, data=data))
         if made.late and not (known and known.late):
-            message = forecast.told_late(made, attempt, job, self._context.clock.now())
+            message = forecast.late_message(made, attempt, job, self._context.clock.now())
             data = {"finish_at": made.finish_at.isoformat()}
             told.append(event(job, "job.late_forecast", message, attempt=attempt, data=data))
         return told
 
     def _room(self, one: Leased) -> Decimal:
         caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.least_s
-        return least_usd(one.attempt.line, caps, every_s, self._context.tempo)
+        return min_budget_usd(one.attempt.line, caps, every_s, self._context.tempo)
 
 
 def _idles(one: Leased, found: Idle | None) -> list[Event]:

@@ -1,7 +1,7 @@
 """Tells people once a day and once a week what was spent."""
 
-from broker.controllers.base.context import Context
-from broker.reporting.digest import DigestPlan, Period, Running, digests, periods
+from broker.controllers.base.context import ControllerContext
+from broker.reporting.digest import DigestPeriod, DigestPlan, RunningJob, digests, periods
 
 
 class Digest:
@@ -10,10 +10,10 @@ class Digest:
     name = "digest"
     every_s = 60.0
 
-    def __init__(self, context: Context, plan: DigestPlan) -> None:
+    def __init__(self, context: ControllerContext, plan: DigestPlan) -> None:
         self._context = context
         self._plan = plan
-        self._told: set[Period] = set()
+        self._told: set[DigestPeriod] = set()
 
     async def step(self) -> bool:
         due = set(periods(self._plan, self._context.clock.now()))
@@ -22,11 +22,11 @@ class Digest:
         self._told = due
         return False
 
-    async def _tell(self, period: Period) -> None:
+    async def _tell(self, period: DigestPeriod) -> None:
         """Of a period that was told already nothing is posted again, so a restart costs one query."""
         store = self._context.store
         paid = await store.paid(period.window)
-        running = [Running(job=one.job, attempt=one.attempt) for one in await store.live_attempts()]
+        running = [RunningJob(job=one.job, attempt=one.attempt) for one in await store.live_attempts()]
         running.sort(key=lambda one: (one.job.created_at, one.job.id))
         for notice in digests(period, paid, running):
             await store.post(notice)

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import ChannelRefused, NotifyError, RetryAfter, Undeliverable
 from broker.domain.job import RESTING_JOB_STATES
 from broker.domain.notifications import Channel, Delivery, Notice
-from broker.ports import Notifier, Settled, Settlement, State, Stream
+from broker.ports import DeliveryResult, Notifier, Settlement, State, Stream
 from broker.reporting.delivery import FOLDED, NOT_TAKEN, back_off_s, channel_after, fold, hopeless
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ TRIM_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class OutboxRetention:
     """How long the outbox waits for a channel that takes nothing."""
 
     age_s: float = 7 * 86_400.0
@@ -42,7 +42,7 @@ class Keep:
 
 
 @dataclass
-class _Round:
+class _ChannelRound:
     """One channel's: what it came to so far."""
 
     channel: Channel
@@ -52,7 +52,7 @@ class _Round:
     paused: str = ""
     pause_s: float = 0.0
     refused: str = ""
-    streams: list["_Left"] = field(default_factory=list)
+    streams: list["_StreamProgress"] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
@@ -61,7 +61,7 @@ class _Round:
 
 
 @dataclass
-class _Left:
+class _StreamProgress:
     """One stream's: what it came to so far."""
 
     stream: Stream
@@ -79,12 +79,17 @@ class Outbox:
     name = "outbox"
 
     def __init__(
-        self, context: Context, notifiers: Sequence[Notifier], *, jitter: Callable[[], float], keep: Keep | None = None
+        self,
+        context: ControllerContext,
+        notifiers: Sequence[Notifier],
+        *,
+        jitter: Callable[[], float],
+        keep: OutboxRetention | None = None,
     ) -> None:
         self._context = context
         self._notifiers: Mapping[str, Notifier] = {notifier.kind: notifier for notifier in notifiers}
         self._jitter = jitter
-        self._keep = keep or Keep()
+        self._keep = keep or OutboxRetention()
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._trimmed_at: float | None = None
         self.every_s = context.rhythm.poll_s
@@ -141,7 +146,7 @@ class Outbox:
     # -------------------------------------------------------------------------------------------------------- a round
 
     async def _round(self, streams: Sequence[Stream]) -> None:
-        round_ = _Round(channel=streams[0].channel, begun=self._context.clock.monotonic())
+        round_ = _ChannelRound(channel=streams[0].channel, begun=self._context.clock.monotonic())
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(stream: Stream) -> None:
@@ -153,8 +158,8 @@ class Outbox:
                 group.create_task(one(stream))
         await self._context.store.settle(self._settlement(round_))
 
-    async def _stream(self, round_: _Round, stream: Stream) -> None:
-        left = _Left(stream=stream, state=stream.state)
+    async def _stream(self, round_: _ChannelRound, stream: Stream) -> None:
+        left = _StreamProgress(stream=stream, state=stream.state)
         round_.streams.append(left)
         waiting = [(pending.row, pending.delivery) for pending in stream.pending]
         told = fold([delivery for _, delivery in waiting]) or [(Delivery(stream=stream.name), ())]
@@ -163,7 +168,9 @@ class Outbox:
             if round_.over or late or not await self._tell(round_, left, delivery, [waiting[i][0] for i in indices]):
                 return
 
-    async def _tell(self, round_: _Round, left: _Left, delivery: Delivery, rows: Sequence[int]) -> bool:
+    async def _tell(
+        self, round_: _ChannelRound, left: _StreamProgress, delivery: Delivery, rows: Sequence[int]
+    ) -> bool:
         """Tells one; False when the stream's others have to wait."""
         channel = round_.channel
         try:
@@ -178,7 +185,9 @@ class Outbox:
         left.dropped |= dict.fromkeys(rows[:-1], FOLDED)
         return True
 
-    def _not_told(self, round_: _Round, left: _Left, delivery: Delivery, rows: Sequence[int], error: Exception) -> bool:
+    def _not_told(
+        self, round_: _ChannelRound, left: _StreamProgress, delivery: Delivery, rows: Sequence[int], error: Exception
+    ) -> bool:
         """Notes why; True when the delivery is given up, so that the next may be told."""
         if isinstance(error, NotifyError) and error.state is not None:
             left.state = error.state
@@ -202,7 +211,7 @@ class Outbox:
 
     # ------------------------------------------------------------------------------------------------------ the result
 
-    def _settlement(self, round_: _Round) -> Settlement:
+    def _settlement(self, round_: _ChannelRound) -> Settlement:
         channel = round_.channel
         move = channel_after(
             channel.failures,
@@ -222,7 +231,7 @@ class Outbox:
             notice=self._disabled(channel, reason) if disabled else None,
         )
 
-    def _settled(self, left: _Left, failures: int) -> Settled:
+    def _settled(self, left: _StreamProgress, failures: int) -> DeliveryResult:
         due_in_s, attempts = 0.0, left.attempts
         if left.failing and hopeless(left.attempts, failures):
             left.dropped |= dict.fromkeys(left.failing, NOT_TAKEN)
@@ -231,7 +240,7 @@ class Outbox:
             due_in_s = back_off_s(left.attempts, self._jitter())
         elif not left.done and not left.dropped and left.stream.pending:
             attempts = left.stream.pending[0].delivery.attempts
-        return Settled(
+        return DeliveryResult(
             stream=left.stream,
             done=tuple(left.done),
             dropped=left.dropped,

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from broker.billing.accrual import counted
-from broker.controllers.base.context import Context
-from broker.controllers.observation.heartbeats import Beats, Watch, read_final
+from broker.controllers.base.context import ControllerContext
+from broker.controllers.observation.heartbeats import HeartbeatReader, HeartbeatRecord, read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt
-from broker.lifecycle.liveness import TAKEN_AWAY, Observation, bought, haste
+from broker.lifecycle.liveness import TAKEN_AWAY, AttemptObservation, poll_share, recorded_machines
 from broker.ports import Leased
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ SOONEST_S = 0.5
 """Between two looks for a machine whose beats are missing."""
 
 
-class Looker:
-    def __init__(self, context: Context, inventory: Inventory, beats: Beats) -> None:
+class AttemptObserver:
+    def __init__(self, context: ControllerContext, inventory: Inventory, beats: HeartbeatReader) -> None:
         self._context = context
         self._inventory = inventory
         self.beats = beats
@@ -57,12 +57,12 @@ class Looker:
             log.warning("beats cannot be read, so nobody's silence means anything: %s", e)
         return failed
 
-    async def look(self, attempt: Attempt, unlisted: set[str]) -> tuple[Attempt, Observation]:
+    async def observe(self, attempt: Attempt, unlisted: set[str]) -> tuple[Attempt, AttemptObservation]:
         """The attempt with its latest beat, and what was observed."""
         provider = attempt.line.offer.provider
         now, heard = self._context.clock.monotonic(), self.beats.heard_at
         watch = await self.beats.latest(attempt.id)
-        seen = () if provider in unlisted else bought(attempt, self._inventory.seen(provider, attempt.name))
+        seen = () if provider in unlisted else recorded_machines(attempt, self._inventory.seen(provider, attempt.name))
         since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
         left_out = provider not in unlisted and self._inventory.left_out(provider, attempt.name, since)
@@ -78,16 +78,16 @@ class Looker:
                 if gone:
                     raise
                 store_ok_s = None  # what the cloud shows is judged; its silence is not
-        observation = Observation(
+        observation = AttemptObservation(
             beat=watch.beat if watch else None,
             beat_age_s=heard - watch.changed if watch else (max(0.0, heard - since) if attempt.first_beat_at else None),
             progress_age_s=max(0.0, heard - watch.progressed) if watch and watch.beat else None,
             final=final,
             seen=seen,
             absent=absent,
-            left_out=left_out,
+            missing_from_listings=left_out,
             lost=frozenset(lost),
-            mates_age_s=self.beats.mates_age_s(attempt.id, attempt.line.nodes),
+            peers_silent_s=self.beats.peers_silent_s(attempt.id, attempt.line.nodes),
             finished=finished,
             store_ok_s=store_ok_s,
         )
@@ -97,16 +97,16 @@ class Looker:
         looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
         return counted(attempt, looked), observation
 
-    def _final_is_likely(self, attempt: Attempt, watch: Watch | None, heard: float) -> bool:
+    def _final_is_likely(self, attempt: Attempt, watch: HeartbeatRecord | None, heard: float) -> bool:
         """It has said so, or is silent, or another machine of it is: the beat that says so may have been lost."""
         if watch is None:
             return False
-        mates_s = self.beats.mates_age_s(attempt.id, attempt.line.nodes)
+        mates_s = self.beats.peers_silent_s(attempt.id, attempt.line.nodes)
         silent_s = max(heard - watch.changed, mates_s if mates_s is not None and mates_s < math.inf else 0.0)
-        return watch.done or silent_s >= self._context.patience.missed_s
+        return watch.done or silent_s >= self._context.patience.three_beats_s
 
-    def _hasten(self, attempt: Attempt, seen: Observation, *, listed: bool) -> None:
-        share = haste(seen, self._context.patience) if listed else 0.0
+    def _hasten(self, attempt: Attempt, seen: AttemptObservation, *, listed: bool) -> None:
+        share = poll_share(seen, self._context.patience) if listed else 0.0
         if share == 0.0:
             self._again_s.pop(attempt.id, None)
             return

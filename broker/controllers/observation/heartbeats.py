@@ -1,4 +1,4 @@
-"""Beats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
+"""Heartbeats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
 
 import contextlib
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.spec import MOST_NODES
@@ -21,7 +21,7 @@ MAX_BEAT = 64 * 1024
 
 
 @dataclass
-class Watch:
+class HeartbeatRecord:
     """What is remembered of one machine's beats."""
 
     etag: str
@@ -36,12 +36,12 @@ class Watch:
         return self.beat is not None and self.beat.phase == "done"
 
 
-class Beats:
+class HeartbeatReader:
     """One LIST shows the life of all; an object is read only when its e_tag changed."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
-        self._watched: dict[tuple[AttemptId, int], Watch] = {}
+        self._watched: dict[tuple[AttemptId, int], HeartbeatRecord] = {}
         """By the machine of the attempt, from 0: the first tells how it gets on."""
         self._listed = float("-inf")
         self._readable, self._readable_since = False, 0.0
@@ -82,7 +82,7 @@ class Beats:
             own = AttemptId(keys.attempt_of_beat(blob.key)), node
             known = self._watched.get(own)
             if known is None:
-                self._watched[own] = Watch(etag=blob.etag, changed=now, progressed=now)
+                self._watched[own] = HeartbeatRecord(etag=blob.etag, changed=now, progressed=now)
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
@@ -97,7 +97,7 @@ class Beats:
         """True when the last `refresh` found a beat of all of its machines, however old."""
         return all((attempt, node) in self._watched for node in range(nodes))
 
-    def mates_age_s(self, attempt: AttemptId, nodes: int) -> float | None:
+    def peers_silent_s(self, attempt: AttemptId, nodes: int) -> float | None:
         """Since a beat was seen of the machine beside the first that has been silent for longest, and is not known to
         be done; infinite: of one there was none yet; None: there is no such machine."""
         mates = [self._watched.get((attempt, node)) for node in range(1, nodes)]
@@ -110,7 +110,7 @@ class Beats:
         mates = [await self.latest(attempt, node) for node in range(1, nodes)]
         return sum(one is not None and one.done for one in mates)
 
-    async def latest(self, attempt: AttemptId, node: int = 0) -> Watch | None:
+    async def latest(self, attempt: AttemptId, node: int = 0) -> HeartbeatRecord | None:
         """The watch with its beat read; None while there is no beat. Raises BlobsUnavailable."""
         watch = self._watched.get((attempt, node))
         if watch is None or watch.beat is not None:
@@ -130,7 +130,7 @@ class Beats:
         self._watched = {own: watch for own, watch in self._watched.items() if own[0] in live}
 
 
-async def read_final(context: Context, attempt: AttemptId) -> Final | None:
+async def read_final(context: ControllerContext, attempt: AttemptId) -> Final | None:
     """The attempt's last word; None while there is none, or when it cannot be understood."""
     data = await context.blobs.get(keys.final(attempt))
     if data is None:

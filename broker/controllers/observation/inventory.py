@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
 from broker.billing.accrual import runs_since
-from broker.billing.prices import Stood
-from broker.controllers.base.context import Context
-from broker.controllers.observation.listing import Followed, Listing, Shown
+from broker.billing.prices import MachineSpan
+from broker.controllers.base.context import ControllerContext
+from broker.controllers.observation.listing import Followed, ListedMachine, Listing
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, Handle
 from broker.lifecycle.account_refusals import provider_key
-from broker.runtime.background_tasks import together
+from broker.runtime.background_tasks import gather_all
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ TIMES = 20_000
 class Inventory:
     """Listings of every provider, shared by the controllers of one process."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
         self._locks = {name: asyncio.Lock() for name in context.providers}
@@ -103,7 +103,7 @@ class Inventory:
             for machine in listing.standing(name):
                 if machine.handle.id not in one.machines:
                     since = self._born_after(provider, machine, answered)
-                    one.machines[machine.handle.id] = Shown(since=since, shown=answered, last=answered)
+                    one.machines[machine.handle.id] = ListedMachine(since=since, shown=answered, last=answered)
         for name, one in followed.items():
             one.heard(listings, name)
             now = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
@@ -134,7 +134,7 @@ class Inventory:
             return False
 
         names = list(providers)
-        bad = await together(map(failed, names))
+        bad = await gather_all(map(failed, names))
         return {name for name, one in zip(names, bad, strict=True) if one}
 
     async def _list(self, provider: str) -> Sequence[Observed]:
@@ -260,7 +260,7 @@ class Inventory:
             one.unlisted, one.unseen = times[0][0], times[1][1]
         one.gap_s = max((later[1] - first[0] for first, later in zip(times, times[2:], strict=False)), default=0.0)
 
-    def stood(self, attempt: Attempt, *, max_age_s: float) -> Sequence[Stood]:
+    def stood(self, attempt: Attempt, *, max_age_s: float) -> Sequence[MachineSpan]:
         """All machines that listings have shown under an attempt's name. Where no listing is young enough, it is known
         of none that it stands after the latest."""
         provider = attempt.line.offer.provider
@@ -269,7 +269,7 @@ class Inventory:
             return ()
         told_to = None if self._young(provider, max_age_s) else self._by_the_wall(latest.answered)
         return [
-            Stood(id=own, since=shown.since, shown=shown.shown, until=shown.gone or told_to)
+            MachineSpan(id=own, since=shown.since, shown=shown.shown, until=shown.gone or told_to)
             for own, shown in one.machines.items()
         ]
 

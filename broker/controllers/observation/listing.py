@@ -40,7 +40,7 @@ class Listing:
 
 
 @dataclass(kw_only=True)
-class Shown:
+class ListedMachine:
     """A machine, of all that listings have told of it."""
 
     since: datetime | None
@@ -78,7 +78,7 @@ class Followed:
     gap_s: float = 0.0
     """Of those in a row, the longest from the begin of one to the answer of the next but one: two of them have to leave
     out what stands there."""
-    machines: dict[str, Shown] = field(default_factory=dict)
+    machines: dict[str, ListedMachine] = field(default_factory=dict)
     """By their ids, all that were shown."""
 
     def heard(self, kept: Sequence[Listing], name: InstanceName) -> None:

@@ -6,20 +6,20 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, Reason
-from broker.lifecycle.backup_restore import ahead, drained_for, not_proven, trains_on
+from broker.lifecycle.backup_restore import drained_for, not_proven, possible_attempts, still_running_message
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Desired, Final, Outcome
 
 
-class Restored:
+class RestoredAttempts:
     """All of it may raise BlobsUnavailable: then nothing is known."""
 
-    def __init__(self, context: Context, inventory: Inventory) -> None:
+    def __init__(self, context: ControllerContext, inventory: Inventory) -> None:
         self._context = context
         self._inventory = inventory
         self._since: dict[InstanceName, float] = {}
@@ -33,9 +33,9 @@ class Restored:
         """Lists every cloud once, so that what stands there is known before anything is bought."""
         await self._inventory.refresh_all(self._context.providers)
 
-    async def issued(self, job: Job, manifests: Sequence[str]) -> Sequence[int]:
+    async def attempt_numbers_used(self, job: Job, manifests: Sequence[str]) -> Sequence[int]:
         """Numbers after the job's last that were issued before. `manifests`: of checkpoints that it may go on from."""
-        coming, blobs = ahead(job), self._context.blobs
+        coming, blobs = possible_attempts(job), self._context.blobs
         traces = {key.split("/")[2] for key in manifests}
         names = {one: self._name(one) for one in coming}
         shown = {own for own, name in names.items() if own in traces or name in self._since or self._clouds_of(name)}
@@ -55,12 +55,12 @@ class Restored:
             return False
         return await self._context.blobs.get(keys.spec(attempt.id)) is not None
 
-    async def follows(self, job: Job, attempt: Attempt) -> bool:
+    async def was_superseded(self, job: Job, attempt: Attempt) -> bool:
         """Whether an attempt after this one, the last that the job knows of, was bought."""
         if not self._may_be_older(attempt.created_at):
             return False
         blobs = self._context.blobs
-        specs = await asyncio.gather(*(blobs.get(keys.spec(one)) for one in ahead(job)))
+        specs = await asyncio.gather(*(blobs.get(keys.spec(one)) for one in possible_attempts(job)))
         return any(spec is not None for spec in specs)
 
     def begin(self) -> None:
@@ -70,7 +70,7 @@ class Restored:
     def _may_be_older(self, created_at: datetime) -> bool:
         return self._began is None or created_at < self._began
 
-    async def stands(self, job: Job, numbers: Sequence[int]) -> str | None:
+    async def blocking_machine(self, job: Job, numbers: Sequence[int]) -> str | None:
         """Why it must wait for machines of these attempts; None: they are proven to be absent, at every cloud."""
         now, names = self._context.clock.monotonic(), [self._name(attempt_id(job.id, number)) for number in numbers]
         since = {name: self._since.setdefault(name, now) for name in names}
@@ -78,7 +78,7 @@ class Restored:
         for number, name in zip(numbers, names, strict=True):
             if clouds := self._clouds_of(name):
                 final = await read_final(self._context, attempt_id(job.id, number))
-                return trains_on(number, f"{name} at {', '.join(clouds)}", final)
+                return still_running_message(number, f"{name} at {', '.join(clouds)}", final)
         for number, name in zip(numbers, names, strict=True):
             if silent or not all(
                 self._inventory.absent_since(one, name, since[name]) for one in self._context.providers
@@ -91,7 +91,7 @@ class Restored:
     async def ended_for(self, attempt: AttemptId) -> Reason | None:
         """What ended its job, where its last word and what it was told say so."""
         final = await read_final(self._context, attempt)
-        return None if final is None else await told_to_drain(self._context, attempt, final)
+        return None if final is None else await drain_reason_sent(self._context, attempt, final)
 
     def _name(self, attempt: AttemptId) -> InstanceName:
         return instance_name(self._context.installation, attempt)
@@ -100,7 +100,7 @@ class Restored:
         return [provider for provider in self._context.providers if self._inventory.shows(provider, name)]
 
 
-async def told_to_drain(context: Context, attempt: AttemptId, final: Final) -> Reason | None:
+async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, final: Final) -> Reason | None:
     """See `drained_for`. Raises BlobsUnavailable."""
     if final.outcome is not Outcome.DRAINED:
         return None

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.provisioning.store_grants import Granting
 from broker.domain.errors import AlreadyExists, GpubrokerError
 from broker.domain.instance import SELF_STOP_S, BootSpec, CloudOptions, TrainerBundle, TrainerImage
@@ -13,7 +13,7 @@ from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO
 from broker.domain.tenancy import Tenant
 from broker.domain.workload import MemoryNeed
-from broker.estimator.planning.corrections import NOTHING, Learned
+from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
 from broker.estimator.planning.fit import probed
 from broker.estimator.planning.process_layout import world
 from broker.estimator.preemption_rate import losses_per_hour
@@ -21,7 +21,7 @@ from broker.lifecycle.recovery import as_planned
 from broker.ports import Leased, TenantStore
 from broker.runtime.secret_box import SecretBox, SecretsError
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Cost, DataFile, Memory
+from trainer.contract.documents import AttemptSpec, Cost, DataFile, MemoryUse
 from trainer.contract.train import TrainConfig
 from trainer.dataset.readers import format_of
 
@@ -39,11 +39,11 @@ TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
 class Boot:
     """Writes `spec.json` and `grant.json`, and makes the environment of the agent."""
 
-    context: Context
+    context: ControllerContext
     box: SecretBox
     trainer: TrainerOf | None = None
     """How a rented machine gets the trainer."""
-    learned: Learned = lambda: NOTHING
+    learned: LearnedCorrections = lambda: NO_CORRECTIONS
     """What own runs have shown."""
 
     async def prepare(self, one: Leased) -> BootSpec:
@@ -126,7 +126,7 @@ def bought_for(job: Job) -> BootSpec:
     return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))
 
 
-def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[str, int]) -> AttemptSpec:
+def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: Mapping[str, int]) -> AttemptSpec:
     """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
     spec = job.spec
     train = as_planned(spec.train, attempt.line.plan, job.remedy) if spec.train else None
@@ -164,11 +164,11 @@ def _cost(attempt: Attempt, job: Job) -> Cost:
     return Cost(before=before, per_hour=attempt.line.offer.usd_per_hour * attempt.line.nodes)
 
 
-def _memory(need: MemoryNeed | None) -> Memory | None:
+def _memory(need: MemoryNeed | None) -> MemoryUse | None:
     """What the plan was made by, for people whose memory runs out all the same."""
     if need is None:
         return None
-    return Memory(
+    return MemoryUse(
         weights=need.weights,
         gradients=need.gradients,
         optimizer=need.optimizer,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Set
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.ids import AttemptId, InstanceName
 from broker.domain.instance import Liveness
 from broker.domain.job import Attempt, AttemptState
@@ -16,10 +16,10 @@ ASK_LIMIT_S = 5.0
 ASK_AGAIN_S = 10.0
 
 
-class Launchers:
+class CreatesInFlight:
     """Shared by launch and termination of one process."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._in_flight: dict[InstanceName, asyncio.Task[None] | None] = {}
         self._dead_since: dict[tuple[AttemptId, str, bool], float] = {}
@@ -29,21 +29,21 @@ class Launchers:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def begin(self, attempt: Attempt) -> None:
+    def register(self, attempt: Attempt) -> None:
         """Before the create is committed; `end` when it was not, else `carry` the call that sends it. What was known of
         an earlier create's launcher says nothing of this one's, also where it is the same."""
         self._in_flight[attempt.name] = None
         self._dead_since = {key: at for key, at in self._dead_since.items() if key[0] != attempt.id}
 
-    def carry(self, name: InstanceName, call: asyncio.Task[None]) -> None:
+    def attach(self, name: InstanceName, call: asyncio.Task[None]) -> None:
         """In flight until `call` has ended, whatever it said."""
         self._in_flight[name] = call
-        call.add_done_callback(lambda _: self.end(name))
+        call.add_done_callback(lambda _: self.release(name))
 
-    def end(self, name: InstanceName) -> None:
+    def release(self, name: InstanceName) -> None:
         self._in_flight.pop(name, None)
 
-    def carries(self, name: InstanceName) -> bool:
+    def is_in_flight(self, name: InstanceName) -> bool:
         """True while an answer of create may still come to this process."""
         return name in self._in_flight
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from broker.billing.time_limits import told_out_of_time
-from broker.controllers.base.context import Context
+from broker.billing.time_limits import out_of_time_message
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
-from broker.controllers.market.offers_by_id import ForSale, Offers
-from broker.controllers.observation.restored_attempts import Restored
+from broker.controllers.market.offers_by_id import Offers, OffersById
+from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import LedgerEntry, LedgerKind, Reason
 from broker.lifecycle.launch import outdated
@@ -20,10 +20,10 @@ CREATE_LOOK_S = 5.0
 
 
 class Intents:
-    def __init__(self, context: Context, restored: Restored, offers: Offers) -> None:
+    def __init__(self, context: ControllerContext, restored: RestoredAttempts, offers: Offers) -> None:
         self._context = context
         self._restored = restored
-        self._for_sale = ForSale(offers)
+        self._for_sale = OffersById(offers)
 
     async def change(self, one: Leased) -> tuple[Change, bool]:
         """What becomes of it, and whether its create is to be sent once that is committed. One that was sent already,
@@ -31,7 +31,7 @@ class Intents:
         attempt = one.attempt
         try:
             was_sent = await self._restored.was_sent(attempt)
-            followed = not was_sent and await self._restored.follows(one.job, attempt)
+            followed = not was_sent and await self._restored.was_superseded(one.job, attempt)
         except BlobsUnavailable as e:
             unknown = replace(attempt, detail=f"the blob store, which tells whether it was sent, cannot be read: {e}")
             return Change(attempt=(attempt, unknown), due_in_s=CREATE_LOOK_S), False
@@ -50,7 +50,7 @@ class Intents:
         """Why an intended attempt is not created after all, also in words."""
         now = self._context.clock.now()
         if (signal := signalled(one.attempt, one.job)) is not None:
-            return signal, told_out_of_time(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
+            return signal, out_of_time_message(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
         if forbidden := self._context.forbidden(one.job.spec):
             return AttemptEvent.QUOTE_EXPIRED, forbidden
         age_s = (now - one.attempt.created_at).total_seconds()

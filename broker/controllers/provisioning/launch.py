@@ -5,19 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from broker.billing.accrual import nothing_stands
-from broker.billing.prices import Stood, surplus_changes
-from broker.controllers.base.batch import each
+from broker.billing.accrual import no_machine_known
+from broker.billing.prices import MachineSpan, surplus_changes
+from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event, moved
 from broker.controllers.billing.charges import priced, surplus, up_to
 from broker.controllers.market.offers_by_id import Offers
-from broker.controllers.observation.heartbeats import Beats, read_final
+from broker.controllers.observation.heartbeats import HeartbeatReader, read_final
 from broker.controllers.observation.inventory import Inventory
-from broker.controllers.observation.restored_attempts import Restored
+from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.controllers.provisioning.boot_spec import Boot, Unusable, bought_for
-from broker.controllers.provisioning.creates_in_flight import Launchers
+from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.provisioning.intents import CREATE_LOOK_S, Intents
 from broker.domain.errors import (
     BlobError,
@@ -48,14 +48,20 @@ class Launch:
     name = "launch"
 
     def __init__(
-        self, context: Context, inventory: Inventory, launchers: Launchers, boot: Boot, beats: Beats, offers: Offers
+        self,
+        context: ControllerContext,
+        inventory: Inventory,
+        launchers: CreatesInFlight,
+        boot: Boot,
+        beats: HeartbeatReader,
+        offers: Offers,
     ) -> None:
         self._context = context
         self._inventory = inventory
         self._launchers = launchers
         self._boot = boot
         self._beats = beats
-        self._restored = Restored(context, inventory)
+        self._restored = RestoredAttempts(context, inventory)
         self._intents = Intents(context, self._restored, offers)
         self._claims = Claims(context, Lane.LAUNCH)
         self._creates = Tasks()
@@ -87,7 +93,7 @@ class Launch:
             await self._send(sent)
         launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
         store_ok = await self._read_beats(launching)
-        await each(context, self.name, launching, lambda one: self._look_up(one, store_ok))
+        await decide_batch(context, self.name, launching, lambda one: self._look_up(one, store_ok))
         return True
 
     async def _look_up(self, one: Leased, store_ok: bool) -> None:
@@ -98,23 +104,23 @@ class Launch:
 
     async def _send(self, leased: list[Leased]) -> None:
         """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
-        intents = await each(self._context, self.name, leased, self._intents.change)
+        intents = await decide_batch(self._context, self.name, leased, self._intents.change)
         for one, (_, sends) in intents:
             if sends:
-                self._launchers.begin(one.attempt)
+                self._launchers.register(one.attempt)
         held: list[bool] = [False] * len(intents)
         try:
             held = list(await self._context.store.apply([change for _, (change, _) in intents]))
         finally:
             for (one, (_, sends)), ok in zip(intents, held, strict=True):
                 if sends and not ok:
-                    self._launchers.end(one.attempt.name)
+                    self._launchers.release(one.attempt.name)
         for (one, (change, sends)), ok in zip(intents, held, strict=True):
             if ok and change.attempt and sends:
                 self._start(Leased(attempt=change.attempt[1], job=one.job), first=True)
 
     def _start(self, one: Leased, *, first: bool) -> None:
-        self._launchers.carry(one.attempt.name, self._creates.start(self._create(one, first)))
+        self._launchers.attach(one.attempt.name, self._creates.start(self._create(one, first)))
 
     async def _create(self, one: Leased, first: bool) -> None:
         attempt = one.attempt
@@ -174,7 +180,7 @@ class Launch:
         no cost if it is the `first` create of that name, else once two listings show nothing."""
         unsent = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
         own = one.attempt.launched_by == self._context.provider_of(unsent).launcher_id()
-        if not (first and own and nothing_stands(unsent) and unsent.charged_to is None):
+        if not (first and own and no_machine_known(unsent) and unsent.charged_to is None):
             return Change(attempt=(one.attempt, unsent), due_in_s=self.every_s)
         unsent = step(unsent, AttemptEvent.UNSENT, self._context.clock.now()).attempt
         return Change(attempt=(one.attempt, unsent), due_in_s=CREATE_LOOK_S)
@@ -235,7 +241,7 @@ class Launch:
         ended = step(one.attempt, AttemptEvent.MISMATCH, now).attempt
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
-        stood = [Stood(id=handle.id, since=None, shown=now, until=None) for handle in handles]
+        stood = [MachineSpan(id=handle.id, since=None, shown=now, until=None) for handle in handles]
         prices = surplus_changes(one.attempt, one.attempt.prices, stood)
         charge = priced(one.attempt, prices) if prices else None
         return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))
@@ -300,7 +306,8 @@ class Launch:
         look = LaunchLook(
             seen=self._inventory.seen(provider, attempt.name),
             omits=self._inventory.omits(provider, attempt.name, attempt.line.nodes),
-            beating=self._beats.shown(attempt.id, attempt.line.nodes) and not self._launchers.carries(attempt.name),
+            beating=self._beats.shown(attempt.id, attempt.line.nodes)
+            and not self._launchers.is_in_flight(attempt.name),
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,
         )
@@ -311,7 +318,7 @@ class Launch:
         """Once nothing stands: how it ended, and whether another attempt follows."""
         try:
             final = await read_final(self._context, one.attempt.id)
-            return replace(look, final=final, followed=await self._restored.follows(one.job, one.attempt))
+            return replace(look, final=final, followed=await self._restored.was_superseded(one.job, one.attempt))
         except BlobsUnavailable:
             return replace(look, unread=True)
 
@@ -331,19 +338,19 @@ class Launch:
         """The same name and the first `create_sent_at`: no second machine, and no second left uncharged. So the time of
         the first, whose outcome is unknown, is charged now: the next one may be refused."""
         attempt, now = one.attempt, self._context.clock.now()
-        self._launchers.begin(attempt)
+        self._launchers.register(attempt)
         sent = step(attempt, AttemptEvent.ABSENT, now).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
         change = Change(attempt=(attempt, sent), charge=up_to(attempt, now), due_in_s=CREATE_LOOK_S)
         try:
             (held,) = await self._context.store.apply([change])
         except BaseException:
-            self._launchers.end(attempt.name)
+            self._launchers.release(attempt.name)
             raise
         if held:
             self._start(Leased(attempt=sent, job=one.job), first=False)
         else:
-            self._launchers.end(attempt.name)
+            self._launchers.release(attempt.name)
 
     async def _break_off(
         self, one: Leased, why: AttemptEvent, seen: Sequence[Observed], final: Final | None = None

@@ -7,25 +7,25 @@ from datetime import datetime
 from decimal import Decimal
 from functools import partial
 
-from broker.billing.caps import least_usd, reservation, reserved
+from broker.billing.caps import min_budget_usd, reservation, reserved
 from broker.billing.time_limits import out_of_time
-from broker.controllers.base.batch import each
-from broker.controllers.base.context import Context
+from broker.controllers.base.batch import decide_batch
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.controllers.market.offers_by_id import Offers
 from broker.controllers.observation.inventory import Inventory
-from broker.controllers.observation.restored_attempts import Restored
+from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import Quote, QuoteLine
-from broker.estimator.planning.corrections import NOTHING, Learned
+from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
 from broker.lifecycle.account_refusals import told_refusals
 from broker.lifecycle.recovery import furthest_first, lasting, workload_left
 from broker.lifecycle.state_machine import JobEvent, next_job_state
 from broker.policy.budgets import Applied, Hold, Refusal, admission, entry, gpu_room, judge
 from broker.ports import Change
-from broker.ports.policies import Whose
+from broker.ports.policies import JobOwner
 from broker.quote.decision_record import packed
 from broker.quote.engine import quote
 from broker.quote.placement import Queue, choose
@@ -41,12 +41,12 @@ _ENDS: Mapping[Reason | None, tuple[JobEvent, str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Round:
+class _PlacementRound:
     """What all jobs of one claim are judged by."""
 
     excluded: Mapping[str, str]
     now: datetime
-    applied: Mapping[Whose, Sequence[Applied]]
+    applied: Mapping[JobOwner, Sequence[Applied]]
 
     def of(self, job: Job) -> tuple[Sequence[Applied], datetime]:
         """The policies that cover a job, as they stood at the moment that comes with them."""
@@ -60,16 +60,16 @@ class Placement:
 
     def __init__(
         self,
-        context: Context,
+        context: ControllerContext,
         inventory: Inventory,
         offers: Offers,
         troubles: Troubles = dict,
-        learned: Learned = lambda: NOTHING,
+        learned: LearnedCorrections = lambda: NO_CORRECTIONS,
     ) -> None:
         """`troubles`: why a provider does not sell, by its name. `learned`: what own runs have shown."""
         self._context, self._inventory = context, inventory
         self._offers, self._troubles, self._learned = offers, troubles, learned
-        self._restored, self._started = Restored(context, inventory), False
+        self._restored, self._started = RestoredAttempts(context, inventory), False
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
@@ -89,8 +89,8 @@ class Placement:
             return True  # the wait was the pause
         now, applied = await context.store.applied(list({(job.team, job.owner) for job in jobs}))
         excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
-        seen = _Round(excluded=excluded, now=now, applied=applied)
-        decided = await each(context, self.name, jobs, lambda job: self._decide(job, seen))
+        seen = _PlacementRound(excluded=excluded, now=now, applied=applied)
+        decided = await decide_batch(context, self.name, jobs, lambda job: self._decide(job, seen))
         held = await context.store.apply([change for _, change in decided])
         # Others took the room meanwhile, in this round or elsewhere: the next look says so.
         missed = [job for (job, _), ok in zip(decided, held, strict=True) if not ok]
@@ -98,7 +98,7 @@ class Placement:
             await context.store.release(missed, [], due_in_s=0.0)
         return True
 
-    async def _decide(self, job: Job, seen: "_Round") -> Change:
+    async def _decide(self, job: Job, seen: "_PlacementRound") -> Change:
         if job.stop_requested:
             stopped = replace(
                 job,
@@ -151,7 +151,7 @@ class Placement:
         told = event(job, "job.awaiting_approval", refusal.reason, data=data)
         return Change(job=(job, waiting), events=(told,), due_in_s=self._context.rhythm.replace_s)
 
-    async def _place(self, job: Job, seen: "_Round") -> Change:
+    async def _place(self, job: Job, seen: "_PlacementRound") -> Change:
         context, cap_left = self._context, reservation(job)
         resume_from = await self._resume_from(job)
         applied, now = seen.of(job)
@@ -183,7 +183,7 @@ class Placement:
             if room is not None:  # what no policy lets through speaks of the cap no more than of the market
                 return self._wait(job, f"{choice.reason}; {room[1]}", capped=False)
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
-        if numbers := await self._restored.issued(job, resume_from):
+        if numbers := await self._restored.attempt_numbers_used(job, resume_from):
             return await self._pass(job, numbers)
         change = self._admit(job, choice.line, choice.reason, made, resume_from)
         if change.admit is not None:
@@ -195,7 +195,7 @@ class Placement:
     async def _pass(self, job: Job, numbers: Sequence[int]) -> Change:
         """These were issued before a backup was restored: once their machines are gone the job goes on behind them."""
         context = self._context
-        if why := await self._restored.stands(job, numbers):
+        if why := await self._restored.blocking_machine(job, numbers):
             return self._hold(job, why)
         last = numbers[-1]
         ended_for = _ENDS.get(await self._restored.ended_for(attempt_id(job.id, last)))
@@ -211,7 +211,7 @@ class Placement:
     def _least_usd(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context
         caps, every_s = context.providers[line.offer.provider].caps, job.spec.checkpoint.least_s
-        return least_usd(line, caps, every_s, context.tempo)
+        return min_budget_usd(line, caps, every_s, context.tempo)
 
     def _reserved(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context

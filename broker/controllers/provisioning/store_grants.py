@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
-from broker.controllers.base.batch import each
-from broker.controllers.base.context import Context
+from broker.controllers.base.batch import decide_batch
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.domain.errors import BlobError
 from broker.domain.ids import AttemptId
@@ -48,7 +48,7 @@ class Granted:
 class Granting:
     """Asks the blob store for credentials and writes `grant.json`."""
 
-    context: Context
+    context: ControllerContext
     box: SecretBox
 
     async def issue(
@@ -90,7 +90,7 @@ class Grants:
 
     name = "grants"
 
-    def __init__(self, context: Context, granting: Granting) -> None:
+    def __init__(self, context: ControllerContext, granting: Granting) -> None:
         self._context, self._granting = context, granting
         self._due: dict[AttemptId, datetime] = {}
         self._failures: dict[AttemptId, int] = {}
@@ -106,7 +106,7 @@ class Grants:
         self._failures = {i: n for i, n in self._failures.items() if i in ids}
         now = context.clock.now()
         due = [one for one in live if one.attempt.id not in self._due or self._due[one.attempt.id] <= now]
-        await each(context, self.name, due, self._look)
+        await decide_batch(context, self.name, due, self._look)
         return False
 
     async def _look(self, one: Leased) -> None:

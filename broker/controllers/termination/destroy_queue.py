@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Set
 from dataclasses import dataclass
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.job import Handle
@@ -28,7 +28,7 @@ class _Call:
 class Destroys:
     """Shared by termination and sweep of one process; one call at a time for each machine."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._tasks = Tasks()
         self._calls: dict[tuple[str, str], _Call] = {}

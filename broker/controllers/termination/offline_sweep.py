@@ -16,7 +16,7 @@ from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.lifecycle.orphans import orphans, spared
 from broker.ports import Blobs, Clock, Provider, Store
-from broker.runtime.peers import lease_moves
+from broker.runtime.peers import lease_is_renewed
 from trainer.contract import object_keys as keys
 
 LOOK_S = 5.0
@@ -24,7 +24,7 @@ ABSENT_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundMachine:
     """One machine of ours. `orphan`: why nobody answers for it; empty: somebody does, or may."""
 
     provider: str
@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    machines: tuple[Found, ...]
+    machines: tuple[FoundMachine, ...]
     silent: Mapping[str, str]
     """Clouds that did not answer, with what they said: nothing is known of them."""
     judged_by: str
@@ -66,7 +66,7 @@ async def survey(
             ours = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
             seen += [(name, o) for o in ours if o.state is not InstanceState.GONE]
     judged, judged_by = await _judge(installation, seen, clock, store, blobs, watch_s)
-    answered = (Found(provider=name, observed=o, orphan="", since=o.created_at) for name, o in seen)
+    answered = (FoundMachine(provider=name, observed=o, orphan="", since=o.created_at) for name, o in seen)
     machines = tuple(replace(judged.get(_key(one.observed), one), provider=one.provider) for one in answered)
     return Survey(machines=machines, silent=silent, judged_by=judged_by)
 
@@ -78,7 +78,7 @@ async def _judge(
     store: Store | None,
     blobs: Blobs,
     watch_s: float,
-) -> tuple[Mapping[tuple[str, str], Found], str]:
+) -> tuple[Mapping[tuple[str, str], FoundMachine], str]:
     """(what nobody answers for, by cloud and id; who says so)"""
     if not seen:
         return {}, "nothing stands"
@@ -89,13 +89,13 @@ async def _judge(
     try:
         if await blobs.get(keys.BROKER_LEASE) is None:
             return {}, "nobody: no broker has ever touched a lease in this blob store; is `blobs` that of the daemon?"
-        lives = await lease_moves(blobs, clock, watch_s)
+        lives = await lease_is_renewed(blobs, clock, watch_s)
     except BlobsUnavailable as e:
         return {}, f"nobody: the blob store cannot be read, so nothing is known ({e})"
     if lives:
         return {}, "the lease in the blob store: a broker lives and answers for them"
     gone = f"no broker has touched its lease for {watch_s:.0f} s"
-    by_lease = {_key(o): Found(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in seen}
+    by_lease = {_key(o): FoundMachine(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in seen}
     return by_lease, "the lease in the blob store"
 
 
@@ -105,14 +105,14 @@ def _key(machine: Observed) -> tuple[str, str]:
 
 async def _by_the_database(
     installation: Installation, seen: Sequence[tuple[str, Observed]], store: Store, blobs: Blobs
-) -> Mapping[tuple[str, str], Found]:
+) -> Mapping[tuple[str, str], FoundMachine]:
     """As the daemon's own sweep judges."""
     ids = [a for _, o in seen if (a := attempt_of(installation, o.handle.name)) is not None]
     found = {}
     for one in orphans(installation, [o for _, o in seen], await store.attempts_by_id(ids)):
         sent = one.attempt.create_sent_at if one.attempt else None
         ours = None if one.attempt else await bought(blobs, one)
-        found[_key(one.observed)] = Found(
+        found[_key(one.observed)] = FoundMachine(
             provider=one.observed.handle.provider,
             observed=one.observed,
             orphan=one.why,
@@ -122,7 +122,7 @@ async def _by_the_database(
     return found
 
 
-async def destroy(found: Found, provider: Provider, clock: Clock) -> str | None:
+async def destroy(found: FoundMachine, provider: Provider, clock: Clock) -> str | None:
     """Until the cloud itself says absent, in two listings a list lag apart; else why not, in one line."""
     until, absent_at = clock.monotonic() + ABSENT_S + provider.caps.list_lag_s, None
     said = "the cloud still lists it"
@@ -144,7 +144,7 @@ async def destroy(found: Found, provider: Provider, clock: Clock) -> str | None:
     return said
 
 
-async def _ask(provider: Provider, found: Found) -> None:
+async def _ask(provider: Provider, found: FoundMachine) -> None:
     try:
         await provider.destroy(found.observed.handle)
     except Gone:

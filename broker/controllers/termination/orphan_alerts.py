@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Set
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import is_told
 from broker.domain.job import Handle
 from broker.domain.notifications import Notice
@@ -13,7 +13,7 @@ from broker.domain.notifications import Notice
 class OrphanNews:
     """Any number of brokers may tell: a notice's id follows from the machine, and from how often it was refused."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._refused: Counter[str] = Counter()
         self._spared: set[str] = set()

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Awaitable, Set
 from datetime import datetime, timedelta
 
-from broker.billing.accrual import owed_late, traffic_owed
-from broker.controllers.base.batch import each
-from broker.controllers.base.context import Context
+from broker.billing.accrual import traffic_owed, uncharged_after_end_usd
+from broker.controllers.base.batch import decide_batch
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.billing.charges import surplus
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.observation.listing import Listing
@@ -18,7 +18,7 @@ from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt, LedgerKind
 from broker.lifecycle.orphans import Orphan, orphans, spared
 from broker.ports import Blobs, Charge
-from broker.runtime.background_tasks import together
+from broker.runtime.background_tasks import gather_all
 from trainer.contract import object_keys as keys
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Sweep:
     name = "sweep"
 
     def __init__(
-        self, context: Context, inventory: Inventory, destroys: Destroys, *, report_only: bool = False
+        self, context: ControllerContext, inventory: Inventory, destroys: Destroys, *, report_only: bool = False
     ) -> None:
         self._context = context
         self._inventory = inventory
@@ -72,9 +72,9 @@ class Sweep:
     async def step(self) -> bool:
         now = self._context.clock.monotonic()
         due = [name for name, at in self._due.items() if at <= now + self._again_s / 2]
-        listed = await together(map(self._orphans, due))  # a cloud that hangs keeps no other's waiting
+        listed = await gather_all(map(self._orphans, due))  # a cloud that hangs keeps no other's waiting
         found = [(name, orphan) for name, of_one in zip(due, listed, strict=True) for orphan in of_one]
-        await each(self._context, self.name, found, self._deal_with)
+        await decide_batch(self._context, self.name, found, self._deal_with)
         return False
 
     async def _orphans(self, provider: str) -> tuple[Orphan, ...]:
@@ -196,7 +196,7 @@ class Sweep:
         charged."""
         now, handle = self._context.clock.now(), orphan.observed.handle
         standing = [o for o in self._inventory.seen(provider, handle.name) if o.state is not InstanceState.GONE]
-        machines = owed_late(attempt, handle, self._born(key, orphan, now), now, standing=len(standing))
+        machines = uncharged_after_end_usd(attempt, handle, self._born(key, orphan, now), now, standing=len(standing))
         traffic = traffic_owed(attempt, now)
         if not machines and not traffic:
             return None

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.billing.accrual import refused
-from broker.controllers.base.batch import each
+from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event, is_told
 from broker.controllers.billing.charges import moved_prices, surplus, up_to
-from broker.controllers.billing.self_stop import gone_by
+from broker.controllers.billing.self_stop import self_stopped_by
 from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
-from broker.controllers.observation.restored_attempts import told_to_drain
-from broker.controllers.provisioning.creates_in_flight import Launchers
+from broker.controllers.observation.restored_attempts import drain_reason_sent
+from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.domain.errors import BlobsUnavailable, Gone, GpubrokerError, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
@@ -21,12 +21,12 @@ from broker.domain.money import show
 from broker.estimator.planning.corrections import observed
 from broker.lifecycle.account_refusals import refused_in_a_row
 from broker.lifecycle.host_reputation import MEMORY_S, MOST, WEIGHTS, judge_host, weight
-from broker.lifecycle.liveness import TAKEN_AWAY, bought
+from broker.lifecycle.liveness import TAKEN_AWAY, recorded_machines
 from broker.lifecycle.recovery import told
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import after_attempt, due_in_s, end_reason, kept_until, step
 from broker.ports import Change, Lane, Leased
-from broker.runtime.background_tasks import together
+from broker.runtime.background_tasks import gather_all
 from trainer.contract import object_keys as keys
 
 STUCK_S = 120.0
@@ -40,7 +40,9 @@ class Termination:
 
     name = "termination"
 
-    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers, destroys: Destroys) -> None:
+    def __init__(
+        self, context: ControllerContext, inventory: Inventory, launchers: CreatesInFlight, destroys: Destroys
+    ) -> None:
         self._context = context
         self._inventory = inventory
         self._launchers = launchers
@@ -57,7 +59,7 @@ class Termination:
         # What did not answer ends nothing in this round.
         unlisted = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
         try:
-            ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))
+            ends = await decide_batch(context, self.name, leased, lambda one: self._end(one, unlisted))
         except (GpubrokerError, TimeoutError):
             await context.store.release([], [one.attempt for one in leased], due_in_s=context.rhythm.look_s)
             raise
@@ -89,14 +91,14 @@ class Termination:
             return held or await self._destroy(one, standing=standing, launcher_dead=dead is not None, again_s=again_s)
         if refused(attempt):
             absent_at = attempt.create_sent_at or absent_at
-        alone_until = gone_by(self._context, self._inventory, attempt, one.job)
+        alone_until = self_stopped_by(self._context, self._inventory, attempt, one.job)
         absent_at = min(filter(None, (absent_at, stood_until, alone_until)))
         # Another broker may have charged it further, which had not seen it missing yet; nothing is taken back.
         absent_at = attempt.absent_at or max(absent_at, attempt.charged_to or absent_at)
         absent = replace(attempt, absent_at=absent_at)
         try:
             final = attempt.final or await read_final(self._context, attempt.id)
-            told = await told_to_drain(self._context, attempt.id, final) if final else None
+            told = await drain_reason_sent(self._context, attempt.id, final) if final else None
         except BlobsUnavailable:
             # The job goes on once its last word can be read; the money stops here.
             return Change(attempt=(attempt, absent), due_in_s=self._context.rhythm.look_s)
@@ -119,7 +121,7 @@ class Termination:
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
         until, now = kept_until(one.attempt, one.job), self._context.clock.now()
-        seen = bought(one.attempt, self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name))
+        seen = recorded_machines(one.attempt, self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name))
         if until is None or now >= until or (seen and all(machine.state in TAKEN_AWAY for machine in seen)):
             return None
         wait_s = min(self._context.rhythm.look_s, (until - now).total_seconds())
@@ -135,7 +137,7 @@ class Termination:
         if standing:
             attempt = replace(attempt, absent_at=None, handles=attempt.handles or self._handles(attempt))
         provider = attempt.line.offer.provider
-        said = await together(self._ask(provider, handle) for handle in self._handles(attempt))
+        said = await gather_all(self._ask(provider, handle) for handle in self._handles(attempt))
         failed = next(filter(None, said), "")
         if not launcher_dead:
             await self._launchers.stop(attempt)
@@ -241,7 +243,7 @@ class Termination:
             await store.block_offer(offer.host_key, block.reason, for_s=block.for_s)
 
     async def _clean_up(self, attempt: Attempt) -> None:
-        """Beats of ended attempts would make every LIST longer; a leftover is deleted by nobody and harms nobody."""
+        """Heartbeats of ended attempts would make every LIST longer. A leftover heartbeat does no harm."""
         try:
             for node in range(attempt.line.nodes):
                 await self._context.blobs.delete(keys.beat(attempt.id, node))
@@ -257,7 +259,7 @@ def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:
     data = {
         "micro_batch": changed.micro_batch,
         "gradient_checkpointing": changed.gradient_checkpointing,
-        "tried": list(changed.tried),
+        "tried": list(changed.failed_plans),
     }
     return (event(before, "job.replanned", told(before, ended.line, changed), data=data),)
 

@@ -8,7 +8,7 @@ from broker.domain.workload import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
+class FamilySpec:
     """How a family's layer is put together; `names` are its linear modules by what they do."""
 
     names: Mapping[str, str]
@@ -46,27 +46,27 @@ class Build:
 
 SPLIT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-LLAMA = Build(names=SPLIT | GATED)
+LLAMA = FamilySpec(names=SPLIT | GATED)
 BLOOM_NAMES = {"qkv": "query_key_value", "o": "dense", "fc": "dense_h_to_4h", "proj": "dense_4h_to_h"}
 GPT_NAMES = {"qkv": "c_attn", "o": "c_proj", "fc": "c_fc", "proj": "c_proj"}
-BERT = Build(
+BERT = FamilySpec(
     names={"q": "query", "k": "key", "v": "value", "o": "dense", "fc": "dense", "proj": "dense"},
     norm="layer", rotary=False, encoder=True, behind=True, named=True,
 )  # fmt: skip
-BUILDS: Mapping[str, Build] = {
+FAMILIES: Mapping[str, FamilySpec] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
-    "qwen3": Build(names=SPLIT | GATED, head_norms=True),
+    "qwen3": FamilySpec(names=SPLIT | GATED, head_norms=True),
     "smollm3": LLAMA,
-    "mixtral": Build(names=SPLIT | {"gate": "w1", "up": "w3", "down": "w2"}),
-    "qwen3_moe": Build(names=SPLIT | GATED, head_norms=True),
-    "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
-    "phi3": Build(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
-    "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
-    "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True),
-    "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
-    "falcon": Build(
+    "mixtral": FamilySpec(names=SPLIT | {"gate": "w1", "up": "w3", "down": "w2"}),
+    "qwen3_moe": FamilySpec(names=SPLIT | GATED, head_norms=True),
+    "granite": FamilySpec(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
+    "phi3": FamilySpec(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
+    "gemma": FamilySpec(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
+    "gemma2": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True),
+    "gemma3_text": FamilySpec(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
+    "falcon": FamilySpec(
         names=BLOOM_NAMES,
         norm="layer",
         broadcast=True,
@@ -75,13 +75,13 @@ BUILDS: Mapping[str, Build] = {
         normed_first=True,
         names_attended=True,
     ),
-    "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
-    "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False, names_attended=True),
-    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True, names_attended=True),
-    "phi": Build(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
+    "gpt_neox": FamilySpec(names=BLOOM_NAMES, norm="layer"),
+    "gpt2": FamilySpec(names=GPT_NAMES, norm="layer", rotary=False, names_attended=True),
+    "gpt_bigcode": FamilySpec(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True, names_attended=True),
+    "phi": FamilySpec(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
     "bert": BERT,
     "roberta": BERT,
-    "distilbert": Build(
+    "distilbert": FamilySpec(
         names={"q": "q_lin", "k": "k_lin", "v": "v_lin", "o": "out_lin", "fc": "lin1", "proj": "lin2"},
         norm="layer",
         rotary=False,
@@ -89,8 +89,8 @@ BUILDS: Mapping[str, Build] = {
         behind=True,
         drops=False,
     ),
-    "vit": Build(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
-    "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
+    "vit": FamilySpec(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
+    "starcoder2": FamilySpec(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
 }
 ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
 CROSS = "cross "
@@ -99,25 +99,25 @@ ATTEND = {"q": "q", "k": "k", "v": "v", "o": "o"}
 PROJECT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
-def _pair(attention: Mapping[str, str], mlp: Mapping[str, str], **more: Any) -> Build:
+def _pair(attention: Mapping[str, str], mlp: Mapping[str, str], **more: Any) -> FamilySpec:
     """Of an encoder-decoder: its decoder attends twice."""
     twice = {**attention, **{CROSS + role: name for role, name in attention.items()}}
-    return Build(names={**twice, **mlp}, rotary=False, **more)
+    return FamilySpec(names={**twice, **mlp}, rotary=False, **more)
 
 
 T5_GATED = _pair(ATTEND, {"gate": "wi_0", "up": "wi_1", "down": "wo"}, kept=frozenset({"down"}))
-PAIRS: Mapping[str, Build] = {
+PAIRS: Mapping[str, FamilySpec] = {
     "t5": _pair(ATTEND, {"fc": "wi", "proj": "wo"}, kept=frozenset({"proj"})),
     "bart": _pair(PROJECT, {"fc": "fc1", "proj": "fc2"}, norm="layer", behind=True),
 }
 """Encoder-decoders."""
 
 
-def build_of(shape: ModelShape) -> Build:
+def family_spec(shape: ModelShape) -> FamilySpec:
     """The family's; an unknown family is taken for a llama, which its evidence says."""
     if shape.family in PAIRS:
         return T5_GATED if shape.family == "t5" and shape.gated_mlp else PAIRS[shape.family]
-    return BUILDS.get(shape.family, LLAMA)
+    return FAMILIES.get(shape.family, LLAMA)
 
 
 def stacks(shape: ModelShape) -> tuple[ModelShape, ...]:
@@ -145,7 +145,7 @@ def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
         "q": (h, q), "k": (h, kv), "v": (h, kv), "qkv": (h, q + 2 * kv), "o": (q, h),
         "gate": (h, i), "up": (h, i), "gate_up": (h, 2 * i), "down": (i, h), "fc": (h, i), "proj": (i, h),
     }  # fmt: skip
-    roles = {role: role.removeprefix(CROSS) for role in build_of(shape).names}
+    roles = {role: role.removeprefix(CROSS) for role in family_spec(shape).names}
     return {role: sizes[own] for role, own in roles.items() if role == own or shape.decoder_layers}
 
 

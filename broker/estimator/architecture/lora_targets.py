@@ -13,7 +13,7 @@ from functools import lru_cache
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import ATTENTION_ROLES, CROSS, build_of
+from broker.estimator.architecture.families import ATTENTION_ROLES, CROSS, family_spec
 
 ALL_LINEAR = "all-linear"
 HEAD, EMBEDDINGS, POOLER = "head", "embeddings", "pooler"
@@ -85,7 +85,7 @@ _UNESTIMATED: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class SelectedModules:
     """`roles`: what the chosen modules do; `missing`: targets that choose none; `partly`: roles that are chosen in some
     layers only."""
 
@@ -122,7 +122,7 @@ def _modules(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str,
             yield role, f"{before}{number}{behind}"
     if shape.pooled_adapter:
         yield POOLER, "bert.pooler.dense"
-    if shape.decoder_layers or build_of(shape).encoder:
+    if shape.decoder_layers or family_spec(shape).encoder:
         return
     yield EMBEDDINGS, _TREES.get(shape.family, _LLAMA).embeddings
     if shape.head == "tokens":
@@ -170,12 +170,12 @@ def _pattern(written: str) -> Callable[[str], bool]:
 
 
 @lru_cache(maxsize=256)
-def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple[str, str], ...]) -> Chosen:
+def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple[str, str], ...]) -> SelectedModules:
     """`targets`: names, or one pattern. `roles`: (role, name) of the linear modules that a layer has. Raises
     ValueError for a pattern that cannot be read, and for targets that choose what gets no adapter."""
     of = dict(roles)
     if targets in (ALL_LINEAR, (ALL_LINEAR,)):
-        return Chosen(roles=frozenset(of) | ({POOLER} if shape.pooled_adapter else set()))
+        return SelectedModules(roles=frozenset(of) | ({POOLER} if shape.pooled_adapter else set()))
     tests = {targets: _pattern(targets)} if isinstance(targets, str) else {t: _named(t) for t in targets}
     for name, why in _refused(shape, of):
         if any(test(name) for test in tests.values()):
@@ -189,7 +189,7 @@ def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple
         every[role] += 1
         found[role] += bool(hit)
     chosen = frozenset(role for role, count in found.items() if count)
-    return Chosen(
+    return SelectedModules(
         roles=chosen,
         missing=tuple(target for target in tests if target not in used),
         partly=frozenset(role for role in chosen - {HEAD} if found[role] < every[role]),

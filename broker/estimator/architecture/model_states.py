@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import Numerics, build_of, copies, layer_matrices, linears, stacks
+from broker.estimator.architecture.families import Numerics, copies, family_spec, layer_matrices, linears, stacks
 
 STATES: Mapping[str, float] = {
     "adamw_fused": 2.0,
@@ -33,19 +33,19 @@ def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) ->
 
 def base_bytes(shape: ModelShape, n: Numerics) -> int:
     """Of the base model's weights as they are held."""
-    build, parts = build_of(shape), stacks(shape)
+    build, parts = family_spec(shape), stacks(shape)
     matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
     rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
-        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - build_of(s).kept)
+        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - family_spec(s).kept)
         return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * many
     return rest + matrices * (1 if n.bits == 8 else n.weight)
 
 
 def _kept(stack: ModelShape) -> int:
     """Weights of a layer's matrices that are not quantised with the others."""
-    return sum(i * o for role, (i, o) in linears(stack).items() if role in build_of(stack).kept)
+    return sum(i * o for role, (i, o) in linears(stack).items() if role in family_spec(stack).kept)
 
 
 def layer_bytes(shape: ModelShape, n: Numerics) -> int:
@@ -67,7 +67,7 @@ def embedded(shape: ModelShape) -> int:
     """Weights of the model's tables: of words, of learned positions, and those that are added to them."""
     if shape.head == "image":  # its patches go through a matrix
         return 0
-    build = build_of(shape)
+    build = family_spec(shape)
     learned = (shape.max_positions or 0) if not build.rotary and not build.encoder else 0
     return (shape.vocabulary + learned + sum(shape.looked_up)) * shape.hidden
 

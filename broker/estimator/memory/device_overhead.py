@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from broker.domain.offer import GIB
 from broker.estimator.memory.evidence import Tier
-from broker.estimator.memory.simulator.types import Played
+from broker.estimator.memory.simulator.types import StepPeak
 
 CONTEXT = GIB // 2
 """A process's CUDA context with its loaded kernels [assumed]."""
@@ -46,7 +46,7 @@ class Estimate:
 
 def made(
     parameters: int,
-    played: Played,
+    played: StepPeak,
     evidence: tuple[Tier, str, float],
     notes: tuple[str, ...],
     *,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, build_of, linears
+from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, family_spec, linears
 from broker.estimator.architecture.lora_targets import choose, known_names, nearest
 from broker.estimator.architecture.model_states import STATES, divided, embedded
 from broker.estimator.memory import device_overhead as shown
@@ -26,7 +26,7 @@ from broker.estimator.memory.simulator.library_versions import (
     repeats_keys,
     table_bytes,
 )
-from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.tape import CATEGORIES as CATEGORIES
 from broker.estimator.memory.simulator.types import Step
 
@@ -45,7 +45,7 @@ OPTIMIZERS = tuple(STATES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class EstimateOptions:
     """One fine-tune. `rows` and `length` are of one device's micro-batch."""
 
     method: Method = "lora"
@@ -75,7 +75,7 @@ class Ask:
     """Version whose own loss is computed; None: the trainer's, outside the model."""
 
 
-class Unanswerable(ValueError):
+class InvalidEstimate(ValueError):
     """What was asked makes no sense; the message is one line that names it."""
 
 
@@ -86,19 +86,19 @@ def adapted_modules(
 
     As peft: a list of names need not all match.
     """
-    names = build_of(shape).names
+    names = family_spec(shape).names
     if shape.experts and not (version or "").startswith("4."):  # later ones hold all experts in one tensor, which is no
         names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}  # linear module
     said = targets if isinstance(targets, str) else ",".join(targets)
     try:
         chosen = choose(shape, targets, tuple(names.items()))
     except ValueError as e:
-        raise Unanswerable(f"--lora-targets {said[:100]}: {e}") from None
+        raise InvalidEstimate(f"--lora-targets {said[:100]}: {e}") from None
     known = known_names(shape, names)
     if not chosen.roles:
         near = nearest(chosen.missing[0], known) if chosen.missing else ""
         there = f"{shape.family}{near}; it has {', '.join(known)}"
-        raise Unanswerable(f"--lora-targets {said[:200] or '(none)'} matches no module of {there}")
+        raise InvalidEstimate(f"--lora-targets {said[:200] or '(none)'} matches no module of {there}")
     notes = [
         f"LoRA target {name} matches no module of {shape.family}, and is left out{nearest(name, known)}"
         for name in chosen.missing
@@ -109,7 +109,7 @@ def adapted_modules(
     return chosen.roles, tuple(notes)
 
 
-def check_numbers(ask: Ask) -> None:
+def check_numbers(ask: EstimateOptions) -> None:
     """Raises Unanswerable."""
     sizes = (
         ("--seq", ask.length, 10**9),
@@ -121,19 +121,19 @@ def check_numbers(ask: Ask) -> None:
     )
     for name, value, most in sizes:
         if value < 1:
-            raise Unanswerable(f"{name} {value}: must be at least 1")
+            raise InvalidEstimate(f"{name} {value}: must be at least 1")
         if value > most:
-            raise Unanswerable(f"{name} {value}: must be at most {most}")
+            raise InvalidEstimate(f"{name} {value}: must be at most {most}")
     if not 0 <= ask.dropout < 1:
-        raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
+        raise InvalidEstimate(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
 
 
-def check(shape: ModelShape, ask: Ask) -> None:
+def check(shape: ModelShape, ask: EstimateOptions) -> None:
     """Raises Unanswerable."""
     check_numbers(ask)
     for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
         if shape.max_positions is not None and length > shape.max_positions:
-            raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions; give no more")
+            raise InvalidEstimate(f"{name} {length}: the model has {shape.max_positions} positions; give no more")
     _check_pair(shape, ask)
     choices = (
         ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
@@ -142,71 +142,71 @@ def check(shape: ModelShape, ask: Ask) -> None:
     )  # fmt: skip
     for name, chosen, known in choices:
         if chosen not in known:
-            raise Unanswerable(f"{name} {chosen}: not one of {', '.join(known)}")
+            raise InvalidEstimate(f"{name} {chosen}: not one of {', '.join(known)}")
     _check_devices(shape, ask)
     if (ask.method == "adapter") != (ask.trainable is not None):
-        raise Unanswerable("--trainable-parameters N goes with --method adapter, and with no other")
+        raise InvalidEstimate("--trainable-parameters N goes with --method adapter, and with no other")
     if ask.trainable is not None and not 1 <= ask.trainable <= shape.parameters:
-        raise Unanswerable(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
+        raise InvalidEstimate(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
     if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
-        raise Unanswerable(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+        raise InvalidEstimate(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
 
 
-def _check_pair(shape: ModelShape, ask: Ask) -> None:
+def _check_pair(shape: ModelShape, ask: EstimateOptions) -> None:
     """What only an encoder-decoder has, or what is not known for one. Raises Unanswerable."""
     if not shape.decoder_layers:
         if ask.target is not None:
-            raise Unanswerable(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
+            raise InvalidEstimate(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
         return
     if ask.sharding not in ("none", "ddp"):
-        raise Unanswerable(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
+        raise InvalidEstimate(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
     if ask.transformers is not None:
-        raise Unanswerable(f"--stack transformers={ask.transformers}: not known for {shape.family}; leave it out")
+        raise InvalidEstimate(f"--stack transformers={ask.transformers}: not known for {shape.family}; leave it out")
     if ask.attention == "flash" and shape.buckets:
-        raise Unanswerable(f"--attention flash: {shape.family} adds positions to its scores; use sdpa or eager")
+        raise InvalidEstimate(f"--attention flash: {shape.family} adds positions to its scores; use sdpa or eager")
 
 
-def _check_devices(shape: ModelShape, ask: Ask) -> None:
+def _check_devices(shape: ModelShape, ask: EstimateOptions) -> None:
     """Raises Unanswerable."""
     if ask.gpus > 1 and ask.sharding == "none":
-        raise Unanswerable(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp, fsdp, hybrid or tensor")
+        raise InvalidEstimate(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp, fsdp, hybrid or tensor")
     if ask.gpus % ask.nodes:
         some = f"for example --gpus {8 * ask.nodes}"
-        raise Unanswerable(
+        raise InvalidEstimate(
             f"--nodes {ask.nodes}: --gpus {ask.gpus} cannot be divided between them; give the GPUs of all, {some}"
         )
     if ask.sharding == "hybrid" and (ask.nodes == 1 or ask.gpus == ask.nodes):
-        raise Unanswerable("--sharding hybrid: needs several --nodes of several GPUs each; use fsdp")
+        raise InvalidEstimate("--sharding hybrid: needs several --nodes of several GPUs each; use fsdp")
     if ask.offload and ask.sharding not in ("fsdp", "hybrid"):
-        raise Unanswerable(f"--offload goes with --sharding fsdp or hybrid, not with {ask.sharding}")
-    if ask.sharding == "tensor" and (ask.method in ("qlora", "lora8") or "q" not in build_of(shape).names):
+        raise InvalidEstimate(f"--offload goes with --sharding fsdp or hybrid, not with {ask.sharding}")
+    if ask.sharding == "tensor" and (ask.method in ("qlora", "lora8") or "q" not in family_spec(shape).names):
         what = f"--method {ask.method}" if ask.method in ("qlora", "lora8") else shape.family
-        raise Unanswerable(f"--sharding tensor: not known for {what}")
+        raise InvalidEstimate(f"--sharding tensor: not known for {what}")
 
 
-def recompute(ask: Ask) -> Literal["early", "whole"]:
+def recompute(ask: EstimateOptions) -> Literal["early", "whole"]:
     """How checkpointed blocks are computed again: to the last tensor that is asked for, or to the end, as the reentrant
     way does, which is the default of 4.x. Raises Unanswerable."""
     return "whole" if is_fourth(_release(ask)) else "early"
 
 
-def _release(ask: Ask) -> tuple[int, int] | None:
+def _release(ask: EstimateOptions) -> tuple[int, int] | None:
     """Of `--stack`. Raises Unanswerable."""
     try:
         return release_of(ask.transformers)
     except ValueError as e:
-        raise Unanswerable(f"--stack transformers={e}") from None
+        raise InvalidEstimate(f"--stack transformers={e}") from None
 
 
-def _too_large(shape: ModelShape, ask: Ask, adapted: Collection[str]) -> Iterator[str]:
+def _too_large(shape: ModelShape, ask: EstimateOptions, adapted: Collection[str]) -> Iterator[str]:
     """A rank beyond which an adapter can do no more, in words."""
     sides = {role: min(size) for role, size in linears(shape).items() if role in adapted}
     if sides and ask.method != "adapter" and ask.rank > (most := max(sides.values())):
-        wide = build_of(shape).names[max(sides, key=sides.__getitem__)]
+        wide = family_spec(shape).names[max(sides, key=sides.__getitem__)]
         yield f"--lora-r {ask.rank}: the widest adapted matrix, {wide}, has a rank of {most} at most; more does nothing"
 
 
-def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
+def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[str, ...]]:
     """(how weights are held and computed with, what is to be said of the LoRA's targets)."""
     full, single, release = ask.method == "full", ask.precision == "fp32", _release(ask)
     autocast = ask.precision.endswith("-autocast")
@@ -234,7 +234,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
     ), (*said, *_too_large(shape, ask, adapted))
 
 
-def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
+def _evidence(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float]:
     """As `_evidence_read`, with more margin for a version of transformers that nobody read."""
     tier, words, margin = _evidence_read(shape, ask)
     if is_read(_release(ask)) or tier == "unchecked":
@@ -246,7 +246,7 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
     )
 
 
-def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
+def _evidence_read(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float]:
     tier, words, margin = evidence_of(shape, several=ask.gpus > 1)
     if tier == "unchecked":
         return tier, words, margin
@@ -256,7 +256,7 @@ def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
     return ("measured", *measured) if measured is not None else (tier, words, margin)
 
 
-def _formula(shape: ModelShape, ask: Ask) -> tuple[str, float] | None:
+def _formula(shape: ModelShape, ask: EstimateOptions) -> tuple[str, float] | None:
     """(words, margin) of what was neither traced nor measured."""
     family, sharded = shape.family, ask.gpus > 1 and ask.sharding in ("fsdp", "hybrid")
     if sharded and ask.method in ("qlora", "lora8") and ask.transformers is None:
@@ -272,7 +272,7 @@ def _formula(shape: ModelShape, ask: Ask) -> tuple[str, float] | None:
     return None
 
 
-def _measured(family: str, ask: Ask) -> tuple[str, float] | None:
+def _measured(family: str, ask: EstimateOptions) -> tuple[str, float] | None:
     """(words, margin) of what is as the measured rows are, which were all checkpointed."""
     half, several, stack = ask.precision in ("bf16", "fp16") or ask.method == "qlora", ask.gpus > 1, ask.transformers
     if not ask.checkpointing or not half or (several and (ask.sharding != "fsdp" or stack is None)):
@@ -297,7 +297,7 @@ def by_formula(found: Estimate, words: str) -> Estimate:
     return replace(found, tier="formula", evidence=words, margin=margin, device_margin=found.device_margin + more)
 
 
-def estimate(shape: ModelShape, ask: Ask) -> Estimate:
+def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
     """The peak of one device. Raises Unanswerable."""
     if shape.pixels:  # an image has as many tokens as it has patches, and one more
         ask = replace(ask, length=shape.max_positions or 1)
@@ -312,7 +312,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         try:
             part = divided(shape, local)
         except ValueError as e:
-            raise Unanswerable(f"--sharding tensor: {e}") from None
+            raise InvalidEstimate(f"--sharding tensor: {e}") from None
     step = Step(
         numerics=how,
         rows=ask.rows,
@@ -332,7 +332,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         fsdp=2 if ask.transformers is None else 1,
         offload=ask.offload and shards > 1,
     )
-    played = play(part, step)
+    played = simulate(part, step)
     several = shards * replicas > 1
     workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
     found = shown.made(shape.parameters, played, _evidence(shape, ask), notes, several=several, workspace=workspace)

@@ -3,11 +3,11 @@
 from typing import Literal
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import BUILDS, PAIRS
+from broker.estimator.architecture.families import FAMILIES, PAIRS
 
 MEASURED = frozenset({"llama", "mistral"})
 """Families with published A100 peaks to compare with."""
-TRACED = frozenset(BUILDS) | frozenset(PAIRS)
+TRACED = frozenset(FAMILIES) | frozenset(PAIRS)
 """Families whose closed form was compared with the tracer."""
 SHOWN_MORE = {"gpt_bigcode": 0.16}
 """Families of which nvidia-smi showed more beside the peak than of others, and how much wider its margin is: full

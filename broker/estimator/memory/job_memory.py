@@ -5,12 +5,12 @@ from typing import Literal
 
 from broker.domain.offer import GIB
 from broker.domain.workload import MemoryNeed, ModelShape, Workload
-from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, build_of
+from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, family_spec
 from broker.estimator.architecture.lora_targets import choose
 from broker.estimator.memory.estimate import adapted_modules
 from broker.estimator.memory.evidence import FORMULA, TRACED_OPTIMIZERS, evidence_of
 from broker.estimator.memory.simulator.library_versions import is_quantised
-from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.types import Step
 
 GPU_CONTEXT = GIB * 3 // 4
@@ -21,7 +21,7 @@ CPU_CONTEXT = GIB
 
 def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     """What the modules do that get an adapter."""
-    names = build_of(shape).names
+    names = family_spec(shape).names
     if workload.method == "full":
         return frozenset()
     every = adapted_modules(shape, ("all-linear",))[0]
@@ -110,13 +110,13 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         numerics=numerics_of(workload, shape, bf16=bf16, gpu=gpu),
         rows=workload.micro_batch,
         length=workload.sequence,
-        target=workload.written if shape.decoder_layers else 0,
+        target=workload.target_tokens if shape.decoder_layers else 0,
         checkpointing=workload.gradient_checkpointing,
         accumulated=workload.global_batch > workload.micro_batch * devices,
         optimizer=workload.optimizer,
         replicas=devices,
     )
-    played = play(shape, step)
+    played = simulate(shape, step)
     by = played.segments[played.worst]
     source, margin = evidence(workload, shape, several=devices > 1)
     return MemoryNeed(

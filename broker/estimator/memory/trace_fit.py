@@ -15,7 +15,7 @@ Segments = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class TracedStep:
     """What the traced step has of the things that bytes follow from."""
 
     rows: int
@@ -26,11 +26,11 @@ class Load:
     rank: int = RANK
 
 
-def _value(line: Sequence[float], load: Load) -> int:
+def _value(line: Sequence[float], load: TracedStep) -> int:
     factors = 1, load.rows, load.rows * load.size, load.rank - RANK, (load.rank - RANK) * load.rows * load.spread
     return max(0, round(sum(c * f for c, f in zip(line, factors, strict=False))))
 
 
-def by_category(segments: Segments, load: Load) -> dict[str, dict[str, int]]:
+def by_category(segments: Segments, load: TracedStep) -> dict[str, dict[str, int]]:
     """Bytes of every segment."""
     return {name: {c: _value(line, load) for c, line in by.items()} for name, by in segments.items()}

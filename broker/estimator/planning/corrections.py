@@ -12,7 +12,7 @@ from math import exp, expm1, log, log1p
 from statistics import median
 
 from broker.domain.job import Attempt, Job, Reason
-from broker.domain.observation import Observation
+from broker.domain.observation import RunObservation
 from broker.domain.workload import MemoryNeed, Workload
 from broker.estimator.memory.shortfall import MOST, shortfall
 from broker.estimator.planning.plan_search import Planner, shards_of
@@ -35,13 +35,13 @@ Like = tuple[Kind, int, int]
 """(model, method and checkpointing; micro-batch, tokens of a row)."""
 
 
-def like(workload: Workload) -> Like:
+def memory_key(workload: Workload) -> Like:
     """Equal for workloads that need the same memory."""
-    kind = (*_base(workload), workload.gradient_checkpointing)
+    kind = (*model_key(workload), workload.gradient_checkpointing)
     return kind, workload.micro_batch, workload.sequence
 
 
-def _base(workload: Workload) -> Kind:
+def model_key(workload: Workload) -> Kind:
     shape = workload.shape and replace(workload.shape, name="", bundled=False)
     lora = workload.lora_r, workload.lora_targets
     how = workload.optimizer, workload.attention
@@ -49,7 +49,7 @@ def _base(workload: Workload) -> Kind:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Experience:
+class Corrections:
     """Logarithms of observed over estimated, by where they belong."""
 
     speeds: Mapping[str, Sequence[tuple[Path, float]]] = field(default_factory=dict)
@@ -87,10 +87,10 @@ class Experience:
         """An estimate corrected, its margin by the evidence: never less than what was seen with no more rows, and no
         longer ones. Of what is divided between GPUs nothing was observed."""
         if sharded:
-            return replace(need, correction=workload.memory_scale)
+            return replace(need, correction=workload.memory_factor)
         path = _path("gpu" if gpu else "cpu", workload)
         known = self._believed(self.peaks, path, _memory_prior(need.margin))
-        failed = max(workload.memory_scale, self.shortfalls.get(_base(workload), 1.0))
+        failed = max(workload.memory_factor, self.shortfalls.get(model_key(workload), 1.0))
         factor, source = min(MOST, max(LEAST, exp(known.shift))), need.source
         margin = expm1(log1p(need.margin) * min(1.0, known.scale))
         if known.runs:
@@ -98,14 +98,14 @@ class Experience:
         if failed > 1:  # where such a run has failed, others' success is no reason to be less careful
             factor, margin = max(factor, failed), need.margin
             source += "; such a run has run out of memory"
-        seen = self.floors.get(like(workload)[0], ())
+        seen = self.floors.get(memory_key(workload)[0], ())
         least = (took for b, s, took in seen if b <= workload.micro_batch and s <= workload.sequence)
         floor = max(least, default=0)
         return replace(need, correction=factor, floor=floor, margin=margin, runs=known.runs, source=source)
 
 
-NOTHING = Experience()
-Learned = Callable[[], Experience]
+NO_CORRECTIONS = Corrections()
+LearnedCorrections = Callable[[], Corrections]
 """What is known now."""
 
 
@@ -124,7 +124,7 @@ def _memory_prior(margin: float) -> Prior:
 # -------------------------------------------------------------------------------------------------------- observations
 
 
-def observed(job: Job, attempt: Attempt) -> Observation | None:
+def observed(job: Job, attempt: Attempt) -> RunObservation | None:
     """What an ended attempt showed; None: nothing that an estimate could learn from."""
     offer, workload, plan, final = attempt.line.offer, job.workload, attempt.line.plan, attempt.final
     name = offer.emulated_on or offer.accelerator
@@ -141,7 +141,7 @@ def observed(job: Job, attempt: Attempt) -> Observation | None:
     peak = last.peak_memory_bytes if last.step > resumed and not emulated else None
     if not (timed or short or peak):
         return None
-    return Observation(
+    return RunObservation(
         attempt_id=attempt.id,
         hardware=name,
         plan=plan,
@@ -156,7 +156,7 @@ def observed(job: Job, attempt: Attempt) -> Observation | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assessed:
+class ComparedRun:
     """An observation beside the estimate of today."""
 
     hardware: str
@@ -175,19 +175,19 @@ class Assessed:
     device_bytes: int = 0
 
 
-def assess(one: Observation) -> Assessed | None:
+def assess(one: RunObservation) -> ComparedRun | None:
     """None: what cannot be estimated any more. Takes 2 ms."""
     hardware = TABLE.get(one.hardware)
     if hardware is None or one.workload.shape is None:
         return None
     planner = Planner(one.workload)
     work = planner.as_planned(one.plan)
-    found = Assessed(
+    found = ComparedRun(
         hardware=hardware.name,
         path=_path(hardware.name, work),
         speed=_speed(one, planner, hardware),
-        like=like(work),
-        base=_base(work),
+        like=memory_key(work),
+        base=model_key(work),
         memory_path=_path("gpu" if hardware.gpu else "cpu", work),
         device_bytes=one.device_bytes,
     )
@@ -204,12 +204,12 @@ def assess(one: Observation) -> Assessed | None:
     return replace(found, took=took, peak=peak)
 
 
-def learn(assessed: Sequence[Assessed]) -> Experience:
+def learn(assessed: Sequence[ComparedRun]) -> Corrections:
     """`assessed`: the older ones first."""
     speeds: dict[str, list[tuple[Path, float]]] = defaultdict(list)
     peaks: dict[tuple[Path, Like], list[float]] = defaultdict(list)
     floors: dict[Like, int] = {}
-    ran_out: dict[Like, Assessed] = {}
+    ran_out: dict[Like, ComparedRun] = {}
     for one in assessed:
         if one.speed is not None:
             speeds[one.hardware].append((one.path, one.speed))
@@ -227,7 +227,7 @@ def learn(assessed: Sequence[Assessed]) -> Experience:
     by_kind: dict[Kind, list[tuple[int, int, int]]] = defaultdict(list)
     for (kind, rows, length), took in floors.items():
         by_kind[kind].append((rows, length, took))
-    return Experience(
+    return Corrections(
         speeds=dict(speeds),
         peaks=[(path, median(logs)) for (path, _), logs in peaks.items()],
         floors=by_kind,
@@ -235,7 +235,7 @@ def learn(assessed: Sequence[Assessed]) -> Experience:
     )
 
 
-def _speed(one: Observation, planner: Planner, hardware: Hardware) -> float | None:
+def _speed(one: RunObservation, planner: Planner, hardware: Hardware) -> float | None:
     """Logarithm of observed over estimated tokens/s; None: not known, or faster than the datasheet."""
     if one.tokens_per_s is None or one.tokens_per_s <= 0:
         return None

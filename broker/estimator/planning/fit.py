@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from broker.domain.offer import GIB, Drop, Offer
+from broker.domain.offer import GIB, DropReason, Offer
 from broker.domain.workload import DIVIDED, MemoryNeed, Plan, Workload
 from broker.estimator.memory.evidence import evidence_of
 from broker.estimator.memory.job_memory import divides
-from broker.estimator.planning.corrections import NOTHING, Experience
+from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.plan_search import Planned, Planner
 from broker.estimator.speed.hardware import PCIE4, PCIE5, TABLE, Hardware
-from broker.estimator.speed.throughput import Pace, corrected, pace
+from broker.estimator.speed.throughput import WorkloadTiming, corrected, pace
 
 _PROBE = "; its longest rows are tried after the first step"
 
@@ -20,10 +20,10 @@ class Fit:
     """`drop` is None when it fits; then `plan` is the best one. A workload without a shape has neither memory nor
     pace, and runs on all devices."""
 
-    drop: Drop | None
+    drop: DropReason | None
     reason: str
     memory: MemoryNeed | None = None
-    pace: Pace | None = None
+    pace: WorkloadTiming | None = None
     plan: Plan | None = None
     devices: int = 1
 
@@ -47,22 +47,24 @@ def computing(offer: Offer) -> Hardware | None:
 
 
 @lru_cache(maxsize=256)
-def _planner(workload: Workload, learned: Experience) -> Planner:
+def _planner(workload: Workload, learned: Corrections) -> Planner:
     return Planner(workload, corrected=learned.need)
 
 
-def planner(workload: Workload, learned: Experience = NOTHING) -> Planner:
+def planner(workload: Workload, learned: Corrections = NO_CORRECTIONS) -> Planner:
     """A job is quoted, submitted and placed again and again: what its steps take is worked out once."""
     return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0), learned)
 
 
-def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False, learned: Experience = NOTHING) -> Fit:
+def fit(
+    workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False, learned: Corrections = NO_CORRECTIONS
+) -> Fit:
     """`nodes` of `offer` against `workload`; only hardware is looked at. `local`: the weights lie on this machine.
     `learned`: what own runs say of such jobs.
 
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
-    too_small = 0 < offer.gpu_memory_bytes <= workload.memory_above
+    too_small = 0 < offer.gpu_memory_bytes <= workload.oom_device_bytes
     if workload.shape is None and not too_small:
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
         reason += _PROBE * probed(workload, None)
@@ -72,9 +74,11 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:
         name = offer.accelerator if nominal is None else offer.emulated_on
-        return Fit(drop=Drop.UNKNOWN_HARDWARE, reason=f"no figures for {name}, so neither time nor price to finish")
+        return Fit(
+            drop=DropReason.UNKNOWN_HARDWARE, reason=f"no figures for {name}, so neither time nor price to finish"
+        )
     if workload.precision == "bf16" and not nominal.bf16:
-        return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
+        return Fit(drop=DropReason.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
     there = max(1, offer.gpus if actual.gpu else 1) * nodes
     has = offer.gpu_memory_bytes or nominal.memory_bytes
     plans = planner(workload, learned)
@@ -85,7 +89,7 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     if not found.fits:
         what = "per GPU" if nominal.gpu else "of memory"
         lacks = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
-        return Fit(drop=Drop.MEMORY, reason=lacks, memory=need)
+        return Fit(drop=DropReason.MEMORY, reason=lacks, memory=need)
     cores = 1 if actual.gpu else offer.emulated_vcpus or offer.vcpus
     at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
@@ -99,8 +103,8 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
 
 
 def _ran_out(workload: Workload, offer: Offer) -> Fit:
-    had, has = workload.memory_above / GIB, offer.gpu_memory_bytes / GIB
-    return Fit(drop=Drop.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
+    had, has = workload.oom_device_bytes / GIB, offer.gpu_memory_bytes / GIB
+    return Fit(drop=DropReason.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
 
 
 def _words(found: Planned, has: int, there: int) -> str:

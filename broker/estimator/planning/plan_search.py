@@ -12,17 +12,17 @@ from itertools import product
 from broker.domain.workload import MemoryNeed, Parallelism, Plan, Workload
 from broker.estimator.memory.evidence import evidence_of
 from broker.estimator.memory.job_memory import GPU_CONTEXT, divides, gathered, memory, numerics_of
-from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.types import Step
 from broker.estimator.speed.hardware import Hardware
-from broker.estimator.speed.roofline import Run
+from broker.estimator.speed.roofline import RooflineStep
 from broker.estimator.speed.throughput import Timing, run_of, step_seconds, timing
 
 MOST_ROWS = 64
 """The largest micro-batch that is looked at: by then nothing gets faster."""
-APART = 1.5
+MICRO_BATCH_RATIO = 1.5
 """Micro-batches that are tried differ by this factor at least."""
-ABOUT = 1.02
+SPEED_TIE_RATIO = 1.02
 """Plans whose steps differ by less are equally fast: far less than the time model can tell."""
 SHARDED_MARGIN = {"fsdp": 0.10, "hybrid": 0.15}
 """At the least: FSDP 2 was compared with the tracer alone, hybrid with nothing."""
@@ -50,7 +50,7 @@ def dividers(rows: int, most: int) -> list[int]:
     """Micro-batches to try for so many rows a device, ascending, each dividing them."""
     found = [1]
     for size in range(2, min(rows, most) + 1):
-        if rows % size == 0 and size >= APART * found[-1]:
+        if rows % size == 0 and size >= MICRO_BATCH_RATIO * found[-1]:
             found.append(size)
     return found
 
@@ -62,7 +62,7 @@ def devices_of(workload: Workload, there: int, nodes: int = 1) -> int:
     return max([d for d in even if d % nodes == 0] or even)
 
 
-def ways(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
+def parallelism_candidates(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
     """How so many devices can work together; the first that fit are taken. `divided`: the model may be."""
     if devices == 1:
         return [["single"]]
@@ -105,7 +105,7 @@ class Planner:
         work, each = self.as_planned(plan), self._workload.sequences
         return replace(work, micro_batch=work.micro_batch * each, global_batch=work.global_batch * each)
 
-    def run(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> Run:
+    def run(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> RooflineStep:
         """One step under the plan, as the time model sees it."""
         work = self.as_planned(plan)
         return run_of(work, self._shape, hardware, devices=plan.devices, nodes=nodes, parallelism=plan.parallelism)
@@ -150,7 +150,7 @@ class Planner:
             replicas=plan.devices // shards,
             masters=masters,
         )
-        played = play(self._shape, step)
+        played = simulate(self._shape, step)
         by = played.segments[played.worst]
         _, source, margin = evidence_of(self._shape, several=True)
         return MemoryNeed(
@@ -179,7 +179,7 @@ class Planner:
         timed = _Timed(self, computing, nodes)
         fitting: list[Planned] = []
         least: Planned | None = None
-        for together in ways(devices, nodes, divided=self._divides):
+        for together in parallelism_candidates(devices, nodes, divided=self._divides):
             if fitting:
                 break
             for way, checkpointing in product(together, self._checkpointings()):
@@ -194,15 +194,15 @@ class Planner:
         if not fitting:
             return least
         quickest = min(one.step_s for one in fitting)
-        return min((one for one in fitting if one.step_s <= ABOUT * quickest), key=_thrift)
+        return min((one for one in fitting if one.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
 
     def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
         """The least plan has run out of memory on as large devices, of which no fewer shared the model, or it would
         have more rows than that one."""
         work = self._workload
-        most = work.memory_rows or plan.micro_batch
-        more = shards_of(plan, nodes) > work.memory_shards and plan.micro_batch <= most
-        return has <= work.memory_above and not more
+        most = work.oom_micro_batch or plan.micro_batch
+        more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= most
+        return has <= work.oom_device_bytes and not more
 
     def _checkpointings(self) -> tuple[bool, ...]:
         return (False, True) if self._workload.free_checkpointing else (self._workload.gradient_checkpointing,)
@@ -213,10 +213,10 @@ class Planner:
             return [work.micro_batch]
         # A CPU, of one's own or in place of a simulated GPU, gains nothing by more rows than the trainer's own choice.
         most = MOST_ROWS if computing.gpu else work.micro_batch
-        return dividers(work.global_batch // devices, min(most, work.most_rows or most))
+        return dividers(work.global_batch // devices, min(most, work.max_micro_batch or most))
 
 
-def _thrift(one: Planned) -> tuple[int, float]:
+def _by_memory(one: Planned) -> tuple[int, float]:
     return one.memory.required, one.step_s
 
 
@@ -249,6 +249,6 @@ class _Timed:
         found: list[Planned] = []
         for plan in reversed(plans):
             found.append(self.planned(plan, hardware, fits=True))
-            if found[-1].step_s > ABOUT * found[0].step_s:
+            if found[-1].step_s > SPEED_TIE_RATIO * found[0].step_s:
                 break
         return found

@@ -14,9 +14,9 @@ from broker.estimator.architecture.model_states import trained_parameters
 from broker.estimator.memory import estimate as sizes
 from broker.estimator.memory.device_overhead import CONTEXT
 from broker.estimator.memory.job_memory import divisible
-from broker.estimator.planning.plan_search import ABOUT, MOST_ROWS, dividers, ways
+from broker.estimator.planning.plan_search import MOST_ROWS, SPEED_TIE_RATIO, dividers, parallelism_candidates
 from broker.estimator.speed.hardware import Hardware
-from broker.estimator.speed.roofline import Run, model_flop
+from broker.estimator.speed.roofline import RooflineStep, model_flop
 from broker.estimator.speed.throughput import Speed, speed, step_seconds
 
 A_MACHINE = 8
@@ -27,14 +27,14 @@ SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class TrainingLoad:
     """What is to be trained. `tokens_per_row`: mean; the longest row is the ask's length. `written_per_row`: what an
     encoder-decoder writes for it."""
 
     global_batch: int
     tokens_per_row: float
     steps: int
-    written_per_row: float = 0.0
+    target_tokens_per_row: float = 0.0
     usd_per_gpu_hour: float | None = None
 
 
@@ -57,7 +57,7 @@ class Point:
     usd: float | None = None
 
 
-def unmeasured(ask: sizes.Ask) -> str | None:
+def unmeasured(ask: sizes.EstimateOptions) -> str | None:
     """Why nothing can be said about the time; None: something can."""
     if ask.gpus > MOST_GPUS:
         return f"no basis: no run was of more than 512 GPUs, and beyond {MOST_GPUS} nothing is said"
@@ -70,18 +70,24 @@ def unmeasured(ask: sizes.Ask) -> str | None:
 
 
 def run_of(
-    shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float, nodes: int = 1, *, written: float = 0.0
-) -> Run:
+    shape: ModelShape,
+    ask: sizes.EstimateOptions,
+    plan: Plan,
+    tokens_per_row: float,
+    nodes: int = 1,
+    *,
+    written: float = 0.0,
+) -> RooflineStep:
     """One step under the plan. `written`: tokens that an encoder-decoder writes for a row."""
     asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
     numerics = sizes.numerics(shape, asked)[0]
-    return Run(
+    return RooflineStep(
         shape=shape,
         numerics=numerics,
         tokens=plan.micro_batch * tokens_per_row,
         length=tokens_per_row,
-        written=plan.micro_batch * written,
-        written_length=written,
+        target_tokens=plan.micro_batch * written,
+        target_length=written,
         trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
         recompute=sizes.recompute(ask) if plan.gradient_checkpointing else "none",
@@ -93,24 +99,24 @@ def run_of(
     )
 
 
-def utilisation(run: Run, hardware: Hardware, tokens_per_s: float) -> float:
+def utilisation(run: RooflineStep, hardware: Hardware, tokens_per_s: float) -> float:
     """Model FLOP utilisation of all devices at that rate."""
     return model_flop(run) * tokens_per_s / (hardware.bf16_flops * run.devices)
 
 
 def scaling(
-    shape: ModelShape, ask: sizes.Ask, hardware: Hardware, counts: Sequence[int], load: Load
+    shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware, counts: Sequence[int], load: TrainingLoad
 ) -> tuple[Point, ...]:
     """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
     if (why := unmeasured(ask)) is not None:
-        raise sizes.Unanswerable(f"--what-if: {why}")
+        raise sizes.InvalidEstimate(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
     return tuple(scale.point(count) for count in counts)
 
 
 class _Scale:
-    def __init__(self, shape: ModelShape, ask: sizes.Ask, hardware: Hardware, load: Load) -> None:
+    def __init__(self, shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware, load: TrainingLoad) -> None:
         self._shape, self._ask, self._hardware, self._load = shape, ask, hardware, load
         self._need = cache(self._needed)
 
@@ -119,7 +125,7 @@ class _Scale:
         nodes = -(-devices // A_MACHINE)  # idle GPUs leave whole machines idle
         divided = divisible(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
         candidates: list[tuple[Plan, bool]] = []
-        for together in ways(devices, nodes, divided=divided):
+        for together in parallelism_candidates(devices, nodes, divided=divided):
             candidates += [self._most_rows(way, devices, nodes, again) for way in together for again in (False, True)]
             if any(fits for _, fits in candidates):
                 break
@@ -128,7 +134,7 @@ class _Scale:
         fitting = [plan for plan, fits in candidates if fits]
         times = {plan: self._step_s(plan, nodes) for plan in fitting}
         quickest = min(times.values())
-        near = [plan for plan in fitting if times[plan] <= ABOUT * quickest]
+        near = [plan for plan in fitting if times[plan] <= SPEED_TIE_RATIO * quickest]
         return self._made(gpus, nodes, min(near, key=lambda plan: (self._of(plan, nodes), times[plan])))
 
     def _most_rows(self, way: Parallelism, devices: int, nodes: int, again: bool) -> tuple[Plan, bool]:
@@ -166,9 +172,9 @@ class _Scale:
     def _step_s(self, plan: Plan, nodes: int) -> float:
         return step_seconds(self._run(plan, nodes), self._hardware)
 
-    def _run(self, plan: Plan, nodes: int) -> Run:
+    def _run(self, plan: Plan, nodes: int) -> RooflineStep:
         load = self._load
-        return run_of(self._shape, self._ask, plan, load.tokens_per_row, nodes, written=load.written_per_row)
+        return run_of(self._shape, self._ask, plan, load.tokens_per_row, nodes, written=load.target_tokens_per_row)
 
     def _made(self, gpus: int, nodes: int, plan: Plan) -> Point:
         load = self._load

@@ -5,7 +5,7 @@ once; else transformers' modules as they are written, each operation reading its
 """
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import Numerics, build_of, copies, linears
+from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
 
 LAST = frozenset({"down", "proj"})
 """A layer's last linear module: nobody needs its output again, so a recomputation may stop before it."""
@@ -47,7 +47,7 @@ def _stream(numerics: Numerics) -> int:
 
 def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: bool) -> float:
     """Per token of one layer's forward pass, its matrix products and adapters left out."""
-    build, s, stream = build_of(shape), numerics.compute, _stream(numerics)
+    build, s, stream = family_spec(shape), numerics.compute, _stream(numerics)
     active = shape.active_experts or 1
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norm = _norm_bytes(numerics, stream, fused=fused or build.norm == "layer")

@@ -9,7 +9,7 @@ from math import log2
 from typing import Literal
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import CROSS, PAIRS, Numerics, build_of, layer_matrices, linears, stacks
+from broker.estimator.architecture.families import CROSS, PAIRS, Numerics, family_spec, layer_matrices, linears, stacks
 from broker.estimator.speed.calibration import FITTED, Calibration
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.memory_traffic import (
@@ -37,7 +37,7 @@ ADAPTER_LAUNCHES = 0.22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RooflineStep:
     """One step as the terms see it. `tokens`: of one micro-batch on one device; `length`: of one row."""
 
     shape: ModelShape
@@ -46,9 +46,9 @@ class Run:
     length: float
     trained: int
     """Weights that the optimizer holds states for."""
-    written: float = 0.0
+    target_tokens: float = 0.0
     """What an encoder-decoder writes: as `tokens`, which it reads."""
-    written_length: float = 0.0
+    target_length: float = 0.0
     micro_batches: float = 1
     """A step, one after another."""
     recompute: Recompute = "none"
@@ -115,23 +115,23 @@ class Terms:
         return compute + self.optimizer + self.exposed + self.data + self.fixed
 
 
-def _parts(run: Run) -> list[Run]:
+def _parts(run: RooflineStep) -> list[RooflineStep]:
     """One for each stack of layers; of an encoder-decoder the first has no head."""
     if not run.shape.decoder_layers:
         return [run]
     encoder, decoder = stacks(run.shape)
-    writing = replace(run, shape=decoder, tokens=run.written, length=run.written_length, written=run.tokens)
-    return [replace(run, shape=replace(encoder, head="text")), replace(writing, written_length=run.length)]
+    writing = replace(run, shape=decoder, tokens=run.target_tokens, length=run.target_length, target_tokens=run.tokens)
+    return [replace(run, shape=replace(encoder, head="text")), replace(writing, target_length=run.length)]
 
 
-def _share(run: Run, role: str) -> float:
+def _share(run: RooflineStep, role: str) -> float:
     """How many tokens go through such a matrix for each that goes through the layer: a decoder's cross attention makes
     keys and values of what was read."""
     cross = role in (f"{CROSS}k", f"{CROSS}v")
-    return run.written / run.tokens if cross and run.tokens else through(run.shape, role)
+    return run.target_tokens / run.tokens if cross and run.tokens else through(run.shape, role)
 
 
-def _passes(run: Run) -> int:
+def _passes(run: RooflineStep) -> int:
     """Of a layer, a step back counted as two."""
     return 3 + (run.recompute != "none") + run.reference
 
@@ -148,7 +148,7 @@ def _head(shape: ModelShape) -> tuple[int, int]:
     return 0, 0
 
 
-def _products(run: Run) -> tuple[float, float]:
+def _products(run: RooflineStep) -> tuple[float, float]:
     """(FLOP, elements read and written) per token of all layers' matrix products, with LoRA's own in neither."""
     trains = 3 if run.numerics.full else 2  # forward, back to the input, and back to the weights where they are trained
     flop = elements = 0.0
@@ -160,18 +160,18 @@ def _products(run: Run) -> tuple[float, float]:
     return flop * run.shape.layers, elements * run.shape.layers
 
 
-def _adapter_flop(run: Run) -> float:
+def _adapter_flop(run: RooflineStep) -> float:
     """Per token; trained, so three products each, and the recomputed one."""
     each = linears(run.shape).items()
     widths = (sum(size) * through(run.shape, role) for role, size in each if role in run.numerics.adapted)
     return 2 * run.numerics.rank * sum(widths) * (_passes(run) - run.reference) * run.shape.layers
 
 
-def _head_flop(run: Run) -> int:
+def _head_flop(run: RooflineStep) -> int:
     return 2 * _head(run.shape)[0] * ((3 if run.numerics.full else 2) + run.reference)
 
 
-def _matmul(run: Run, hardware: Hardware) -> float:
+def _matmul(run: RooflineStep, hardware: Hardware) -> float:
     """Seconds of a token's products."""
     half = run.numerics.compute == 2
     rate = hardware.matmul_flops if half else hardware.fp32_flops
@@ -179,29 +179,29 @@ def _matmul(run: Run, hardware: Hardware) -> float:
     return (_products(run)[0] + _head_flop(run)) / rate + _adapter_flop(run) / adapters
 
 
-def _scores(run: Run) -> float:
+def _scores(run: RooflineStep) -> float:
     """FLOP of a token's attention, one pass. Causal: half of 4 q S."""
     shape = run.shape
     pair, decoder = shape.family in PAIRS, shape.decoder_layers > 0
-    seen = run.length * (1.0 if build_of(shape).encoder or (pair and not decoder) else 0.5)
-    seen += run.written_length if decoder else 0.0  # all that was read
+    seen = run.length * (1.0 if family_spec(shape).encoder or (pair and not decoder) else 0.5)
+    seen += run.target_length if decoder else 0.0  # all that was read
     return 4 * seen * shape.layers * shape.heads * shape.head_dim
 
 
-def _attention(run: Run, hardware: Hardware) -> float:
+def _attention(run: RooflineStep, hardware: Hardware) -> float:
     # The backward pass of a fused attention costs 2.5 times its forward pass.
     flop = _scores(run) * (_passes(run) + 0.5)
     return flop / (hardware.attention_flops if run.numerics.compute == 2 else hardware.fp32_flops)
 
 
-def _modules(run: Run) -> float:
+def _modules(run: RooflineStep) -> float:
     """Bytes of one micro-batch between the layers' matrix products."""
     bare = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
     adapters = adapter_bytes(run.shape, run.numerics) * (_passes(run) - run.reference)
     return run.tokens * run.shape.layers * (bare * _passes(run) + adapters)
 
 
-def _rest(run: Run) -> float:
+def _rest(run: RooflineStep) -> float:
     """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
     products, passes = _products(run)[1] * run.numerics.compute, _passes(run)
     logits = _head(run.shape)[1] * LOGIT_BYTES * run.numerics.compute / 2 * (1 + run.reference / 3)
@@ -210,7 +210,7 @@ def _rest(run: Run) -> float:
     return run.tokens * (products + logits) + weights * read
 
 
-def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
+def _messages(run: RooflineStep, hardware: Hardware) -> tuple[float, float]:
     """(seconds within a machine, between machines) of one step."""
     each = -(-run.devices // run.nodes)
     held = run.numerics.bits / 8 if run.numerics.bits else run.numerics.compute
@@ -222,7 +222,7 @@ def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
     return inside * (each - 1) / each / hardware.link, outside * (run.nodes - 1) / run.nodes / network
 
 
-def model_flop(run: Run) -> float:
+def model_flop(run: RooflineStep) -> float:
     """Of a token that is read or written, recomputation left out: what utilisation (MFU) counts."""
     parts = _parts(replace(run, recompute="none"))
     every = sum(part.tokens for part in parts)
@@ -232,7 +232,7 @@ def model_flop(run: Run) -> float:
     )
 
 
-def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
+def ideal(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Ideal:
     """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
     parts, layers = _parts(run), run.shape.layers + run.shape.decoder_layers
     launches = run.micro_batches * layers * _passes(run) * (1 + ADAPTER_LAUNCHES * len(run.numerics.adapted))
@@ -252,7 +252,7 @@ def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
         launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
         within=within,
         between=between,
-        data=(run.tokens + run.written) * run.micro_batches * ROW_BYTES / HOST_LINK if hardware.gpu else 0.0,
+        data=(run.tokens + run.target_tokens) * run.micro_batches * ROW_BYTES / HOST_LINK if hardware.gpu else 0.0,
         doublings=log2(run.devices),
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import exp, expm1
 
 from broker.domain.workload import DIVIDED, ModelShape, Parallelism, SpeedTier, Workload
-from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.families import family_spec
 from broker.estimator.architecture.model_states import trained_parameters
 from broker.estimator.memory.job_memory import gathered, numerics_of
 from broker.estimator.speed.calibration import (
@@ -18,7 +18,7 @@ from broker.estimator.speed.calibration import (
     Belief,
 )
 from broker.estimator.speed.hardware import Hardware
-from broker.estimator.speed.roofline import LAYER_LAUNCH_S, Ideal, Run, ideal, terms
+from broker.estimator.speed.roofline import LAYER_LAUNCH_S, Ideal, RooflineStep, ideal, terms
 
 SNAPSHOT_BYTES_PER_S = 2e9
 """Device to host memory [assumed]: the part of a save that the loop waits for."""
@@ -38,7 +38,7 @@ START_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class WorkloadTiming:
     """Seconds; P50 unless named. `spread`: P90 / P50 of the work."""
 
     step_s: float
@@ -85,7 +85,7 @@ class Speed:
         return self.tokens_per_s / self.spread, self.tokens_per_s * self.spread
 
 
-def _uncompared(run: Run, hardware: Hardware) -> Basis | None:
+def _uncompared(run: RooflineStep, hardware: Hardware) -> Basis | None:
     """Where operations are counted, and no run of the like was ever measured; None: one was."""
     if not hardware.gpu:
         return SPREAD_CPU, "unchecked", "one core's rate, by one measurement on two cores", _ASSUMED
@@ -97,7 +97,7 @@ def _uncompared(run: Run, hardware: Hardware) -> Basis | None:
         what = f"architecture {shape.family!r} is unknown and was taken for a llama"
         return SPREAD_COUNTED, "unchecked", what, _ASSUMED
     if shape.labels or shape.decoder_layers:
-        head = "an encoder" if build_of(shape).encoder else "a decoder with such a head"
+        head = "an encoder" if family_spec(shape).encoder else "a decoder with such a head"
         what = "an encoder-decoder" if shape.decoder_layers else head
         return SPREAD_COUNTED, "unchecked", f"operations of {what} counted, none was measured", _ASSUMED
     if shape.family in COMPARED:
@@ -108,7 +108,7 @@ def _uncompared(run: Run, hardware: Hardware) -> Basis | None:
     return SPREAD_UNMEASURED, "unchecked", what, _WORST
 
 
-def _spread_of(run: Run, hardware: Hardware) -> Basis:
+def _spread_of(run: RooflineStep, hardware: Hardware) -> Basis:
     if (uncompared := _uncompared(run, hardware)) is not None:
         return uncompared
     gpu, fitted = hardware.name, hardware.name in FITTED.matmul
@@ -127,7 +127,7 @@ def _spread_of(run: Run, hardware: Hardware) -> Basis:
     return SPREAD_MEASURED, "measured", f"fitted on runs on the {gpu}", "90 % interval, which held 79 % of later runs"
 
 
-def speed(run: Run, hardware: Hardware, *, cores: int = 1) -> Speed:
+def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
     """Whoever says how fast a step is asks here. `cores`: of a CPU.
 
     How long a host takes to launch a layer is known of one H100's: where a step on one that takes twice as long would
@@ -142,7 +142,7 @@ def speed(run: Run, hardware: Hardware, *, cores: int = 1) -> Speed:
             f"; the host takes about as long to launch as the GPU to compute, by {1e3 * LAYER_LAUNCH_S:g} ms a layer "
             "and pass"
         )
-    tokens = (run.tokens + run.written) * run.micro_batches * run.devices
+    tokens = (run.tokens + run.target_tokens) * run.micro_batches * run.devices
     return Speed(step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {whose}")
 
 
@@ -162,18 +162,18 @@ def run_of(
     devices: int = 1,
     nodes: int = 1,
     parallelism: Parallelism = "ddp",
-) -> Run:
+) -> RooflineStep:
     """One step of the trainer on one of `devices`, which are on `nodes` machines together."""
     numerics = numerics_of(workload, shape, bf16=hardware.bf16, gpu=hardware.gpu)
     if devices > 1 and parallelism in DIVIDED:
         numerics = gathered(numerics)
-    return Run(
+    return RooflineStep(
         shape=shape,
         numerics=numerics,
         tokens=workload.micro_batch * workload.sequences * workload.tokens_per_row,
         length=workload.tokens_per_row,
-        written=workload.micro_batch * workload.written_per_row,
-        written_length=workload.written_per_row,
+        target_tokens=workload.micro_batch * workload.target_tokens_per_row,
+        target_length=workload.target_tokens_per_row,
         trained=trained_parameters(shape, numerics),
         micro_batches=workload.global_batch / devices / workload.micro_batch,
         recompute="early" if workload.gradient_checkpointing else "none",
@@ -186,7 +186,7 @@ def run_of(
     )
 
 
-def step_seconds(run: Run, hardware: Hardware, *, cores: int = 1) -> float:
+def step_seconds(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> float:
     """Of one optimizer step. `cores`: of a CPU."""
     return terms(ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))).total
 
@@ -207,7 +207,7 @@ class Timing:
     """Own ones that it was corrected by."""
 
 
-def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
+def timing(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Timing:
     """Of the workload that `run` is a step of. `cores`: of a CPU."""
     cores = 1 if hardware.gpu else max(1, cores)
     # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three; with a reference two.
@@ -250,7 +250,7 @@ def corrected(at: Timing, known: Belief) -> Timing:
     )
 
 
-def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
+def pace(workload: Workload, at: Timing, *, local: bool = False) -> WorkloadTiming:
     """Time of the whole workload. `local`: the weights lie on this machine."""
     states = at.trained * STATE_BYTES.get(workload.optimizer, ADAMW_BYTES)
     fetched = WEIGHT_BYTES * at.parameters + workload.data_bytes
@@ -259,7 +259,7 @@ def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
         workload.eval_rows * workload.sequences * workload.tokens_per_row * at.evaluated_s,
     )
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
-    return Pace(
+    return WorkloadTiming(
         step_s=at.step_s,
         work_s=training + evaluation,
         stall_s=states / SNAPSHOT_BYTES_PER_S,

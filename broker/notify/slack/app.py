@@ -9,7 +9,7 @@ import aiohttp
 from slack_sdk.signature import SignatureVerifier
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
-from broker.domain.notifications import Channel, Snapshot
+from broker.domain.notifications import Channel, JobSnapshot
 from broker.notify.slack.blocks import message, root
 from broker.notify.slack.notifier import SlackNotifier
 from broker.notify.slack.settings import Secrets
@@ -76,7 +76,7 @@ class SlackApp:
         said = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
         await self._answer(url, {"text": said.text, "blocks": list(said.blocks)})
 
-    async def show(self, url: str, snapshot: Snapshot) -> None:
+    async def show(self, url: str, snapshot: JobSnapshot) -> None:
         """Puts the job as it is now into the message that was clicked on."""
         said = root(snapshot)
         await self._answer(url, {"text": said.text, "blocks": list(said.blocks), "replace_original": True})

@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Decimal
 from broker.domain.formatting import duration
 from broker.domain.job import Attempt, Job, JobState, Reason
 from broker.domain.money import show
-from broker.domain.notifications import Snapshot
+from broker.domain.notifications import JobSnapshot
 from broker.notify.slack.text import (
     CONFIRM_MAX,
     HEADER_MAX,
@@ -48,7 +48,7 @@ SYMBOL = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class SlackMessage:
     """`text` is what notifications and screen readers say."""
 
     text: str
@@ -60,15 +60,15 @@ class Message:
         return hashlib.sha256(json.dumps([self.text, self.blocks], sort_keys=True).encode()).hexdigest()[:16]
 
 
-def message(text: str, *blocks: Json) -> Message:
+def message(text: str, *blocks: Json) -> SlackMessage:
     """`text` as it is meant, not escaped yet."""
-    return Message(text=line(text, MESSAGE_MAX) or "–", blocks=blocks)
+    return SlackMessage(text=line(text, MESSAGE_MAX) or "–", blocks=blocks)
 
 
 # ------------------------------------------------------------------------------------------------ the job's own message
 
 
-def root(snapshot: Snapshot) -> Message:
+def root(snapshot: JobSnapshot) -> SlackMessage:
     """State, progress, money, machine and what can be done now; equal states give equal messages."""
     job = snapshot.job
     run = snapshot.attempts[-1] if snapshot.attempts else None
@@ -194,7 +194,7 @@ def _button(action: str, label: str, job: Job, told: str, *, value: str = "", st
 # -------------------------------------------------------------------------------------------------------------- the end
 
 
-def ended(snapshot: Snapshot, curve: Losses) -> Message:
+def ended(snapshot: JobSnapshot, curve: Losses) -> SlackMessage:
     """The summary of a job at rest; `curve` is drawn as characters, for where no picture goes with it."""
     job, attempts = snapshot.job, snapshot.attempts
     spark = sparkline(curve)

@@ -14,7 +14,7 @@ from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from broker.domain.errors import ChannelRefused, NotDelivered, RetryAfter, Undeliverable
-from broker.notify.slack.blocks import Message
+from broker.notify.slack.blocks import SlackMessage
 from broker.ports import Clock
 
 API_URL = "https://slack.com/api/"
@@ -96,7 +96,7 @@ class SlackClient:
         self._posts = Allowance(size=POST_BURST, every_s=POST_EVERY_S, left=POST_BURST, at=now)
         self._updates = Allowance(size=UPDATES, every_s=UPDATES_S / UPDATES, left=UPDATES, at=now)
 
-    async def post(self, said: Message, *, key: Mapping[str, str], thread: str | None = None) -> str:
+    async def post(self, said: SlackMessage, *, key: Mapping[str, str], thread: str | None = None) -> str:
         """Posts and returns the message's `ts`. `key` is found again by `find`. Raises Missing, NotifyError."""
         await self._turn()
         answer = await self._call(
@@ -113,7 +113,7 @@ class SlackClient:
         )
         return str(answer["ts"])
 
-    async def update(self, ts: str, said: Message) -> None:
+    async def update(self, ts: str, said: SlackMessage) -> None:
         """Raises Missing, NotifyError."""
         self._updates.wait_s(self._clock.monotonic())
         await self._call(

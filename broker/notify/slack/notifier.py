@@ -15,10 +15,10 @@ import aiohttp
 
 from broker.domain.errors import GpubrokerError, NotifyError
 from broker.domain.job import Event, Job
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.notify import plot
 from broker.notify.slack import replies as slack_replies
-from broker.notify.slack.blocks import Message, ended, root
+from broker.notify.slack.blocks import SlackMessage, ended, root
 from broker.notify.slack.client import API_URL, Missing, SlackClient, new_session
 from broker.notify.slack.settings import Secrets, check
 from broker.ports import Clock, Settings, State
@@ -77,7 +77,7 @@ class SlackNotifier:
         return self._session
 
     async def deliver(
-        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+        self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         name, now = (channel.id, delivery.stream), self._clock.monotonic()
         seen = self._seen.pop(name, None)
@@ -130,7 +130,7 @@ class _Thread:
             if await self.client.find(key, since=_since(delivery.notice.at)) is None:
                 await self.client.post(slack_replies.notice(delivery.notice), key=key)
 
-    async def job(self, delivery: Delivery, snapshot: Snapshot) -> None:
+    async def job(self, delivery: Delivery, snapshot: JobSnapshot) -> None:
         if delivery.refresh and ("ts" not in self.state or self.client.busy):
             return
         try:
@@ -142,7 +142,7 @@ class _Thread:
                 with contextlib.suppress(Missing):
                     await self._told(delivery, snapshot)
 
-    async def _told(self, delivery: Delivery, snapshot: Snapshot) -> None:
+    async def _told(self, delivery: Delivery, snapshot: JobSnapshot) -> None:
         shown = root(snapshot)
         thread = str(self.state.get("ts") or await self._open(snapshot, shown))
         if delivery.event is not None:
@@ -151,7 +151,7 @@ class _Thread:
             await self.client.update(thread, shown)
             self.state["shown"] = shown.digest
 
-    async def _open(self, snapshot: Snapshot, shown: Message) -> str:
+    async def _open(self, snapshot: JobSnapshot, shown: SlackMessage) -> str:
         key = {"channel": self.channel.id, "job": snapshot.job.id}
         since = _since(max(snapshot.job.created_at, self.channel.created_at))
         found = await self.client.find(key, since=since)
@@ -161,7 +161,7 @@ class _Thread:
         self.state["ts"] = found
         return found
 
-    async def _reply(self, delivery: Delivery, event: Event, snapshot: Snapshot, thread: str) -> None:
+    async def _reply(self, delivery: Delivery, event: Event, snapshot: JobSnapshot, thread: str) -> None:
         if event.kind not in slack_replies.ENDS:
             said = slack_replies.reply(event, snapshot, delivery.folded)
             if said is not None:
@@ -173,7 +173,7 @@ class _Thread:
         if picture is not None:
             await self._upload(picture, snapshot.job, event, thread)
 
-    async def _say(self, said: Message, name: str, event: Event, thread: str) -> None:
+    async def _say(self, said: SlackMessage, name: str, event: Event, thread: str) -> None:
         told = await self._told_since(event, thread)
         if name not in told:
             await self.client.post(said, key={"channel": self.channel.id, "id": name}, thread=thread)
@@ -204,10 +204,10 @@ def _since(at: datetime | None) -> float:
     return 0.0 if at is None else (at - LOOK_BACK).timestamp()
 
 
-def _heldout(snapshot: Snapshot) -> tuple[float | None, float | None]:
+def _heldout(snapshot: JobSnapshot) -> tuple[float | None, float | None]:
     final = snapshot.attempts[-1].final if snapshot.attempts else None
     return (final.heldout_loss_before, final.heldout_loss_after) if final else (None, None)
 
 
-def _resumed(snapshot: Snapshot) -> tuple[int, ...]:
+def _resumed(snapshot: JobSnapshot) -> tuple[int, ...]:
     return tuple(a.beat.resumed_from for a in snapshot.attempts[1:] if a.beat and a.beat.resumed_from)

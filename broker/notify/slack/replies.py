@@ -8,8 +8,8 @@ from broker.billing.spending import billed_hours, lost_share
 from broker.domain.formatting import duration
 from broker.domain.job import Attempt, Event
 from broker.domain.money import show, usd
-from broker.domain.notifications import Notice, Snapshot
-from broker.notify.slack.blocks import Message, message
+from broker.domain.notifications import JobSnapshot, Notice
+from broker.notify.slack.blocks import SlackMessage, message
 from broker.notify.slack.text import HEADER_MAX, Json, context, line, mrkdwn, plain, section
 
 SILENT = frozenset(
@@ -84,7 +84,7 @@ SUMS: Mapping[str, str] = {
 UNITS: Mapping[str, str] = {"usd_per_hour": "{} an hour", "spent_usd": "{} spent", "cap_usd": "cap {}"}
 
 
-def reply(event: Event, snapshot: Snapshot, folded: int) -> Message | None:
+def reply(event: Event, snapshot: JobSnapshot, folded: int) -> SlackMessage | None:
     """None: the root message, or another reply, says it. Unknown kinds are told by their message."""
     if event.kind in SILENT or event.kind in ENDS or (event.kind == "attempt.ended" and "reason" in event.data):
         return None
@@ -107,7 +107,7 @@ def _quoted(event: Event) -> list[str]:
     return [f"{n}. {o.get('offer')}: ${o.get('usd_p50')} to finish" for n, o in enumerate(found, start=1)]
 
 
-def _resumed(event: Event, snapshot: Snapshot) -> list[str]:
+def _resumed(event: Event, snapshot: JobSnapshot) -> list[str]:
     """What the machine that is gone cost without result, and how long there was none."""
     now = next((a for a in snapshot.attempts if a.id == event.attempt_id), None)
     before = [a for a in snapshot.attempts if now is not None and a.number < now.number and a.create_sent_at]
@@ -126,7 +126,7 @@ def lost(gone: Attempt, now: Attempt) -> str:
     return f"{text}; {duration(gap)} without a machine" if gap > 0 else text
 
 
-def notice(told: Notice) -> Message:
+def notice(told: Notice) -> SlackMessage:
     """What is about no single job. Lists of rows in `data` become lines."""
     symbol, title = NOTICES.get(told.kind, ("📣", told.kind.replace(".", " ").replace("_", " ")))
     blocks: list[Json] = [

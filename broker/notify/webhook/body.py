@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 from broker.domain.job import Attempt, Job
-from broker.domain.notifications import Delivery, Snapshot
+from broker.domain.notifications import Delivery, JobSnapshot
 
 TEXT = 2000
 """Characters of one text at most."""
 
 
-def body(delivery: Delivery, snapshot: Snapshot | None) -> bytes:
+def body(delivery: Delivery, snapshot: JobSnapshot | None) -> bytes:
     """JSON of `type`, `timestamp` (of the event) and `data`. Money is a string of dollars."""
     told = delivery.event or delivery.notice
     assert told is not None, "a webhook is not refreshed"

@@ -12,7 +12,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from broker.domain.errors import ChannelRefused, InvalidInput, NotDelivered, Problem, RetryAfter
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.notify.webhook.address_guard import NOT_PUBLIC, public, public_socket
 from broker.notify.webhook.body import body
 from broker.notify.webhook.signature import headers, new_secret
@@ -112,7 +112,7 @@ class WebhookNotifier:
     # ------------------------------------------------------------------------------------------------------ delivering
 
     async def deliver(
-        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+        self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         """Raises NotDelivered, RetryAfter, ChannelRefused."""
         secrets = self._secrets(channel)

@@ -18,7 +18,7 @@ _EXEC = Path(__file__).with_name("exec_postgres.py")
 _CHATTER = re.compile(r'FATAL:  (the database system is|database "\w+" does not exist)')
 
 
-class Child:
+class PostgresChild:
     """A running PostgreSQL program, and its end. What it says goes to a file, so that it can speak when we are gone."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: Path, offset: int) -> None:
@@ -27,7 +27,7 @@ class Child:
         self._offset = offset
 
     @classmethod
-    async def spawn(cls, binary: Path, folder: Path, output: Path, *arguments: str) -> Child:
+    async def spawn(cls, binary: Path, folder: Path, output: Path, *arguments: str) -> PostgresChild:
         """Start `binary` as an ordinary user that owns `folder`, in its own session, tied to this process's life;
         its stderr is appended to `output`."""
         if output.exists() and output.stat().st_size > OUTPUT_BYTES:

@@ -31,7 +31,7 @@ import asyncpg
 
 from broker.domain.errors import StoreError
 from broker.runtime.private_files import private_folder
-from broker.store.embedded.child import STOP_TIMEOUT_S, Child
+from broker.store.embedded.child import STOP_TIMEOUT_S, PostgresChild
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class EmbeddedPostgres:
         self._log = self._home / "postgres.log"
         self._bindir = bindir
         self._durable = durable
-        self._child: Child | None = None
+        self._child: PostgresChild | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._lock: int | None = None
         self.dsn = self._dsn(DATABASE)
@@ -267,7 +267,7 @@ class EmbeddedPostgres:
         options = ["-D", str(fresh), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-instructions"]
         if not self._durable:
             options.append("--no-sync")
-        self._child = await Child.spawn(self._bindir / "initdb", fresh, self._log, *options)
+        self._child = await PostgresChild.spawn(self._bindir / "initdb", fresh, self._log, *options)
         reason = await self._child.wait()
         if self._child.process.returncode != 0:
             raise EmbeddedPostgresError(f"cannot create the database in {self._home}: {reason}")
@@ -283,7 +283,7 @@ class EmbeddedPostgres:
         while True:
             await _end_predecessor(self._data)
             _disarm_lock_files(self._data, self._socket)
-            child = await Child.spawn(
+            child = await PostgresChild.spawn(
                 self._bindir / "postgres", self._data, self._log, "-D", str(self._data), *arguments
             )
             self._child = child
@@ -295,7 +295,7 @@ class EmbeddedPostgres:
             log.info("PostgreSQL does not start in %s yet: %s", self._data, reason)
             await asyncio.sleep(RESTART_DELAY_S[0])
 
-    async def _answers(self, child: Child, deadline: float) -> bool:
+    async def _answers(self, child: PostgresChild, deadline: float) -> bool:
         """True when the database answers, False when the server ended. Raises EmbeddedPostgresError at the deadline."""
         error: Exception | None = None
         while child.process.returncode is None:

@@ -5,16 +5,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from broker.domain.ids import JobId
-from broker.domain.notifications import NOTICES, Channel, Notice, Snapshot
-from broker.ports import ChannelStatus, Pending, Settled, Settlement, Stream
+from broker.domain.notifications import NOTICES, Channel, JobSnapshot, Notice
+from broker.ports import ChannelStatus, DeliveryResult, Pending, Settlement, Stream
 from broker.store.memory.outbox_tables import LONG_AGO, ChannelRow, StreamRow
-from broker.store.memory.state import Part
+from broker.store.memory.state import MemoryPart
 from broker.store.rules import channels as channel_rules
 from broker.store.rules import fences
 from broker.store.rules.channels import IDLE_S, TOO_MANY, TOO_OLD
 
 
-class TenantChannels(Part):
+class MemoryTenantChannels(MemoryPart):
     async def add_channel(self, channel: Channel) -> bool:
         tables = self._state.outbox
         if not self._sees(channel.team or "") or channel.team not in {None, *self._state.teams}:
@@ -64,7 +64,7 @@ class TenantChannels(Part):
         return True
 
 
-class Channels(Part):
+class MemoryChannels(MemoryPart):
     """`ports.ChannelStore`: the house's part."""
 
     async def claim_streams(
@@ -103,9 +103,9 @@ class Channels(Part):
             snapshot=self._snapshot(JobId(name)) if name != NOTICES else None,
         )
 
-    def _snapshot(self, job_id: JobId) -> Snapshot:
+    def _snapshot(self, job_id: JobId) -> JobSnapshot:
         attempts = (self._state.attempts[own].value for own in self._state.of_job[job_id])
-        return Snapshot(job=self._state.jobs[job_id].value, attempts=tuple(sorted(attempts, key=lambda a: a.number)))
+        return JobSnapshot(job=self._state.jobs[job_id].value, attempts=tuple(sorted(attempts, key=lambda a: a.number)))
 
     async def settle(self, settlement: Settlement) -> int:
         tables, to, now = self._state.outbox, settlement.channel, self._state.clock.now()
@@ -180,7 +180,7 @@ class Channels(Part):
         return True
 
 
-def _settle(row: StreamRow, settled: Settled, now: datetime) -> None:
+def _settle(row: StreamRow, settled: DeliveryResult, now: datetime) -> None:
     for number in (*settled.done, *settled.dropped):
         row.waiting.pop(number, None)
     refresh_s = settled.refresh_in_s

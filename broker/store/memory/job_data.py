@@ -8,11 +8,11 @@ from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, StoredKind
 from broker.lifecycle.retention import RESUMED_FROM
 from broker.ports import Note, StorageCharge
-from broker.store.memory.state import Part, State, shown, with_columns
+from broker.store.memory.state import MemoryPart, State, shown, with_columns
 from broker.store.rules import job_data as cost_rules
 
 
-class TenantCosts(Part):
+class MemoryTenantJobData(MemoryPart):
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
         state, row = self._state, self._visible(job_id)
         if row is None:
@@ -31,7 +31,7 @@ class TenantCosts(Part):
         return shown(row)
 
 
-class HouseCosts(Part):
+class MemoryGlobalJobData(MemoryPart):
     """For the controllers."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:

@@ -21,14 +21,14 @@ from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 from broker.policy.budgets import Applied, Reached, extension
 from broker.policy.dry_run import History, Other, Past
 from broker.policy.windows import quarter
-from broker.ports.policies import Whose
+from broker.ports.policies import JobOwner
 from broker.store.memory.policy_tables import SPENT, PolicyRow
-from broker.store.memory.state import Part, shown
+from broker.store.memory.state import MemoryPart, shown
 from broker.store.rules import fences
 from broker.store.rules import policies as policy_rules
 
 
-class TenantPolicies(Part):
+class MemoryTenantPolicies(MemoryPart):
     async def put_policy(self, policy: Policy) -> KeptPolicy:
         policy_rules.check(self._tenant, policy)
         tables = self._state.policies
@@ -135,8 +135,8 @@ class TenantPolicies(Part):
         state.write_ledger([policy_rules.extended(attempt, ask.reserve_usd)])
 
 
-class HousePolicies(Part):
-    async def applied(self, whose: Sequence[Whose]) -> tuple[datetime, Mapping[Whose, Sequence[Applied]]]:
+class MemoryGlobalPolicies(MemoryPart):
+    async def applied(self, whose: Sequence[JobOwner]) -> tuple[datetime, Mapping[JobOwner, Sequence[Applied]]]:
         tables, now = self._state.policies, self._state.clock.now()
         wanted = [(key, policy) for key, policy in tables.live() if any(policy.covers(*one) for one in whose)]
         applied = tables.applied(wanted, self._state.running(), now)

@@ -8,9 +8,9 @@ from decimal import Decimal
 from broker.domain.job import Attempt, Job, LedgerEntry, LedgerKind
 from broker.domain.money import ZERO
 from broker.domain.policy import Action, KeptPolicy, Policy, PolicyVersion
-from broker.policy.budgets import Applied, Ask, Refusal, Standing, judge
+from broker.policy.budgets import Applied, BudgetRequest, Refusal, Standing, judge
 from broker.policy.windows import quarter, window_start
-from broker.ports.policies import Whose
+from broker.ports.policies import JobOwner
 
 SPENT = frozenset({LedgerKind.CHARGE, LedgerKind.ADJUSTMENT})
 
@@ -70,6 +70,8 @@ class PolicyTables:
             jobs=len(mine),
         )
 
-    def refusal(self, ask: Ask, whose: Whose, running: Sequence[tuple[Job, Attempt]], now: datetime) -> Refusal | None:
+    def refusal(
+        self, ask: BudgetRequest, whose: JobOwner, running: Sequence[tuple[Job, Attempt]], now: datetime
+    ) -> Refusal | None:
         covering = [(key, policy) for key, policy in self.live() if policy.covers(*whose)]
         return judge(ask, self.applied(covering, running, now), now) if covering else None

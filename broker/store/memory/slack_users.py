@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.domain.notifications import SlackUser
-from broker.store.memory.state import Part
+from broker.store.memory.state import MemoryPart
 from broker.store.rules import fences
 from broker.store.rules import slack_users as slack_rules
 
 
-class SlackUsers(Part):
+class MemorySlackUsers(MemoryPart):
     async def put_slack_user(self, link: SlackUser) -> None:
         state, own = self._state, (link.team, link.workspace, link.user)
         if not self._sees(link.team) or link.team not in state.teams:

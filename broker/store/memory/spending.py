@@ -10,10 +10,10 @@ from broker.domain.job import LedgerCategory, LedgerEntry
 from broker.domain.money import ZERO
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
 from broker.store.memory.policy_tables import SPENT
-from broker.store.memory.state import Part
+from broker.store.memory.state import MemoryPart
 
 
-class Spending(Part):
+class MemorySpending(MemoryPart):
     async def paid(self, window: SpendWindow) -> Paid:
         zone, state = ZoneInfo(window.zone), self._state
         sums: dict[tuple[date, JobId, AttemptId | None, LedgerCategory], Decimal] = defaultdict(Decimal)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry, Signal
 from broker.domain.notifications import SlackUser
-from broker.domain.observation import Observation
+from broker.domain.observation import RunObservation
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store.hints import Hints
@@ -30,7 +30,7 @@ def with_columns(row: DataT, **columns: object) -> DataT:
 
 
 @dataclass
-class Row(Generic[RowT]):
+class MemoryRow(Generic[RowT]):
     """A row with the columns that only the store knows. While leased, `due_at` is the lease's end, until a signal."""
 
     value: RowT
@@ -64,8 +64,8 @@ class State:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.hints = Hints()
-        self.jobs: dict[JobId, Row[Job]] = {}
-        self.attempts: dict[AttemptId, Row[Attempt]] = {}
+        self.jobs: dict[JobId, MemoryRow[Job]] = {}
+        self.attempts: dict[AttemptId, MemoryRow[Attempt]] = {}
         self.by_state: dict[JobState, dict[JobId, None]] = {state: {} for state in JobState}
         self.by_lane: dict[Lane | None, dict[AttemptId, None]] = {lane: {} for lane in (*Lane, None)}
         self.of_job: dict[JobId, list[AttemptId]] = defaultdict(list)
@@ -74,7 +74,7 @@ class State:
         self.outbox = OutboxTables(clock.now())
         self.policies = PolicyTables()
         self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
-        self.observations: list[Observation] = []
+        self.observations: list[RunObservation] = []
         self.decisions: dict[AttemptId, bytes] = {}
         self.blocked: dict[str, tuple[str, datetime]] = {}
         default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
@@ -89,7 +89,7 @@ class State:
         self.blob_store: str | None = None
         self.master_key: str | None = None
 
-    def put_job(self, row: Row[Job], to: Job) -> None:
+    def put_job(self, row: MemoryRow[Job], to: Job) -> None:
         """Writes the controllers' columns."""
         old = row.value
         row.value = with_columns(
@@ -110,7 +110,7 @@ class State:
         self.by_state[old.state].pop(old.id)
         self.by_state[to.state][to.id] = None
 
-    def signal(self, row: Row[Attempt], why: Signal | None = None) -> None:
+    def signal(self, row: MemoryRow[Attempt], why: Signal | None = None) -> None:
         """`why`: raised unless there is one; None: its job is asked to stop."""
         if why is not None and row.value.signal is not None:
             return
@@ -143,7 +143,7 @@ class State:
         self.audit.append(kept)
 
 
-class Part:
+class MemoryPart:
     """What each concern's part of the memory store is built on: the rows as `tenant` sees them."""
 
     def __init__(self, state: State, tenant: Tenant) -> None:
@@ -153,11 +153,11 @@ class Part:
     def _sees(self, team: str) -> bool:
         return self._tenant.operator or self._tenant.team == team
 
-    def _visible(self, job_id: JobId) -> Row[Job] | None:
+    def _visible(self, job_id: JobId) -> MemoryRow[Job] | None:
         """The row of a job that the tenant sees."""
         row = self._state.jobs.get(job_id)
         return row if row is not None and self._sees(row.value.team) else None
 
 
-def shown(row: Row[Job]) -> Job:
+def shown(row: MemoryRow[Job]) -> Job:
     return replace(row.value, due_at=row.due_at if row.lease_until is None else None)

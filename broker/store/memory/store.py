@@ -12,26 +12,26 @@ from decimal import Decimal
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
-from broker.domain.observation import Observation, SpotHours
-from broker.domain.tenancy import HOUSE, Tenant
+from broker.domain.observation import RunObservation, SpotHours
+from broker.domain.tenancy import OPERATOR, Tenant
 from broker.estimator.preemption_rate import Place, place
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
-from broker.store.memory.channels import Channels
-from broker.store.memory.job_data import HouseCosts
-from broker.store.memory.policies import HousePolicies
-from broker.store.memory.state import Row, RowT, State, with_columns
+from broker.store.memory.channels import MemoryChannels
+from broker.store.memory.job_data import MemoryGlobalJobData
+from broker.store.memory.policies import MemoryGlobalPolicies
+from broker.store.memory.state import MemoryRow, RowT, State, with_columns
 from broker.store.memory.tenant import MemoryTenant
 from broker.store.rules import fences
 
 MICRO_S = timedelta(microseconds=1)
 
 
-class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
+class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlobalJobData):
     """`ports.Store` in memory."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(State(clock), HOUSE)
+        super().__init__(State(clock), OPERATOR)
 
     def as_tenant(self, tenant: Tenant) -> MemoryTenant:
         return MemoryTenant(self._state, tenant)
@@ -131,12 +131,12 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
 
     def _admit(self, attempt: Attempt, now: datetime) -> None:
         stop = self._state.jobs[attempt.job_id].value.stop_requested
-        row = Row(value=attempt, due_at=now, signal=stop or attempt.signal is not None)
+        row = MemoryRow(value=attempt, due_at=now, signal=stop or attempt.signal is not None)
         self._state.attempts[attempt.id] = row
         self._state.of_job[attempt.job_id].append(attempt.id)
         self._state.by_lane[fences.lane_of(attempt.state, row.signal)][attempt.id] = None
 
-    def _put_attempt(self, row: Row[Attempt], to: Attempt) -> None:
+    def _put_attempt(self, row: MemoryRow[Attempt], to: Attempt) -> None:
         """Writes the controllers' columns."""
         old = row.value
         self._state.by_lane[fences.lane_of(old.state, row.signal)].pop(old.id)
@@ -231,9 +231,9 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         ]
         return [attempt for _, _, attempt in sorted(found, key=lambda one: one[:2])[:limit]]
 
-    async def observations(self, *, each: int) -> Sequence[Observation]:
+    async def observations(self, *, each: int) -> Sequence[RunObservation]:
         seen: Counter[tuple[str, str, str]] = Counter()
-        latest: list[Observation] = []
+        latest: list[RunObservation] = []
         for one in reversed(self._state.observations):
             shape = one.workload.shape
             cell = (one.hardware, one.workload.method, shape.family if shape else "")
@@ -303,10 +303,10 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         return None
 
 
-def _has_come(turns: Mapping[str, float], row: Row[Attempt], now: datetime) -> bool:
+def _has_come(turns: Mapping[str, float], row: MemoryRow[Attempt], now: datetime) -> bool:
     later_s = turns.get(row.value.line.offer.provider)
     return later_s is not None and (row.signal or row.due_at + timedelta(seconds=later_s) <= now)
 
 
-def _due(rows: Iterable[Row[RowT]], now: datetime, limit: int) -> list[Row[RowT]]:
+def _due(rows: Iterable[MemoryRow[RowT]], now: datetime, limit: int) -> list[MemoryRow[RowT]]:
     return sorted((row for row in rows if row.claimable(now)), key=lambda row: row.due_at)[:limit]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import AuditFilter, Token
-from broker.store.memory.state import Part
+from broker.store.memory.state import MemoryPart
 from broker.store.rules import fences
 from broker.store.rules import slack_users as slack_rules
 
 
-class Teams(Part):
+class MemoryTeams(MemoryPart):
     async def put_token(self, token: Token, secret_sha256: str) -> None:
         if not self._sees(token.team) or token.team not in self._state.teams:
             raise fences.refused(f"token {token.id}", "tokens_team")

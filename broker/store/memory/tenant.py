@@ -9,18 +9,26 @@ from dataclasses import replace
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
 from broker.ports import JobFilter, Upload
-from broker.store.memory.channels import TenantChannels
-from broker.store.memory.job_data import TenantCosts
-from broker.store.memory.policies import TenantPolicies
-from broker.store.memory.slack_users import SlackUsers
-from broker.store.memory.spending import Spending
-from broker.store.memory.state import Part, Row, shown
-from broker.store.memory.teams import Teams
+from broker.store.memory.channels import MemoryTenantChannels
+from broker.store.memory.job_data import MemoryTenantJobData
+from broker.store.memory.policies import MemoryTenantPolicies
+from broker.store.memory.slack_users import MemorySlackUsers
+from broker.store.memory.spending import MemorySpending
+from broker.store.memory.state import MemoryPart, MemoryRow, shown
+from broker.store.memory.teams import MemoryTeams
 from broker.store.rules import fences
 from broker.store.rules import job_data as cost_rules
 
 
-class MemoryTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUsers, Spending, Part):
+class MemoryTenant(
+    MemoryTeams,
+    MemoryTenantChannels,
+    MemoryTenantPolicies,
+    MemoryTenantJobData,
+    MemorySlackUsers,
+    MemorySpending,
+    MemoryPart,
+):
     """Made by `MemoryStore.as_tenant`; the store itself is the house's."""
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
@@ -37,7 +45,7 @@ class MemoryTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUser
         if job.spec.origin is not None and (origin := state.jobs.get(job.spec.origin)) is not None:
             cost_rules.check_origin(origin.value)
         now = state.clock.now()
-        row = Row(value=replace(job, created_at=now, epoch=0, due_at=None), due_at=now, stored_due_at=now)
+        row = MemoryRow(value=replace(job, created_at=now, epoch=0, due_at=None), due_at=now, stored_due_at=now)
         state.jobs[job.id] = row
         state.by_state[job.state][job.id] = None
         if key is not None:

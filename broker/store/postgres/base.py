@@ -9,7 +9,7 @@ from broker.store.postgres.apply import notify, send_events
 from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
 
 
-class Part:
+class PostgresPart:
     """The rows as `tenant` sees them through `pool`."""
 
     def __init__(self, pool: Pool, tenant: Tenant) -> None:

@@ -7,9 +7,9 @@ from functools import lru_cache
 import asyncpg
 
 from broker.domain.policy import Policy
-from broker.policy.budgets import Applied, Ask, Refusal, Standing, judge
+from broker.policy.budgets import Applied, BudgetRequest, Refusal, Standing, judge
 from broker.policy.windows import window_start
-from broker.ports.policies import Whose
+from broker.ports.policies import JobOwner
 from broker.store.postgres.pool import QUERIES, Connection
 
 NEVER: Sequence[datetime | None] = (None,)
@@ -50,7 +50,7 @@ class Room:
         self._applied = dict(applied or {})
 
     @classmethod
-    async def locked(cls, connection: Connection, whose: Iterable[Whose]) -> "Room":
+    async def locked(cls, connection: Connection, whose: Iterable[JobOwner]) -> "Room":
         """The policies that cover these jobs are locked until the end of the transaction."""
         teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
         await connection.execute(QUERIES["enter_admission"])
@@ -60,7 +60,7 @@ class Room:
         # Read after the locks were had: it sees whatever was admitted under them.
         return cls(*await with_standing(connection, found))
 
-    def take(self, ask: Ask, whose: Whose) -> Refusal | None:
+    def take(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
         """None: it fits, and is counted from now on."""
         covering = [one for one in self._applied.values() if one.policy.covers(*whose)]
         if not covering or self._now is None:

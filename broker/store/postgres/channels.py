@@ -7,10 +7,10 @@ from typing import Any
 
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt
-from broker.domain.notifications import NOTICES, Channel, Delivery, Notice, Snapshot
-from broker.ports import ChannelStatus, Pending, Settled, Settlement, State, Stream
+from broker.domain.notifications import NOTICES, Channel, Delivery, JobSnapshot, Notice
+from broker.ports import ChannelStatus, DeliveryResult, Pending, Settlement, State, Stream
 from broker.store.postgres import row_codec as rows
-from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES, Connection, RolledBack, columns
 from broker.store.rules import channels as channel_rules
 from broker.store.rules import fences
@@ -20,7 +20,7 @@ TRIM = 5000
 """Deliveries that are dropped in one transaction."""
 
 
-class TenantChannels(Part):
+class PostgresTenantChannels(PostgresPart):
     async def add_channel(self, channel: Channel) -> bool:
         async with self._pool.transaction("add_channel") as connection:
             made = await connection.fetch(
@@ -57,7 +57,7 @@ class TenantChannels(Part):
         return await self._pool.retried(once, RolledBack)
 
 
-class Channels(Part):
+class PostgresChannels(PostgresPart):
     """`ports.ChannelStore`: the house's part."""
 
     async def claim_streams(
@@ -85,7 +85,7 @@ class Channels(Part):
             for row in leased
         ]
 
-    async def _snapshots(self, jobs: Iterable[str]) -> dict[str, Snapshot]:
+    async def _snapshots(self, jobs: Iterable[str]) -> dict[str, JobSnapshot]:
         wanted = sorted(jobs)
         if not wanted:
             return {}
@@ -93,7 +93,7 @@ class Channels(Part):
         for row in await self._pool.read("attempts_of_jobs", wanted):
             attempts[JobId(row["job_id"])].append(rows.attempt(row))
         found = [rows.job(row) for row in await self._pool.read("jobs_by_id", wanted)]
-        return {job.id: Snapshot(job=job, attempts=tuple(attempts[job.id])) for job in found}
+        return {job.id: JobSnapshot(job=job, attempts=tuple(attempts[job.id])) for job in found}
 
     async def settle(self, settlement: Settlement) -> int:
         return await self._pool.retried(lambda: self._settle(settlement), RolledBack)
@@ -208,7 +208,7 @@ def posted(notice: Notice) -> tuple[Any, ...]:
     return notice.id, notice.team, notice.kind, fences.clean(notice.message), rows.summary_json(notice.data)
 
 
-def _settled(settled: Settled) -> tuple[Any, ...]:
+def _settled(settled: DeliveryResult) -> tuple[Any, ...]:
     """A row of `settle_streams`."""
     state: State | None = settled.state
     return (

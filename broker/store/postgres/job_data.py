@@ -8,12 +8,12 @@ from broker.lifecycle.retention import RESUMED_FROM
 from broker.ports import Note, StorageCharge
 from broker.store.postgres import row_codec as rows
 from broker.store.postgres.apply import notify, send_events
-from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES, Pool, columns
 from broker.store.rules import job_data as cost_rules
 
 
-class TenantCosts(Part):
+class PostgresTenantJobData(PostgresPart):
     _house: Pool
 
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
@@ -37,7 +37,7 @@ class TenantCosts(Part):
             return rows.job(row)
 
 
-class HouseCosts(Part):
+class PostgresGlobalJobData(PostgresPart):
     """For the controllers."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:

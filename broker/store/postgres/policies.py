@@ -13,9 +13,9 @@ from broker.domain.notifications import Notice
 from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 from broker.policy.budgets import Applied, Reached, extension
 from broker.policy.dry_run import History, Other, Past
-from broker.ports.policies import Whose
+from broker.ports.policies import JobOwner
 from broker.store.postgres import row_codec as rows
-from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.budgets import Room, policy_of, with_standing
 from broker.store.postgres.channels import posted
 from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
@@ -23,7 +23,7 @@ from broker.store.rules import fences
 from broker.store.rules import policies as policy_rules
 
 
-class TenantPolicies(Part):
+class PostgresTenantPolicies(PostgresPart):
     _house: Pool
     """A policy may cover other teams' jobs, which the tenant does not see: what they hold is read here."""
 
@@ -113,8 +113,8 @@ class TenantPolicies(Part):
             return rows.job(row)
 
 
-class HousePolicies(Part):
-    async def applied(self, whose: Sequence[Whose]) -> tuple[datetime, Mapping[Whose, Sequence[Applied]]]:
+class PostgresGlobalPolicies(PostgresPart):
+    async def applied(self, whose: Sequence[JobOwner]) -> tuple[datetime, Mapping[JobOwner, Sequence[Applied]]]:
         teams, owners = [team for team, _ in whose], [owner for _, owner in whose]
         async with self._pool.transaction("applied") as connection:
             found = await connection.fetch(QUERIES["policies_of"], teams, owners)

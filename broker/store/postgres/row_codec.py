@@ -21,15 +21,15 @@ from broker.domain.job import (
     LedgerCategory,
     LedgerEntry,
     LedgerKind,
+    PlanAdjustment,
     PriceChange,
     Reason,
-    Remedy,
     Signal,
-    Stored,
+    StoredData,
     StoredKind,
     Traffic,
 )
-from broker.domain.observation import Observation
+from broker.domain.observation import RunObservation
 from broker.domain.offer import QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import AuditEntry, Team
@@ -46,11 +46,11 @@ _LINE = TypeAdapter(QuoteLine)
 _HANDLES = TypeAdapter(tuple[Handle, ...])
 _BEAT = TypeAdapter(Beat)
 _FINAL = TypeAdapter(Final)
-_REMEDY = TypeAdapter(Remedy)
-_OBSERVATION = TypeAdapter(Observation)
+_REMEDY = TypeAdapter(PlanAdjustment)
+_OBSERVATION = TypeAdapter(RunObservation)
 _PRICES = TypeAdapter(tuple[PriceChange, ...])
 _FORECAST = TypeAdapter(Forecast)
-_STORED = TypeAdapter(Stored)
+_STORED = TypeAdapter(StoredData)
 _DELETED = TypeAdapter(dict[StoredKind, datetime])
 _TEXTS = TypeAdapter(tuple[str, ...])
 _OBJECT = TypeAdapter(dict[str, Any])
@@ -277,13 +277,13 @@ def audited(value: AuditEntry) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def written_observation(value: Observation) -> tuple[Any, ...]:
+def written_observation(value: RunObservation) -> tuple[Any, ...]:
     """A row of `write_observations`."""
     family = value.workload.shape.family if value.workload.shape else ""
     return (value.attempt_id, value.hardware, value.workload.method, family, _json(_OBSERVATION, value))
 
 
-def observation(row: Record) -> Observation:
+def observation(row: Record) -> RunObservation:
     return _OBSERVATION.validate_json(row["seen"])
 
 
@@ -291,7 +291,7 @@ def forecast_json(value: Forecast | None) -> str | None:
     return None if value is None else _json(_FORECAST, value)
 
 
-def stored_json(value: Stored) -> str:
+def stored_json(value: StoredData) -> str:
     return _json(_STORED, value)
 
 

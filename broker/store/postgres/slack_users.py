@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from broker.domain.notifications import SlackUser
 from broker.store.postgres import row_codec as rows
-from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES
 from broker.store.rules import fences
 from broker.store.rules import slack_users as slack_rules
 
 
-class SlackUsers(Part):
+class PostgresSlackUsers(PostgresPart):
     async def put_slack_user(self, link: SlackUser) -> None:
         own = link.team, link.workspace, link.user
         async with self._pool.transaction("put_slack_user") as connection:

@@ -6,10 +6,10 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import LedgerCategory
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
 from broker.store.postgres import row_codec as rows
-from broker.store.postgres.base import Part
+from broker.store.postgres.base import PostgresPart
 
 
-class Spending(Part):
+class PostgresSpending(PostgresPart):
     async def paid(self, window: SpendWindow) -> Paid:
         """Three statements, each on its own: a charge between them is in the next report."""
         found = await self._pool.read("paid_slices", window.since, window.until, window.zone)

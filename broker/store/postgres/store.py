@@ -9,16 +9,16 @@ from datetime import datetime
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
-from broker.domain.observation import Observation, SpotHours
-from broker.domain.tenancy import HOUSE, Tenant
+from broker.domain.observation import RunObservation, SpotHours
+from broker.domain.tenancy import OPERATOR, Tenant
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store.migrate import MIGRATIONS, load, newer
 from broker.store.postgres import row_codec as rows
 from broker.store.postgres.apply import Applier
-from broker.store.postgres.channels import Channels
-from broker.store.postgres.job_data import HouseCosts
+from broker.store.postgres.channels import PostgresChannels
+from broker.store.postgres.job_data import PostgresGlobalJobData
 from broker.store.postgres.listener import Listener
-from broker.store.postgres.policies import HousePolicies
+from broker.store.postgres.policies import PostgresGlobalPolicies
 from broker.store.postgres.pool import Pool, columns
 from broker.store.postgres.submit import Submitter
 from broker.store.postgres.tenant import PostgresTenant
@@ -28,14 +28,14 @@ API_ROLE = "gpubroker_api"
 """Made by migrations/0003_tenancy.sql."""
 
 
-class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
+class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, PostgresGlobalJobData):
     """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
     Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.
     """
 
     def __init__(self, pool: Pool, api: Pool, dsn: str) -> None:
-        super().__init__(pool, HOUSE, Submitter(api), Listener(dsn), house=pool)
+        super().__init__(pool, OPERATOR, Submitter(api), Listener(dsn), house=pool)
         self._api = api
         self._applier = Applier(pool)
         files = load(MIGRATIONS)
@@ -104,7 +104,7 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         wanted = [reason.value for reason in reasons]
         return [rows.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
 
-    async def observations(self, *, each: int) -> Sequence[Observation]:
+    async def observations(self, *, each: int) -> Sequence[RunObservation]:
         return [rows.observation(row) for row in await self._pool.read("observations", each)]
 
     async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:

@@ -7,14 +7,14 @@ import asyncpg
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import AuditFilter, Token
 from broker.store.postgres import row_codec as rows
-from broker.store.postgres.base import Part, write_audit
+from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES
 from broker.store.postgres.slack_users import slack_user
 from broker.store.rules import fences
 from broker.store.rules import slack_users as slack_rules
 
 
-class Teams(Part):
+class PostgresTeams(PostgresPart):
     async def put_token(self, token: Token, secret_sha256: str) -> None:
         values = list(token.scopes), token.created_at, token.expires_at, fences.clean(token.note), secret_sha256
         async with self._pool.transaction("put_token") as connection:

@@ -12,22 +12,30 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEnt
 from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter, Upload
 from broker.store.postgres import row_codec as rows
-from broker.store.postgres.base import Part, write_audit
-from broker.store.postgres.channels import TenantChannels
-from broker.store.postgres.job_data import TenantCosts
+from broker.store.postgres.base import PostgresPart, write_audit
+from broker.store.postgres.channels import PostgresTenantChannels
+from broker.store.postgres.job_data import PostgresTenantJobData
 from broker.store.postgres.listener import Listener
-from broker.store.postgres.policies import TenantPolicies
+from broker.store.postgres.policies import PostgresTenantPolicies
 from broker.store.postgres.pool import QUERIES, Connection, Pool
-from broker.store.postgres.slack_users import SlackUsers
-from broker.store.postgres.spending import Spending
+from broker.store.postgres.slack_users import PostgresSlackUsers
+from broker.store.postgres.spending import PostgresSpending
 from broker.store.postgres.submit import Submitter
-from broker.store.postgres.teams import Teams
+from broker.store.postgres.teams import PostgresTeams
 from broker.store.rules import fences
 
 _LABELS = TypeAdapter(dict[str, str])
 
 
-class PostgresTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUsers, Spending, Part):
+class PostgresTenant(
+    PostgresTeams,
+    PostgresTenantChannels,
+    PostgresTenantPolicies,
+    PostgresTenantJobData,
+    PostgresSlackUsers,
+    PostgresSpending,
+    PostgresPart,
+):
     """Made by `PostgresStore.as_tenant`; the store itself is the house's. `house`: sees every team's money."""
 
     def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:

@@ -20,7 +20,7 @@ from providers.skypilot.plugin import aws_patches as sky_aws
 from providers.skypilot.plugin import fresh_keys as sky_keys
 from providers.skypilot.plugin import task_start as sky_start
 from providers.skypilot.plugin.patch import Patch, Replacement, pin, private, state_folder
-from providers.skypilot.server_locks import acting
+from providers.skypilot.server_locks import launch_lock
 from providers.skypilot.shared import ANYWHERE, CLOUDS, NOTHING, ROWS
 
 # -------------------------------------------------------------------------------------------------------- one launch
@@ -35,7 +35,7 @@ def _launch_under_lock(original: Replacement) -> Replacement:
             return original(*args, **kwargs)
         _causes.clear()
         _asked.clear()
-        with acting(state_folder(), cluster):
+        with launch_lock(state_folder(), cluster):
             try:
                 return original(*args, **kwargs)
             except exceptions.ResourcesUnavailableError as e:

@@ -15,7 +15,7 @@ from sky.server import plugins
 from providers.skypilot.plugin.patch import state_folder
 from providers.skypilot.plugin.patches import PATCHES
 from providers.skypilot.plugin.task_start import way_in
-from providers.skypilot.server_locks import acted_on, tidy
+from providers.skypilot.server_locks import is_launching, tidy
 from providers.skypilot.shared import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
 
 
@@ -81,7 +81,7 @@ def _guard_door(app: FastAPI) -> None:
 
 def _is_launching(cluster: str) -> dict[str, bool]:
     """Whether a worker acts on the name at this moment, whatever the request's status says."""
-    return {"launching": acted_on(state_folder(), Path(cluster).name)}
+    return {"launching": is_launching(state_folder(), Path(cluster).name)}
 
 
 def _way_in(cluster: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from broker.api.proto.gpubroker.v1.spec_pb2 import JobSpec
 from broker.domain.errors import NotDelivered
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, Event, JobState, Reason
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.domain.tenancy import Scope
 from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Change, State
@@ -35,7 +35,7 @@ class Nowhere(WebhookNotifier):
     """Takes any address, and nothing leaves the machine."""
 
     async def deliver(
-        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+        self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         raise NotDelivered("the receiver is not there")
 

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class GpuUsage:
     """None: the driver does not tell, as of parts of a GPU (MIG)."""
 
     utilisation: float | None
@@ -20,7 +20,7 @@ class Load:
     """Of all together."""
 
 
-def load() -> Load | None:
+def load() -> GpuUsage | None:
     """None where there is no driver. Takes milliseconds, or hangs with a driver that does."""
     import pynvml
 
@@ -41,7 +41,7 @@ def load() -> Load | None:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
     mean = sum(busy) / len(busy) if busy else None
-    return Load(utilisation=mean, memory_bytes=max(used, default=None), power_w=sum(power) if power else None)
+    return GpuUsage(utilisation=mean, memory_bytes=max(used, default=None), power_w=sum(power) if power else None)
 
 
 def memory_bytes() -> int | None:

@@ -18,9 +18,9 @@ from trainer.agent.base.environment import Environment
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
-from trainer.contract.checkpoint_format import Jump
+from trainer.contract.checkpoint_format import RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
-from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, StoreError
+from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, ObjectStoreError
 
 PATIENCE_S = 300.0
 """How long an attempt that has not begun waits for the store: its machine costs money."""
@@ -47,7 +47,7 @@ async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
     while True:
         try:
             return await action()
-        except StoreError:
+        except ObjectStoreError:
             if time.monotonic() + pause > deadline:
                 raise
         await asyncio.sleep(pause)
@@ -81,7 +81,7 @@ async def read_grant(objects: Objects, env: Environment, url: str | None = None)
     """
     try:
         data = await objects.read(keys.grant(env.attempt))
-    except StoreError:
+    except ObjectStoreError:
         if not url:
             raise
         data = await asyncio.to_thread(_download, url)
@@ -151,7 +151,7 @@ async def restore(
     origin: Origin,
     folder: Path,
     tell: Callable[[str], None],
-    jumps: tuple[Jump, ...] = (),
+    jumps: tuple[RowSkip, ...] = (),
 ) -> tuple[str, Manifest] | None:
     """The newest checkpoint that verifies, as `furthest` looks for it; it lies in `folder` then. Raises StoreError.
 

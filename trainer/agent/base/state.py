@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from trainer.agent.base.background import background
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.gpus import Load
-from trainer.contract.documents import TOLD, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase, Told
+from trainer.agent.base.gpus import GpuUsage
+from trainer.contract.documents import TOLD, AgentMessage, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase
 from trainer.core.ipc import RunFolder, Status
 
 MESSAGE = 500
@@ -56,7 +56,7 @@ class Ending:
 
 
 @dataclass(kw_only=True)
-class AttemptState:
+class AgentState:
     """Written by one task each, read by all; one event loop, so no locks."""
 
     env: Environment
@@ -76,7 +76,7 @@ class AttemptState:
     complete: str | None = None
     """Manifest of the checkpoint that holds the results, once it is committed."""
     clock: Callable[[], float] = time.monotonic
-    _told: list[Told] = field(default_factory=list)
+    _told: list[AgentMessage] = field(default_factory=list)
     _silent_until: dict[str, float] = field(default_factory=dict)
     """By kind, on the clock."""
     _lines: int = 0
@@ -86,7 +86,7 @@ class AttemptState:
     ending: Ending | None = None
     gone_at: float | None = None
     """Monotonic seconds at which the cloud takes this machine away, once it has said so."""
-    words_s: float = LAST_WORDS_S
+    final_report_s: float = LAST_WORDS_S
     """Of the notice, for the last words."""
     ending_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _status: Status = field(default_factory=Status)
@@ -101,9 +101,9 @@ class AttemptState:
 
     def notice(self, left_s: float) -> None:
         """The cloud takes this machine away in so many seconds."""
-        self.gone_at, self.words_s = time.monotonic() + left_s, min(LAST_WORDS_S, LAST_WORDS * left_s)
+        self.gone_at, self.final_report_s = time.monotonic() + left_s, min(LAST_WORDS_S, LAST_WORDS * left_s)
 
-    def weigh_save(self, save_s: float | None, finish_s: float | None) -> None:
+    def choose_final_save(self, save_s: float | None, finish_s: float | None) -> None:
         """Begins no last checkpoint where a notice leaves less time than one takes: what is under way is sent to its
         end if there is time for that, and else the latest one is better trusted than a save that is cut off.
 
@@ -134,7 +134,7 @@ class AttemptState:
         if not self.ending.saves:
             return 0.0
         left_s = self.ending.asked_at + self.limits.drain_s - time.monotonic()
-        return left_s if self.notice_s is None else min(left_s, self.notice_s - self.words_s)
+        return left_s if self.notice_s is None else min(left_s, self.notice_s - self.final_report_s)
 
     @contextlib.asynccontextmanager
     async def in_time(self, most_s: float | None = None) -> AsyncIterator[None]:
@@ -164,9 +164,9 @@ class AttemptState:
         paused = before + 1 - (1 if kind in TRIES else AT_ONCE)
         if paused >= 0:
             self._silent_until[kind] = now + PAUSE_S * 2**paused
-        self._told.append(Told(seq=len(self._told) + 1, kind=kind, message=message[:MESSAGE]))
+        self._told.append(AgentMessage(seq=len(self._told) + 1, kind=kind, message=message[:MESSAGE]))
 
-    def told(self) -> tuple[Told, ...]:
+    def told(self) -> tuple[AgentMessage, ...]:
         """The latest ones, the worker's among them."""
         lines: list[str] = []
         with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ class AttemptState:
         self._lines = max(self._lines, len(lines))
         return tuple(self._told[-TOLD:])
 
-    def beat(self, seq: int, load: Load | None) -> Beat:
+    def beat(self, seq: int, load: GpuUsage | None) -> Beat:
         """The sign of life number `seq`."""
         status = self.status()
         return Beat(

@@ -29,7 +29,7 @@ FATAL = {
 """Of NVIDIA's Xid errors (docs.nvidia.com/deploy/xid-errors), those after which a GPU is not to be trusted."""
 
 
-class BadHost(Unusable):
+class HostNotUsable(Unusable):
     """This machine is not fit; another one may be."""
 
     def __init__(self, message: str) -> None:
@@ -42,9 +42,9 @@ async def check(folder: Path, *, gpus: int) -> str:
     words = [f"disk at {speed / 1e6:.0f} MB/s"]
     if gpus:
         if wrong := xid(await asyncio.to_thread(kernel_log)):
-            raise BadHost(wrong)
+            raise HostNotUsable(wrong)
         if wrong := uncorrected(await _ecc()):
-            raise BadHost(wrong)
+            raise HostNotUsable(wrong)
         words.append("no errors of the GPUs known")
     return f"host: {', '.join(words)}"
 
@@ -60,15 +60,15 @@ def disk(folder: Path) -> float:
             os.fsync(file.fileno())
         same = hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(data).digest()
     except OSError as e:
-        raise BadHost(f"its disk does not take {BLOCK >> 20} MiB: {e.strerror}") from None
+        raise HostNotUsable(f"its disk does not take {BLOCK >> 20} MiB: {e.strerror}") from None
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
     took = time.monotonic() - started
     if not same:
-        raise BadHost("its disk gives back other bytes than were written")
+        raise HostNotUsable("its disk gives back other bytes than were written")
     if took > LIMIT_S:
-        raise BadHost(f"its disk takes {took:.0f} s for {BLOCK >> 20} MiB")
+        raise HostNotUsable(f"its disk takes {took:.0f} s for {BLOCK >> 20} MiB")
     return BLOCK / took
 
 

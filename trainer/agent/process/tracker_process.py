@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from trainer.contract.base import Document
 from trainer.contract.checkpoint_format import METRICS
 from trainer.contract.metrics import MetricsConfig, MlflowConfig, WandbConfig
-from trainer.core.ipc import RunFolder, Teller
-from trainer.core.parent_death import tie
+from trainer.core.ipc import MessageWriter, RunFolder
+from trainer.core.parent_death import die_with_parent
 
 LOOK_S = 1.0
 NAMES = ("loss", "lr", "grad_norm", "tokens", "seconds")
@@ -199,15 +199,17 @@ def main(root: Path, kind: str) -> int:
             tracker = Mlflow(job.metrics.mlflow, job)
         tracker.finish(follow(run, tracker))
     except ImportError as e:
-        Teller(run)("tracker_failed", f"{kind}: {e}; install gpubroker[trackers] where the trainer runs. {GOES_ON}")
+        MessageWriter(run)(
+            "tracker_failed", f"{kind}: {e}; install gpubroker[trackers] where the trainer runs. {GOES_ON}"
+        )
     except Exception as e:  # whatever a tracker's library does
         line = (str(e).strip().splitlines() or ["no message"])[0]
-        Teller(run)("tracker_failed", f"{kind}: {type(e).__name__}: {line[:300]}. {GOES_ON}")
+        MessageWriter(run)("tracker_failed", f"{kind}: {type(e).__name__}: {line[:300]}. {GOES_ON}")
     return 0
 
 
 if __name__ == "__main__":
-    tie(os.getppid())
+    die_with_parent(os.getppid())
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # A terminal's go to the whole group; the agent says when it is over.
     sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.agent.base.state import AttemptState
-from trainer.agent.upload.save_cost import Effort, Sending, size_of
+from trainer.agent.base.state import AgentState
+from trainer.agent.upload.save_cost import SaveCost, Sending, size_of
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract.documents import CheckpointRef, Manifest
 from trainer.contract.guard import GuardConfig
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import SnapshotInfo, info_of
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 LOOK_S = 0.2
 RETRY_S = 5.0
@@ -31,7 +31,7 @@ class Saver:
     def __init__(
         self,
         objects: Objects,
-        state: AttemptState,
+        state: AgentState,
         origin: Origin,
         *,
         config: CheckpointConfig,
@@ -45,7 +45,7 @@ class Saver:
         self._say, self._committed = say, committed
         self._busy = asyncio.Lock()
         self._parts_until = math.inf
-        self._effort = Effort()
+        self._effort = SaveCost()
         self._sending: Sending | None = None
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class Saver:
         while True:
             try:
                 await self.once()
-            except (StoreError, OSError) as e:
+            except (ObjectStoreError, OSError) as e:
                 self._say(f"a checkpoint waits on disk: {e}")
                 self._state.tell("upload_waits", f"a checkpoint waits on disk, and the one before it counts: {e}")
                 await asyncio.sleep(RETRY_S)
@@ -72,7 +72,7 @@ class Saver:
                 async with self._state.in_time(left):
                     await self.once()
                 return True
-            except (StoreError, OSError) as e:  # a TimeoutError is one
+            except (ObjectStoreError, OSError) as e:  # a TimeoutError is one
                 self._say(f"the last checkpoint waits on disk: {e or 'out of time'}")
             await asyncio.sleep(min(1.0, max(0.0, self._patience(started))))
         return not self._state.run.waiting()
@@ -144,7 +144,7 @@ class Saver:
         self._committed(manifest.save_s)
         try:
             await checkpoint.prune(self._objects, self._origin, self._config, self._guard)
-        except StoreError as e:
+        except ObjectStoreError as e:
             self._say(f"old checkpoints stay for now: {e}")
 
     async def _upload(

@@ -7,11 +7,11 @@ import threading
 import psutil
 
 from trainer.agent.base import gpus
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.upload.log_buffer import Redactor
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Told
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.contract.documents import AgentMessage
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 DRIVER_S = 3.0
 """How long a beat waits for the driver."""
@@ -20,7 +20,7 @@ DRIVER_S = 3.0
 class Beater:
     """Puts `beats/<attempt>/<node>` again and again."""
 
-    def __init__(self, objects: Objects, state: AttemptState) -> None:
+    def __init__(self, objects: Objects, state: AgentState) -> None:
         self._objects, self._state = objects, state
         self._seq = 0
         self._hurry = asyncio.Event()
@@ -28,7 +28,7 @@ class Beater:
         self.redact = Redactor({})
 
     async def run(self) -> None:
-        """Beats every `beat_s` until cancelled."""
+        """Send a heartbeat every `beat_s` until cancelled."""
         while True:
             await self.once()
             with contextlib.suppress(TimeoutError):
@@ -42,7 +42,7 @@ class Beater:
 
     async def once(self) -> None:
         """One beat; a store that cannot be reached is tried again with the next one."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             await self.send()
 
     async def send(self) -> None:
@@ -59,12 +59,12 @@ class Beater:
         beat = beat.model_copy(update=counted)
         await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
-    async def _load(self) -> gpus.Load | None:
+    async def _load(self) -> gpus.GpuUsage | None:
         """Of this node's GPUs; None without one, or while the driver hangs."""
         spec = self._state.spec
         if spec is None or spec.world.gpus_per_node == 0 or (self._asking and self._asking.is_alive()):
             return None
-        found: list[gpus.Load | None] = []
+        found: list[gpus.GpuUsage | None] = []
         answered = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -82,7 +82,7 @@ class Beater:
         return found[0] if found else None
 
 
-def redacted(told: tuple[Told, ...], redact: Redactor) -> tuple[Told, ...]:
+def redacted(told: tuple[AgentMessage, ...], redact: Redactor) -> tuple[AgentMessage, ...]:
     """Without the values of secrets."""
     return tuple(one.model_copy(update={"message": redact(one.message)}) for one in told)
 

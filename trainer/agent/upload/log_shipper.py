@@ -4,10 +4,10 @@ import asyncio
 import time
 
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.agent.upload.log_buffer import LogBuffer
 from trainer.contract import object_keys as keys
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 LOOK_S = 0.2
 
@@ -15,7 +15,7 @@ LOOK_S = 0.2
 class Shipper:
     """One chunk at a time; a chunk that fails keeps its number and is sent again."""
 
-    def __init__(self, objects: Objects, log: LogBuffer, env: Environment, state: AttemptState) -> None:
+    def __init__(self, objects: Objects, log: LogBuffer, env: Environment, state: AgentState) -> None:
         self._objects, self._log, self._env, self._state = objects, log, env, state
         self._number = 0
         self._pending = b""
@@ -30,7 +30,7 @@ class Shipper:
                 continue
             try:
                 await self._one()
-            except StoreError:
+            except ObjectStoreError:
                 await asyncio.sleep(self._state.limits.log_s)
             last = time.monotonic()
 

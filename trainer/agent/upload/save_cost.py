@@ -29,7 +29,7 @@ class Sending:
         return self.sent / max(1e-6, time.monotonic() - self.began) if self.sent else None
 
 
-class Effort:
+class SaveCost:
     """Of one attempt."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ TOLD_AGAIN = 1.5
 """By how much it must change before people hear of it once more."""
 
 
-class Pace:
+class SaveInterval:
     """Of one attempt."""
 
     def __init__(

@@ -17,13 +17,13 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from trainer.agent.base.prepare import insist
-from trainer.agent.base.state import AttemptState
+from trainer.agent.base.state import AgentState
 from trainer.checkpoint.protocol import side_by_side
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, ManifestFile, RowsManifest
 from trainer.core import disk_space as room
 from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
-from trainer.objectstore.objects import BadContent, Objects, StoreError
+from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 FILES = (ROWS, INDEX, NOTE)
 PIECE = 4 << 20
@@ -49,10 +49,10 @@ async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, say: Say) -> 
             except BadContent as e:
                 say(f"tokenised rows {key} cannot be used: {e}")
                 continue
-            size = room.size(sum(piece.bytes for piece in manifest.pieces))
+            size = room.format_bytes(sum(piece.bytes for piece in manifest.pieces))
             say(f"the tokenised rows of attempt {manifest.number} are fetched: {size}")
             return manifest.identity
-    except (StoreError, OSError) as e:
+    except (ObjectStoreError, OSError) as e:
         say(f"the tokenised rows in the store are not used: {e}")
     return ""
 
@@ -109,7 +109,7 @@ def _append(path: Path, part: Path) -> None:
 class Sender:
     """Puts the rows that a worker of this machine made into the store, while nothing else is to be sent."""
 
-    def __init__(self, objects: Objects, state: AttemptState, spec: AttemptSpec, *, known: str, say: Say) -> None:
+    def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, say: Say) -> None:
         """`known`: the identity of what was fetched from there."""
         self._objects, self._state, self._spec, self._say = objects, state, spec, say
         self._nonce = secrets.token_hex(4)
@@ -137,9 +137,9 @@ class Sender:
                 if why := self._too_large(size):
                     break
                 await self._send(identity)
-                self._say(f"the tokenised rows are in the store for later attempts: {room.size(size)}")
+                self._say(f"the tokenised rows are in the store for later attempts: {room.format_bytes(size)}")
                 return
-            except (StoreError, OSError) as e:
+            except (ObjectStoreError, OSError) as e:
                 why = str(e)
         self._say(f"the tokenised rows stay on this machine, a later attempt makes them anew: {why}")
         await self._remove(kept="")
@@ -147,11 +147,11 @@ class Sender:
     def _too_large(self, size: int) -> str:
         """Why they are not sent; empty: they are. Raises OSError."""
         if size > self._spec.rows_bytes:
-            most = room.size(self._spec.rows_bytes)
-            return f"they have {room.size(size)}, and no more than {most} are worth their traffic and time"
+            most = room.format_bytes(self._spec.rows_bytes)
+            return f"they have {room.format_bytes(size)}, and no more than {most} are worth their traffic and time"
         url = urlsplit(self._state.env.blobs)
         if url.scheme == "file" and size * SPARE > (free := shutil.disk_usage(unquote(url.path)).free):
-            return f"they have {room.size(size)}, and the store has room for {room.size(free)}"
+            return f"they have {room.format_bytes(size)}, and the store has room for {room.format_bytes(free)}"
         return ""
 
     async def _send(self, identity: str) -> None:
@@ -170,7 +170,7 @@ class Sender:
             pieces=tuple(self._sent),
         )  # fmt: skip
         if not await self._objects.create(target + keys.MANIFEST, manifest.model_dump_json().encode()):
-            raise StoreError(f"{target}{keys.MANIFEST} was written by somebody else")
+            raise ObjectStoreError(f"{target}{keys.MANIFEST} was written by somebody else")
         await self._remove(kept=target)
 
     async def _quiet(self) -> None:
@@ -183,7 +183,7 @@ class Sender:
     async def _remove(self, kept: str) -> None:
         """What else of this attempt's rows lies in the store: what was begun, or found to be no good."""
         own = f"{keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             found = [key for key in await self._objects.keys(own) if keys.is_of_rows(key)]
             doomed = [key for key in found if not kept or not key.startswith(kept)]
             for key in sorted(doomed, key=lambda key: not key.endswith(f"/{keys.MANIFEST}")):

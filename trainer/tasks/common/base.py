@@ -13,7 +13,7 @@ import torch
 
 from trainer.batching import mmap_dataset as kept
 from trainer.batching.examples import by_size
-from trainer.batching.mmap_dataset import Chosen
+from trainer.batching.mmap_dataset import Subset
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault, UserFault
 from trainer.core.ipc import rows_note
@@ -91,7 +91,7 @@ class Task(ABC, Generic[E]):
         if self.bad and os.environ.get("RANK", "0") == "0":
             _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad, self.rows, self.faults[0])
         self._survey(found)
-        examples = Chosen(found, self._learned(found), self._settled)
+        examples = Subset(found, self._learned(found), self._settled)
         if not len(examples):
             raise DataFault(self._nothing())
         if self.cuts:
@@ -128,7 +128,7 @@ class Task(ABC, Generic[E]):
         if folder is None or not sha256:
             with tempfile.TemporaryDirectory(prefix="rows-") as temporary:  # what is mapped stays until it is let go
                 return self._on_disk(path, data_format, seen, Path(temporary), sha256)
-        with kept.alone(folder):
+        with kept.folder_lock(folder):
             return self._on_disk(path, data_format, seen, folder, sha256)
 
     def _on_disk(self, path: Path, data_format: Any, seen: Seen | None, folder: Path, sha256: str) -> Sequence[Any]:
@@ -136,14 +136,14 @@ class Task(ABC, Generic[E]):
         identity = self._identity(data_format, sha256)
         known = rows_note(folder) if sha256 and seen is None else None
         if known is None or known["identity"] != identity:
-            writer = kept.Writer(folder, self.made)
+            writer = kept.DatasetWriter(folder, self.made)
             self._read(path, data_format, seen, writer.append)
             if sha256 and digest(path) != sha256:
                 raise DataError(f"{self.where}: its file {path.name} has changed since it was hashed; start again")
             writer.close({"identity": identity, "rows": self.rows, "bad": self.bad, "faults": self.faults})
         else:
             self.rows, self.bad, self.faults = known["rows"], known["bad"], known["faults"]
-        return kept.Kept(folder, self.made)
+        return kept.MmapDataset(folder, self.made)
 
     def _identity(self, data_format: Any, sha256: str) -> str:
         """A hash of all that what is made of the rows depends on."""

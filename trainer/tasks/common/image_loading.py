@@ -106,7 +106,7 @@ class Ahead:
         return None if found is None else found.result()
 
 
-class Kept:
+class ImageCache:
     """Decoded pictures by row, as long as there is room for them."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class PipelineKind:
     """What is known of a model without its weights."""
 
     pipeline: str
@@ -53,7 +53,7 @@ def refusals(config: TrainConfig) -> Iterator[None]:
         ) from None
 
 
-def kind_of(config: TrainConfig) -> Kind:
+def kind_of(config: TrainConfig) -> PipelineKind:
     """Raises UserFault for a model that is none of PIPELINES, or does more than text to image."""
     from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
     from transformers import AutoTokenizer
@@ -74,7 +74,7 @@ def kind_of(config: TrainConfig) -> Kind:
         if scheduler.config.prediction_type not in ("epsilon", "v_prediction"):
             raise ValueError(f"its scheduler predicts {scheduler.config.prediction_type}")
     step = 2 ** (len(vae["block_out_channels"]) - 1)
-    return Kind(
+    return PipelineKind(
         pipeline=name,
         two=two,
         tokenizers=tokenizers,
@@ -129,7 +129,7 @@ def unet_of(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
     return whole
 
 
-def save_lora(folder: Path, kind: Kind, model: Any, state: dict[str, torch.Tensor] | None) -> None:
+def save_lora(folder: Path, kind: PipelineKind, model: Any, state: dict[str, torch.Tensor] | None) -> None:
     """Adapters with their settings, as `load_lora_weights` reads them."""
     import diffusers
     from peft import get_peft_model_state_dict
@@ -156,7 +156,7 @@ def _in_order(file: Path) -> None:
     file.write_bytes(len(told).to_bytes(8, "little") + told + data[end:])
 
 
-def pipeline(config: TrainConfig, kind: Kind, parts: Frozen, model: Any) -> Any:
+def pipeline(config: TrainConfig, kind: PipelineKind, parts: Frozen, model: Any) -> Any:
     """For samples, and to be saved. Raises UserFault."""
     import diffusers
 

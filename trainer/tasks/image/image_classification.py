@@ -16,7 +16,7 @@ from trainer.models import loading as models
 from trainer.tasks.common import image_loading as pictures
 from trainer.tasks.common import label_metrics as labelled
 from trainer.tasks.common.base import Batch, Row, Task
-from trainer.tasks.common.image_loading import Ahead, Array, Kept
+from trainer.tasks.common.image_loading import Ahead, Array, ImageCache
 from trainer.tasks.common.label_metrics import Labels
 
 
@@ -43,7 +43,7 @@ class ImageClassification(Task[Shot]):
         """The model's image processor has the tokenizer's place: it is saved with the model as well."""
         models.check_kind(self.config, self.architecture)
         self.tokenizer = models.image_processor_of(self.config)
-        self._kept = Kept()
+        self._kept = ImageCache()
         self._ahead = Ahead(self._sized, pictures.spare_threads())
 
     def example(self, row: Row, number: int) -> Shot:

@@ -165,7 +165,7 @@ class TextToImage(Task[Drawn]):
 
     def _draw(self, example: Drawn, made: Encoded) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(latents, noise, timestep)"""
-        generator = torch.Generator().manual_seed(order.draws(self.config.seed, self._step, example.number))
+        generator = torch.Generator().manual_seed(order.row_seed(self.config.seed, self._step, example.number))
         step = torch.randint(self._kind.scheduler.config.num_train_timesteps, (), generator=generator)
         latents = made.mean + made.deviation * torch.randn(made.mean.shape, generator=generator)
         return latents * self._kind.scaling, torch.randn(made.mean.shape, generator=generator), step

@@ -30,7 +30,7 @@ def _plain(tape: Tape, x: Tensor) -> Tensor:
 
 def _shifted(tape: Tape, x: Tensor) -> Tensor:
     """A constant added to what its holder lets go, whose gradient goes on as it is."""
-    return tape.after(x, tape.op([x], x.count, x.width, passes=True))
+    return tape.after(x, tape.op([x], x.count, x.width, passthrough_grad=True))
 
 
 def _scaled(tape: Tape, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def _bent(tape: Tape, x: Tensor) -> Tensor:
 def _as_wide(tape: Tape, x: Tensor, width: int) -> Tensor:
     if x.width != width:
         return tape.op([x], x.count, width)
-    x.hold()
+    x.retain()
     return x
 
 
@@ -66,7 +66,7 @@ def _gelu_new(tape: Tape, x: Tensor, wide: int) -> Tensor:
     half, raised = _plain(tape, x), _as_wide(tape, x, wide)
     cube = tape.after(raised, tape.op([raised], x.count, wide, saves=[raised], back=2 * raised.size))
     small = _scaled(tape, cube)
-    added = tape.after(small, tape.op([x, small], x.count, small.width, passes=True))
+    added = tape.after(small, tape.op([x, small], x.count, small.width, passthrough_grad=True))
     return _times(tape, half, _shifted(tape, _bent(tape, _scaled(tape, added))))
 
 
@@ -94,7 +94,7 @@ def _gelu_quick(tape: Tape, x: Tensor, wide: int) -> Tensor:
 
 
 def _laplace(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    part = _scaled(tape, tape.op([x], x.count, x.width, passes=True))
+    part = _scaled(tape, tape.op([x], x.count, x.width, passthrough_grad=True))
     error = tape.after(part, _error(tape, part))
     return _scaled(tape, _shifted(tape, error))
 
@@ -125,14 +125,14 @@ def _xielu(tape: Tape, x: Tensor, wide: int) -> Tensor:
     above = tape.op([x], x.count, wide)
     square = tape.after(above, tape.product(above, x))
     linear = _plain(tape, x)
-    right = tape.op([square, linear], x.count, square.width, passes=True)
+    right = tape.op([square, linear], x.count, square.width, passthrough_grad=True)
     tape.drop(square, linear)
     least = tape.op([x], x.count, x.width, saves=[x])
     raised = tape.after(least, _as_wide(tape, least, wide))
     power = tape.after(raised, tape.op([raised], x.count, wide, saves_out=True))
-    less = tape.after(power, tape.op([power, x], x.count, wide, passes=True))
+    less = tape.after(power, tape.op([power, x], x.count, wide, passthrough_grad=True))
     slope, linear = tape.after(less, tape.op([less], x.count, wide, saves=[less])), _plain(tape, x)
-    left = tape.op([slope, linear], x.count, wide, passes=True)
+    left = tape.op([slope, linear], x.count, wide, passthrough_grad=True)
     tape.drop(slope, linear)
     where = tape.new(x.count, 1)
     made = tape.op([right, left], x.count, wide, saves=[where])

@@ -1,11 +1,11 @@
 """The step of a decoder with a head that makes classes, or one number, in place of the next token."""
 
-from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
 
 
-class HeadedPlayer(Player):
+class ClassifierSimulator(DecoderSimulator):
     """The head reads every token; of a text's logits those of its last token are taken."""
 
     def _embed(self) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,17 @@ every segment is linear in their number. Where some of them need a mask and othe
 from collections.abc import Iterator
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import build_of, layer_matrices
+from broker.estimator.architecture.families import family_spec, layer_matrices
 from broker.estimator.architecture.model_states import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.embedding_adapters import adapt_embeddings, adapt_head
 from broker.estimator.memory.simulator.fsdp import world_of
 from broker.estimator.memory.simulator.layer_sampling import Depth
 from broker.estimator.memory.simulator.tape import CATEGORIES, EARLIER, Tape, Tensor, Weight
-from broker.estimator.memory.simulator.types import Bytes, Played, Step
+from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
 
 
-class Player:
+class DecoderSimulator:
     """Of a decoder: the last hidden states become logits over the vocabulary."""
 
     def __init__(self, shape: ModelShape, step: Step) -> None:
@@ -38,8 +38,8 @@ class Player:
         )  # fmt: skip
         if step.accumulated and not shape.tied_embeddings:  # else the head's waits for the other, and is added then
             self.embedding.gradient = self.head.gradient = EARLIER
-        self.forth: dict[int, Bytes] = {}
-        self.back: dict[int, Bytes] = {}
+        self.forward_residue: dict[int, Bytes] = {}
+        self.backward_residue: dict[int, Bytes] = {}
         """What each played layer between leaves behind, on its way forward and back."""
         self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
         self.ends: Layer | None = None
@@ -47,21 +47,21 @@ class Player:
         self.word = ""
         """Of several stacks the one that is played, with a blank behind."""
 
-    def play(self) -> Played:
+    def play(self) -> StepPeak:
         tape = self.tape
-        tape.enter("forward embeddings", "activations")
+        tape.begin_segment("forward embeddings", "activations")
         self._hold()
         self.world.gather_root()
         x, first = self._embed()
         self.mask = self._mask()
         for number in range(self.last + 1):
             x = self._forward(number, x)
-        tape.enter("forward head", "logits")
+        tape.begin_segment("forward head", "logits")
         logits, mark = self._logits(x, first)
         end = len(tape.nodes)
         self.world.leave_root()
         loss = self._loss(logits)
-        tape.enter("backward head", "logits")
+        tape.begin_segment("backward head", "logits")
         loss.gradient = tape.new(1, 4)
         tape.drop(loss)
         tape.backward(end)
@@ -69,7 +69,7 @@ class Player:
         tape.backward(mark)
         for number in range(self.last, -1, -1):
             self._backward(number)
-        tape.enter("backward embeddings", "temporary")
+        tape.begin_segment("backward embeddings", "temporary")
         if self.step.checkpointing:  # whose arguments hold it
             tape.drop(self.mask)
         self.world.reduce()
@@ -77,7 +77,7 @@ class Player:
         self.world.reduce_root()
         self._settle()
         self._update()
-        return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
+        return StepPeak(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
     def _segments(self) -> Iterator[tuple[str, Bytes]]:
         """Named by where in the whole model they are."""
@@ -94,7 +94,7 @@ class Player:
     def _between(self, way: str, played: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
         """Of the layers that a played one stands for, those before which the most and the fewest others have run."""
         forward = way.startswith("forward")
-        left = self.forth if forward else self.back
+        left = self.forward_residue if forward else self.backward_residue
         for place, ahead in self.depth.extremes(played, forward=forward):
             by = {c: worst[c] + sum(left[other][c] * n for other, n in ahead.items()) for c in CATEGORIES}
             yield f"{way} {place} layer", by
@@ -104,20 +104,20 @@ class Player:
         adapters = 0 if n.full else self.trained * n.trained
         states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained, step.whole_states)
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
-        if build_of(self.shape).mask_buffer:
-            self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
-        self.tape.shift("weights", step.share(base + adapters) + step.tables)
-        self.tape.shift("optimizer", step.share(states))
+        if family_spec(self.shape).mask_buffer:
+            self.tape.adjust("weights", (self.shape.max_positions or 0) ** 2)
+        self.tape.adjust("weights", step.share(base + adapters) + step.tables)
+        self.tape.adjust("optimizer", step.share(states))
         if n.bits == 4:  # the scales of a quantised base are not sharded
             scales = self.shape.layers * layer_matrices(self.shape) // 64
-            self.tape.shift("weights", scales - step.share(scales))
+            self.tape.adjust("weights", scales - step.share(scales))
         if step.accumulated:
-            self.tape.shift("gradients", step.share(self.trained * n.trained))
+            self.tape.adjust("gradients", step.share(self.trained * n.trained))
         self.settled = self.tape.live["gradients"]
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         """The first layer's input, and the embeddings, which transformers' models name until they return."""
-        step, n, tape, build = self.step, self.step.numerics, self.tape, build_of(self.shape)
+        step, n, tape, build = self.step, self.step.numerics, self.tape, family_spec(self.shape)
         grad = n.full or step.checkpointing
         count = self.tokens * self.shape.hidden
         trained = [(self.embedding, n.trained)] if n.full else []
@@ -129,7 +129,7 @@ class Player:
             x = self.tape.after(x, tape.op([x], count, x.width))
         if grad and not n.full:  # made to want a gradient, so the graph holds it to its end
             x.grad = True
-            x.hold()
+            x.retain()
         if build.scaled:
             x = self.tape.after(x, tape.op([x], count, x.width))
         first = self._same(x)
@@ -138,7 +138,7 @@ class Player:
             positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
             positions.gradient = EARLIER if step.accumulated else None
             learned = [(positions, n.trained)] if n.full else []
-            x = self.tape.after(x, tape.op([x], count, x.width, passes=True, weights=learned))
+            x = self.tape.after(x, tape.op([x], count, x.width, passthrough_grad=True, weights=learned))
         if self.shape.dropout and not build.rotary:
             mask = tape.new(count, n.mask or x.width)
             x = self.tape.after(x, tape.op([x], count, x.width, saves=[mask]))
@@ -150,7 +150,7 @@ class Player:
         pairs = self.step.length**2 * (self.step.rows if any(self.depth.played) else 0)
         made = self.tape.new(pairs, 1)
         if self.step.checkpointing:
-            made.hold()
+            made.retain()
         return made
 
     def _layer(self, number: int) -> Layer:
@@ -163,7 +163,7 @@ class Player:
 
     def _forward(self, number: int, x: Tensor) -> Tensor:
         tape = self.tape
-        tape.enter(f"forward {self.word}{number}", "activations")
+        tape.begin_segment(f"forward {self.word}{number}", "activations")
         self.world.gather()
         before = dict(tape.live)
         layer = self._layer(number)
@@ -171,15 +171,15 @@ class Player:
         self.marks.append(len(tape.nodes))
         self.inputs.append(x)
         if self.step.checkpointing:
-            x.hold()
+            x.retain()
             tape.recording = False
         y = layer(x)
         tape.recording = True
         self.world.let_go()
         tape.drop(x)
         if 0 < number < self.last:
-            self.forth[number] = self._since(before)
-            tape.leap(self.forth[number], self.depth.others(number))
+            self.forward_residue[number] = self._since(before)
+            tape.repeat(self.forward_residue[number], self.depth.others(number))
         return y
 
     def _since(self, before: Bytes) -> Bytes:
@@ -194,7 +194,7 @@ class Player:
             layer.forget()
             layer.part()
             if 0 < number < self.last:
-                self.tape.leap(self._since(before), self.depth.others(number))
+                self.tape.repeat(self._since(before), self.depth.others(number))
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         tape, n = self.tape, self.step.numerics
@@ -208,7 +208,7 @@ class Player:
         self.normed = normed
         if self.step.loss == "trainer":
             tape.drop(normed)
-        if build_of(self.shape).scaled:
+        if family_spec(self.shape).scaled:
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
         if self.shape.softcap:
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
@@ -249,12 +249,12 @@ class Player:
         return self._same(t) if t.width == 4 else self.tape.op([t], t.count, 4)
 
     def _same(self, t: Tensor) -> Tensor:
-        t.hold()
+        t.retain()
         return t
 
     def _backward(self, number: int) -> None:
         tape = self.tape
-        tape.enter(f"backward {self.word}{number}", "temporary")
+        tape.begin_segment(f"backward {self.word}{number}", "temporary")
         self.world.gather_back(ahead=number > 0)
         before = dict(tape.live)
         if self.step.checkpointing:
@@ -266,8 +266,8 @@ class Player:
         if number > 0:
             self.world.reduce()
         if 0 < number < self.last:
-            self.back[number] = self._since(before)
-            tape.leap(self.back[number], self.depth.others(number))
+            self.backward_residue[number] = self._since(before)
+            tape.repeat(self.backward_residue[number], self.depth.others(number))
             self.settled = tape.live["gradients"]
 
     def _again(self, number: int) -> None:
@@ -275,7 +275,7 @@ class Player:
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         out, mark = self.leaving, len(tape.nodes)
         ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number], x)
-        tape.shift("temporary", ahead)
+        tape.adjust("temporary", ahead)
         tape.category = "activations"
         inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
         tape.operations, tape.stop, tape.unpacks = 0, stop, not step.reentrant
@@ -283,12 +283,12 @@ class Player:
         tape.stop, tape.unpacks = None, False
         layer.forget()
         tape.category = "temporary"
-        tape.shift("temporary", -ahead)
+        tape.adjust("temporary", -ahead)
         y.gradient, out.gradient = out.gradient, None
         # the reentrant way's own backward names what was computed again and its gradient until it returns
         named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
         for t in named:
-            t.hold()
+            t.retain()
         tape.drop(y)
         tape.backward(mark)
         tape.drop(*named)
@@ -297,7 +297,7 @@ class Player:
         if not step.hooked:
             tape.drop(x)
         elif step.reentrant and x.gradient is not None:
-            x.gradient.hold()
+            x.gradient.retain()
 
     def _probe(self, masked: bool, x: Tensor) -> tuple[int, int]:
         """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
@@ -305,7 +305,7 @@ class Player:
         float32 already is not cast to it, which is an operation less."""
         if (kind := (masked, x.width)) not in self.probed:
             tape = Tape()
-            tape.enter("ahead", "temporary")
+            tape.begin_segment("ahead", "temporary")
             y = self._alone(tape, masked)(tape.new(x.count, x.width, grad=True))
             y.gradient = tape.new(y.count, y.width)
             tape.drop(y)
@@ -323,21 +323,21 @@ class Player:
         if self.asked.divided:
             return
         made = self.tape.live["gradients"] - self.settled
-        self.tape.leap({"gradients": self.step.share(made) - made}, 1)
+        self.tape.repeat({"gradients": self.step.share(made) - made}, 1)
         self.settled = self.tape.live["gradients"]
 
     def _update(self) -> None:
         step, tape = self.asked, self.tape
         _, scratch = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
-        tape.enter("optimizer", "temporary")
+        tape.begin_segment("optimizer", "temporary")
         gradients = step.share(self.trained * step.numerics.trained)
         if step.optimizer == "adafactor":
             largest = max(self.embedding.count if step.numerics.full else 0, *(
                 w.count for w in self.layers[0].weights.values() if w.trained
             ))  # fmt: skip
             scratch = 12 * largest
-        tape.shift("gradients", gradients - tape.live["gradients"])
-        tape.shift("temporary", step.share(scratch))
+        tape.adjust("gradients", gradients - tape.live["gradients"])
+        tape.adjust("temporary", step.share(scratch))
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
         """With what the devices exchange: DDP's buckets are as large as the gradients."""

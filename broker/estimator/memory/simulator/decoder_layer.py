@@ -7,7 +7,7 @@ transformers 5.17 and peft 0.21; trainer/memtrace/tracer.py runs that code itsel
 from collections.abc import Sequence
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import Numerics, build_of, copies, linears
+from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
 from broker.estimator.memory.simulator.activations import activate
 from broker.estimator.memory.simulator.moe import mixture
 from broker.estimator.memory.simulator.tape import Tape, Tensor, Weight
@@ -19,7 +19,7 @@ class Layer:
     def __init__(
         self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int, *, masked: bool = False
     ) -> None:
-        self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, build_of(shape)
+        self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, family_spec(shape)
         self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
         self.casts: list[Weight] = []
         """Whose half-precision copies autocast keeps until it ends."""
@@ -38,7 +38,7 @@ class Layer:
     def cast(self, x: Tensor, width: int) -> Tensor:
         """`x` in another width; itself, held once more, where that is its own."""
         if x.width == width:
-            x.hold()
+            x.retain()
             return x
         return self.tape.op([x], x.count, width)
 
@@ -66,7 +66,7 @@ class Layer:
         if w.trained:
             saves.append(into)
         trained = [(w, width)] if w.trained else []
-        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, keeps=True)
+        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, saves_matrix=True)
         tape.drop(into)
         if copy is not None and w.cast is None:
             if self.build.cached_casts:
@@ -108,7 +108,7 @@ class Layer:
         tape.drop(low)
         scaled = tape.op([high], high.count, high.width)
         tape.drop(high)
-        added = tape.op([base, scaled], base.count, max(base.width, scaled.width), passes=True)
+        added = tape.op([base, scaled], base.count, max(base.width, scaled.width), passthrough_grad=True)
         tape.drop(base, scaled, into)
         result = self.cast(added, base.width)
         tape.drop(added)
@@ -117,7 +117,7 @@ class Layer:
     def dropout(self, x: Tensor) -> Tensor:
         """Its mask is kept."""
         mask = self.tape.new(x.count, self.numerics.mask or x.width)
-        made = self.tape.op([x], x.count, x.width, saves=[mask], late=True)
+        made = self.tape.op([x], x.count, x.width, saves=[mask], saves_own_output=True)
         self.tape.drop(mask)
         return made
 
@@ -130,7 +130,7 @@ class Layer:
         wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
         if kind == "layer":
             sums = tape.new(self.tokens * parts * 2, 4)
-            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, late=True)
+            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, saves_own_output=True)
             tape.drop(wide, sums)
             return out
         squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
@@ -157,7 +157,7 @@ class Layer:
     def rotate(self, x: Tensor) -> Tensor:
         """Rotary positions: products with cosines and sines, which need no gradient."""
         if not self.build.rotary:
-            x.hold()
+            x.retain()
             return x
         extra = x.count * x.width
         return self.tape.op([x], x.count, x.width, scratch=2 * extra, back=extra)
@@ -189,7 +189,7 @@ class Layer:
         q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
         views = tape.split(fused, (q, kv, kv))
         if self.numerics.presents:
-            views[1].hold()
+            views[1].retain()
             self.presents.append(views[1])
         tape.drop(fused)
         if self.build.broadcast:
@@ -256,7 +256,7 @@ class Layer:
             scaled, wide = self._repeated(scaled), self._repeated(wide)
         product = tape.op(scaled, scores, 4, saves=scaled, back=expanded)
         tape.drop(*scaled)
-        masked = tape.op([product], scores, 4, passes=True)
+        masked = tape.op([product], scores, 4, passthrough_grad=True)
         tape.drop(product)
         soft = tape.op([masked], scores, 4, saves_out=True)
         tape.drop(masked)
@@ -281,7 +281,7 @@ class Layer:
         product = tape.op([q, k], scores, q.width, saves=[q, k])
         scaled = tape.op([product], scores, q.width)
         tape.drop(product)
-        masked = tape.op([scaled], scores, q.width, passes=True)
+        masked = tape.op([scaled], scores, q.width, passthrough_grad=True)
         tape.drop(scaled)
         soft = tape.op([masked], scores, 4, saves_out=True)
         tape.drop(masked)
@@ -334,7 +334,7 @@ class Layer:
             more = self.tape.after(more, tape.op([more], more.count, more.width))
         if self.shape.dropout:
             more = self.tape.after(more, self.dropout(more))
-        out = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
+        out = tape.op([x, more], x.count, max(x.width, more.width), passthrough_grad=True)
         tape.drop(more)
         return out
 
@@ -352,7 +352,7 @@ class Layer:
             return self._parallel(x, normed, ahead, out)
         tape.drop(normed)
         if self.build.names_attended:
-            out.hold()
+            out.retain()
         between = self.add(x, out)
         normed = self.norm(between)
         more = self.feed(normed)
@@ -381,7 +381,7 @@ class Layer:
             tape.drop(inner)
         if self.shape.dropout and (role != "o" or self.build.drops):
             more = self.tape.after(more, self.dropout(more))
-        added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
+        added = tape.op([x, more], x.count, max(x.width, more.width), passthrough_grad=True)
         out = self.norm(added)
         tape.drop(added, more, *([inner] if self.build.named else []))
         return out
@@ -393,7 +393,7 @@ class Layer:
             normed = tape.after(normed, self.norm(x))
         more = self.mlp(*(ahead or [normed]))
         tape.drop(*[] if named else [normed])
-        both = tape.op([more, attended], x.count, max(more.width, attended.width), passes=True)
+        both = tape.op([more, attended], x.count, max(more.width, attended.width), passthrough_grad=True)
         tape.drop(more, attended)
         made = self.add(x, both)
         tape.drop(*[normed, *ahead] if named else [])

@@ -28,6 +28,6 @@ def adapt_embeddings(layer: Layer, x: Tensor, *, accumulated: bool) -> Tensor:
     high = layer.matrix(low, layer.weights["embeddingsB"], hidden)
     tape.drop(low)
     scaled = tape.after(high, tape.op([high], high.count, high.width))
-    added = tape.op([x, scaled], x.count, x.width, passes=True)
+    added = tape.op([x, scaled], x.count, x.width, passthrough_grad=True)
     tape.drop(x, scaled)
     return added

@@ -1,12 +1,12 @@
 """The step of an encoder with a head: BERT and its relatives over texts, ViT over images."""
 
-from broker.estimator.architecture.families import build_of
-from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.architecture.families import family_spec
+from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
 
 
-class EncoderPlayer(Player):
+class EncoderPlayer(DecoderSimulator):
     """Embeddings are summed and normalised (of images: patches are multiplied by a matrix); the head reads the first
     token, or every one."""
 
@@ -38,12 +38,12 @@ class EncoderPlayer(Player):
         x = self._looked_up(self.embedding, count)
         if not self.step.numerics.full and self.step.checkpointing:  # the embedding wants a gradient, not the norm
             x.grad = True
-            x.hold()
+            x.retain()
         named = [self._same(x)]
         for number, rows in enumerate(s.looked_up):
             wide = count if number else self.step.length * s.hidden
             more = self._looked_up(self._weight(rows * s.hidden), wide)
-            x = self.tape.after(x, tape.op([x, more], count, x.width, passes=True))
+            x = self.tape.after(x, tape.op([x, more], count, x.width, passthrough_grad=True))
             named.append(more)
         x = self._dropped(self.tape.after(x, self.head_layer.norm(x)))
         tape.drop(*named)
@@ -63,11 +63,11 @@ class EncoderPlayer(Player):
         tape.drop(into, *copy)
         if self.step.checkpointing and not n.full:
             x.grad = True
-            x.hold()
+            x.retain()
         x = self.tape.after(x, tape.op([x], self.tokens * s.hidden, max(x.width, n.weight)))
         position = self._weight(self.step.length * s.hidden)
         x = self.tape.after(
-            x, tape.op([x], x.count, x.width, passes=True, weights=[(position, n.weight)] if n.full else [])
+            x, tape.op([x], x.count, x.width, passthrough_grad=True, weights=[(position, n.weight)] if n.full else [])
         )
         if s.dropout:
             x = self._dropped(x)
@@ -81,7 +81,7 @@ class EncoderPlayer(Player):
         tape, n, s = self.tape, self.step.numerics, self.shape
         layer, rows, h = self.head_layer, self.step.rows, s.hidden
         self.leaving, mark = x, len(tape.nodes)
-        if not build_of(s).behind:
+        if not family_spec(s).behind:
             x = self.tape.after(x, layer.norm(x))
         if s.pixels:
             tape.drop(self.named)

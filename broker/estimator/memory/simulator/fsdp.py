@@ -7,13 +7,13 @@ else, which stays whole from before the embeddings to the end of the backward pa
 from dataclasses import dataclass
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import Numerics, build_of, layer_matrices
+from broker.estimator.architecture.families import Numerics, family_spec, layer_matrices
 from broker.estimator.architecture.model_states import adapter_parameters, layer_bytes, trained_parameters
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.types import Step
 
 
-class Alone:
+class NoSharding:
     """Nothing is gathered: one device, and those whose exchange is added to what was played."""
 
     def gather_root(self) -> None:
@@ -56,7 +56,7 @@ class Unit:
     """Of the last gradient, which a loop of torch's names until the sum is done."""
 
 
-class Sharded(Alone):
+class Sharded(NoSharding):
     """FSDP 2 over so many devices, on a tape."""
 
     def __init__(self, tape: Tape, root: Unit, layer: Unit, shards: int, *, keeps: bool) -> None:
@@ -75,7 +75,7 @@ class Sharded(Alone):
 
     def _shift(self, size: int) -> None:
         self.own += size
-        self.tape.shift("communication", size)
+        self.tape.adjust("communication", size)
 
     def _receive(self, unit: Unit) -> None:
         self._shift(unit.cast)
@@ -128,18 +128,18 @@ class Sharded(Alone):
         if not unit.reduced:
             return
         self._shift(unit.reduced)
-        self.tape.shift("communication", unit.named - whole)
+        self.tape.adjust("communication", unit.named - whole)
         kept = unit.reduced // self.shards
-        self.tape.shift("gradients", kept)
+        self.tape.adjust("gradients", kept)
         if not self.keeps:
-            self.tape.shift("gradients", -kept)
-        self.tape.shift("communication", -unit.named)
+            self.tape.adjust("gradients", -kept)
+        self.tape.adjust("communication", -unit.named)
 
 
-def world_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> Alone:
+def world_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSharding:
     """What is exchanged while the step is played on the tape. `trained`: weights of all devices."""
     if not step.divided:
-        return Alone()
+        return NoSharding()
     n = step.numerics
     # hybrid: a unit names what its machines have summed to the end of the pass
     keeps = step.replicas > 1 or not (step.accumulated or step.offload)
@@ -167,7 +167,7 @@ def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload:
 
 def root_parameters(shape: ModelShape) -> int:
     """Of what is in no layer: embeddings, the last norm, the head."""
-    h, build = shape.hidden, build_of(shape)
+    h, build = shape.hidden, family_spec(shape)
     rows = shape.vocabulary * (1 if shape.tied_embeddings else 2) + sum(shape.looked_up) + shape.labels
     if not build.rotary and not shape.looked_up:  # positions are learned
         rows += shape.max_positions or 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import build_of
+from broker.estimator.architecture.families import family_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Depth:
     @lru_cache(maxsize=256)
     def of(shape: ModelShape, length: int, *, sdpa: bool) -> "Depth":
         """`sdpa`: torch's attention, which takes a mask; other kernels know a window by themselves."""
-        masked = sdpa and (build_of(shape).masked or bool(shape.window and length >= shape.window))
+        masked = sdpa and (family_spec(shape).masked or bool(shape.window and length >= shape.window))
         kinds = tuple(masked and looks for looks in shape.windowed or (True,) * shape.layers)
         between = tuple(dict.fromkeys(kinds[1:-1]))
         return Depth(kinds=kinds, played=(*kinds[:1], *between, *kinds[1:][-1:]))

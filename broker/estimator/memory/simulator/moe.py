@@ -43,7 +43,7 @@ def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
     made = layer.mlp(sent)
     weighted = tape.op([made, scores], made.count, made.width, saves=[made])
     tape.drop(sent, made)
-    total = tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
+    total = tape.after(total, tape.op([total, weighted], x.count, x.width, passthrough_grad=True))
     tape.drop(weighted)
     return total
 

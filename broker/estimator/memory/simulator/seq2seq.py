@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import stacks
-from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.layer_sampling import Depth
-from broker.estimator.memory.simulator.seq2seq_layer import PairLayer, Shared
+from broker.estimator.memory.simulator.seq2seq_layer import Seq2SeqLayer, Shared
 from broker.estimator.memory.simulator.tape import EARLIER, Tape, Tensor, Weight
-from broker.estimator.memory.simulator.types import Bytes, Played, Step
+from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ class _Stack:
     back: dict[int, Bytes] = field(default_factory=dict)
 
 
-class PairPlayer(Player):
+class Seq2SeqSimulator(DecoderSimulator):
     """Three layers of each stack are played; both read one table of words, and the head too where it is tied."""
 
     def __init__(self, shape: ModelShape, step: Step) -> None:
@@ -45,34 +45,34 @@ class PairPlayer(Player):
         self.stack = self.encoder
         self.embedding.gradient = None  # two stacks read it, whose gradients wait for each other
 
-    def play(self) -> Played:
+    def play(self) -> StepPeak:
         """Every segment's worst moment."""
         tape = self.tape
-        tape.enter("forward embeddings", "activations")
+        tape.begin_segment("forward embeddings", "activations")
         self._hold()
         self.batch = tape.new(self.step.rows * 2 * (self.step.length + self.step.target), 8)
         x = self._through(self.encoder)
-        tape.enter("forward between", "activations")
+        tape.begin_segment("forward between", "activations")
         first, between = x, len(tape.nodes)
         self.decoder.shared.source = self._finished(x)
         x = self._through(self.decoder)
-        tape.enter("forward head", "logits")
+        tape.begin_segment("forward head", "logits")
         head, self.leaving = len(tape.nodes), x
         loss = self._loss(self._scores(self._finished(x)))
-        tape.enter("backward head", "logits")
+        tape.begin_segment("backward head", "logits")
         loss.gradient = tape.new(1, 4)
         tape.drop(loss)
         tape.backward(head)
         self._back_through(self.decoder)
-        tape.enter("backward between", "temporary")
+        tape.begin_segment("backward between", "temporary")
         tape.backward(between)
         self.leaving = first
         self._back_through(self.encoder)
-        tape.enter("backward embeddings", "temporary")
+        tape.begin_segment("backward embeddings", "temporary")
         tape.backward()
         self._settle()
         self._update()
-        return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
+        return StepPeak(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
     def _segments(self) -> Iterator[tuple[str, Bytes]]:
         every = dict(self.tape.peaks)
@@ -85,12 +85,12 @@ class PairPlayer(Player):
     def _hold(self) -> None:
         super()._hold()
         if not self.shape.buckets:  # BART's bias of the logits, which is no parameter
-            self.tape.shift("weights", self.shape.vocabulary * self.step.numerics.weight)
+            self.tape.adjust("weights", self.shape.vocabulary * self.step.numerics.weight)
 
     def _enter(self, stack: _Stack) -> None:
         self.stack, self.word, self.depth, self.last = stack, stack.word, stack.depth, len(stack.depth.played) - 1
         self.layers, self.inputs, self.marks = stack.layers, stack.inputs, stack.marks
-        self.forth, self.back, self.probed = stack.forth, stack.back, {}
+        self.forward_residue, self.backward_residue, self.probed = stack.forth, stack.back, {}
 
     def _through(self, stack: _Stack) -> Tensor:
         """Words and layers of one stack."""
@@ -99,7 +99,7 @@ class PairPlayer(Player):
         for number in range(self.last + 1):
             if self.step.checkpointing:
                 for t in self._given(stack, number):
-                    t.hold()
+                    t.retain()
             x = self._forward(number, x)
         return x
 
@@ -114,9 +114,9 @@ class PairPlayer(Player):
             if self.step.checkpointing:
                 self.tape.drop(*self._given(stack, number))
 
-    def _fresh(self, tape: Tape, shared: Shared, *, first: bool) -> PairLayer:
+    def _fresh(self, tape: Tape, shared: Shared, *, first: bool) -> Seq2SeqLayer:
         s, step = self.stack, self.step
-        return PairLayer(
+        return Seq2SeqLayer(
             tape, s.shape, step.numerics, step.rows, s.length, shared, first=first, learnt=step.checkpointing
         )
 
@@ -145,12 +145,12 @@ class PairPlayer(Player):
             x = tape.after(x, tape.op([x], count, x.width))
         if self.step.checkpointing and not n.full:  # made to want a gradient, so the graph holds it to its end
             x.grad = True
-            x.hold()
+            x.retain()
         stack.named.append(self._same(x))
         if not self.shape.buckets:
             rows = Weight(self.shape.looked_up[0] * h, n.weight, trained=n.full, grad_width=n.trained)
             places = self._looked_up(rows, count if stack is self.encoder else stack.length * h)
-            x = tape.after(x, tape.op([x, places], count, x.width, passes=True))
+            x = tape.after(x, tape.op([x, places], count, x.width, passthrough_grad=True))
             stack.named.append(places)
             x = tape.after(x, layer.norm(x))
         return tape.after(x, layer.dropout(x)) if self.shape.dropout else x
@@ -177,7 +177,7 @@ class PairPlayer(Player):
         logits = layer.matrix(into, self.head, self.shape.vocabulary)
         if not self.shape.buckets:
             width = max(logits.width, self.step.numerics.weight)
-            logits = tape.after(logits, tape.op([logits], logits.count, width, passes=True))
+            logits = tape.after(logits, tape.op([logits], logits.count, width, passthrough_grad=True))
         tape.drop(x, into, source)
         self.normed = logits
         return logits

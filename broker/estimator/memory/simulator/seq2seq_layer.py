@@ -30,7 +30,7 @@ class Shared:
         return [*([self.source] if self.source else []), *self.biases.values()]
 
 
-class PairLayer(Layer):
+class Seq2SeqLayer(Layer):
     """One layer of either stack. `first` makes the biases."""
 
     def __init__(
@@ -93,7 +93,7 @@ class PairLayer(Layer):
         """Attention of that kind with its residual connection."""
         tape, behind = self.tape, self.build.behind
         if behind:
-            x.hold()
+            x.retain()
         normed = x if behind else self.norm(x)
         source = self.shared.source if kind else normed
         assert source is not None
@@ -109,7 +109,7 @@ class PairLayer(Layer):
         more = self.dropout(out) if self.shape.dropout else self.cast(out, out.width)
         if self.build.behind:
             tape.drop(out, normed)
-        added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
+        added = tape.op([x, more], x.count, max(x.width, more.width), passthrough_grad=True)
         tape.drop(more)
         if self.build.behind:
             return tape.after(added, self.norm(added))
@@ -120,7 +120,7 @@ class PairLayer(Layer):
         """The MLP with its residual connection."""
         tape, behind = self.tape, self.build.behind
         if behind:
-            x.hold()
+            x.retain()
         normed = x if behind else self.norm(x)
         named: list[Tensor] = []
         if "gate" in self.sizes:
@@ -151,8 +151,8 @@ class PairLayer(Layer):
         if kind:
             made = tape.new(self.shape.heads * pairs, q.width, grad=self.learnt)
         else:
-            tape.shift("temporary", 49 * pairs)  # distances, their logarithms and buckets, most of them 8 bytes each
-            tape.shift("temporary", -49 * pairs)
+            tape.adjust("temporary", 49 * pairs)  # distances, their logarithms and buckets, most of them 8 bytes each
+            tape.adjust("temporary", -49 * pairs)
             buckets = tape.new(pairs, 8)
             table = Weight(self.shape.buckets * self.shape.heads, n.weight, trained=trained, grad_width=n.trained)
             weights = [(table, n.trained)] if trained else []
@@ -160,7 +160,7 @@ class PairLayer(Layer):
             made = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
             tape.drop(buckets)
         if kind and self.learnt and kind not in self.shared.biases:
-            made.hold()  # the graph holds what a gradient is wanted of to its end
+            made.retain()  # the graph holds what a gradient is wanted of to its end
         if kind in self.shared.biases:
             made.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
         self.shared.biases[kind] = made
@@ -204,7 +204,7 @@ class PairLayer(Layer):
             seen = tape.new(self.length * keys, 1)
             mask = tape.after(mask, tape.op([mask], bias.count, bias.width, saves=[seen]))
             tape.drop(seen)
-            mask.hold()
+            mask.retain()
             self.named.append(mask)
         if n.autocast:
             mask = tape.after(mask, self.cast(mask, n.compute))
@@ -221,10 +221,10 @@ class PairLayer(Layer):
         made = tape.op([q, k], scores, q.width, saves=[q, k])
         made = tape.after(made, tape.op([made], scores, made.width))
         if bias is not None:
-            made = tape.after(made, tape.op([made, bias], scores, max(made.width, bias.width), passes=True))
+            made = tape.after(made, tape.op([made, bias], scores, max(made.width, bias.width), passthrough_grad=True))
         if causal:
             mask = tape.new(self.rows * self.length * keys, made.width)
-            made = tape.after(made, tape.op([made], scores, made.width, passes=True))
+            made = tape.after(made, tape.op([made], scores, made.width, passthrough_grad=True))
             tape.drop(mask)
         if n.autocast:
             made = tape.after(made, self.cast(made, 4))

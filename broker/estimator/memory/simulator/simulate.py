@@ -3,17 +3,17 @@
 from functools import lru_cache
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import build_of
-from broker.estimator.memory.simulator.classifier import HeadedPlayer
-from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.architecture.families import family_spec
+from broker.estimator.memory.simulator.classifier import ClassifierSimulator
+from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.encoder import EncoderPlayer
-from broker.estimator.memory.simulator.seq2seq import PairPlayer
-from broker.estimator.memory.simulator.types import Played, Step
+from broker.estimator.memory.simulator.seq2seq import Seq2SeqSimulator
+from broker.estimator.memory.simulator.types import Step, StepPeak
 
 
 @lru_cache(maxsize=256)
-def play(shape: ModelShape, step: Step) -> Played:
+def simulate(shape: ModelShape, step: Step) -> StepPeak:
     """Every segment's worst moment on one device. About 2 ms; a market asks the same for thousands of offers."""
-    headed = EncoderPlayer if build_of(shape).encoder else HeadedPlayer
-    kind = PairPlayer if shape.decoder_layers else headed if shape.labels else Player
+    headed = EncoderPlayer if family_spec(shape).encoder else ClassifierSimulator
+    kind = Seq2SeqSimulator if shape.decoder_layers else headed if shape.labels else DecoderSimulator
     return kind(shape, step).play()

@@ -29,7 +29,7 @@ class Tensor:
         """A gradient that is a reshaped product: autograd adds nothing to it in place."""
         self.gradient: Tensor | None = None
 
-    def hold(self) -> None:
+    def retain(self) -> None:
         """One holder more."""
         (self.base or self).refs += 1
 
@@ -85,7 +85,7 @@ class Tape:
         self._segment = ""
         self._worst = 0
 
-    def enter(self, segment: str, category: Category) -> None:
+    def begin_segment(self, segment: str, category: Category) -> None:
         """What follows belongs to this segment; what it allocates is of this category."""
         self._segment, self.category = segment, category
         self._worst = self.peaks[segment][0] if segment in self.peaks else -1
@@ -96,13 +96,13 @@ class Tape:
             self._worst = self.total
             self.peaks[self._segment] = self.total, dict(self.live)
 
-    def shift(self, category: Category, size: int) -> None:
+    def adjust(self, category: Category, size: int) -> None:
         """Bytes that come or go without a tensor of their own."""
         self.live[category] += size
         self.total += size
         self._mark()
 
-    def leap(self, by: Mapping[Category, int], times: int) -> None:
+    def repeat(self, by: Mapping[Category, int], times: int) -> None:
         """Bytes that come and go together, so many times; what is between was or will be looked at elsewhere."""
         for category, size in by.items():
             self.live[category] += size * times
@@ -111,7 +111,7 @@ class Tape:
     def new(self, count: int, width: int, *, grad: bool = False, category: Category | None = None) -> Tensor:
         """A tensor that its maker holds."""
         made = Tensor(count, width, category or self.category, grad)
-        self.shift(made.category, made.size)
+        self.adjust(made.category, made.size)
         return made
 
     def drop(self, *tensors: Tensor) -> None:
@@ -138,10 +138,10 @@ class Tape:
         weights: Sequence[tuple[Weight, int]] = (),
         scratch: int = 0,
         back: int = 0,
-        passes: bool = False,
+        passthrough_grad: bool = False,
         saves_out: bool = False,
-        keeps: bool = False,
-        late: bool = False,
+        saves_matrix: bool = False,
+        saves_own_output: bool = False,
     ) -> Tensor:
         """The result of an operation. `saves`: what its backward pass needs; `weights`: trained ones, and the width
         that their gradient is computed in; `scratch`, `back`: bytes that only the kernels take, forward and backward;
@@ -150,20 +150,20 @@ class Tape:
         are results of its own."""
         grad = bool(weights) or any(t.grad for t in inputs)
         self.operations += 1
-        if grad and (saves or weights or saves_out or keeps):
-            self.last_saving = self.operations + (saves_out or late)
+        if grad and (saves or weights or saves_out or saves_matrix):
+            self.last_saving = self.operations + (saves_out or saves_own_output)
         if self.stop is not None and self.operations >= self.stop:
             out = Tensor(count, width, self.category, grad)
             out.size = 0
         else:
-            self.shift("temporary", scratch)
+            self.adjust("temporary", scratch)
             out = self.new(count, width, grad=grad)
-            self.shift("temporary", -scratch)
+            self.adjust("temporary", -scratch)
         if grad and self.recording:
             kept = (*saves, out) if saves_out else saves
             for t in kept:
-                t.hold()
-            self.nodes.append(_Node((out,), inputs, kept, weights, back, passes, keeps))
+                t.retain()
+            self.nodes.append(_Node((out,), inputs, kept, weights, back, passthrough_grad, saves_matrix))
         return out
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Tape:
         out = Tensor(into.count, into.width, into.category, into.grad or more.grad, base=into.base or into)
         self.operations += 1
         if out.grad and self.recording:
-            more.hold()
+            more.retain()
             self.nodes.append(_Node((out,), (into, more), (more,), (), 0, True))
             self.last_saving = self.operations
         return out
@@ -191,7 +191,7 @@ class Tape:
         views = []
         for count in counts:
             view = Tensor(count, whole.width, whole.category, whole.grad, base=whole)
-            whole.hold()
+            whole.retain()
             views.append(view)
         if whole.grad and self.recording:
             self.nodes.append(_Node(views, (whole,), (), (), 0, False))
@@ -215,11 +215,11 @@ class Tape:
             self.drop(*node.saved)
             return
         if node.back:
-            self.shift("temporary", node.back)
+            self.adjust("temporary", node.back)
         made = [(t, self._towards(t, gradients[0], node)) for t in node.inputs if t.grad]
         computed = [(w, self._computed(w, width)) for w, width in node.weights]
         if node.back:
-            self.shift("temporary", -node.back)
+            self.adjust("temporary", -node.back)
         self.drop(*node.saved, *gradients)
         for w, gradient in computed:
             self._keep(w, gradient, view=node.keeps)
@@ -228,7 +228,7 @@ class Tape:
 
     def _towards(self, t: Tensor, gradient: Tensor, node: _Node) -> Tensor:
         if node.passes and (t.width, t.count) == (gradient.width, gradient.count):
-            gradient.hold()
+            gradient.retain()
             return gradient
         made = self.new(t.count, t.width)
         made.alias = node.keeps

@@ -72,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class StepPeak:
     """Bytes by category at the worst moment of each segment."""
 
     segments: Mapping[str, Bytes]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.billing.accrual import accrued, billed_until, machine_s, owed, owed_late, runs_since
-from broker.billing.caps import cap_is_near, least_usd, reservation
+from broker.billing.accrual import accrued, billed_until, machine_s, runs_since, uncharged_after_end_usd, uncharged_usd
+from broker.billing.caps import cap_is_near, min_budget_usd, reservation
 from broker.billing.drain import drain_lead_s
 from broker.billing.prices import price_changes
 from broker.billing.time_limits import out_of_time
@@ -69,29 +69,31 @@ def ended(charged_to: float, **changes: Any) -> Attempt:
 
 def test_a_machine_that_comes_late_is_charged_from_its_birth_and_before_it_is_known_from_the_last_charge() -> None:
     attempt = ended(100)
-    assert owed_late(attempt, LATE, build.at(160), build.at(170)) == Decimal("0.01")
-    assert owed_late(attempt, LATE, None, build.at(170)) == Decimal("0.07")
+    assert uncharged_after_end_usd(attempt, LATE, build.at(160), build.at(170)) == Decimal("0.01")
+    assert uncharged_after_end_usd(attempt, LATE, None, build.at(170)) == Decimal("0.07")
     never_charged = replace(attempt, charged_to=None, charged_usd=ZERO)
-    assert owed_late(never_charged, LATE, build.at(160), build.at(170)) == Decimal("0.17")
+    assert uncharged_after_end_usd(never_charged, LATE, build.at(160), build.at(170)) == Decimal("0.17")
 
 
 def test_of_machines_that_come_late_each_is_charged_that_stands() -> None:
     attempt = ended(100)
-    assert owed_late(attempt, LATE, build.at(160), build.at(170), standing=2) == Decimal("0.02")
+    assert uncharged_after_end_usd(attempt, LATE, build.at(160), build.at(170), standing=2) == Decimal("0.02")
     before = PriceChange(since=build.at(50), usd_per_hour=attempt.line.offer.usd_per_hour, surplus=1)
-    assert owed_late(replace(attempt, prices=(before,)), LATE, build.at(160), build.at(170)) == Decimal("0.01")
+    assert uncharged_after_end_usd(replace(attempt, prices=(before,)), LATE, build.at(160), build.at(170)) == Decimal(
+        "0.01"
+    )
     several = replace(attempt, line=replace(attempt.line, nodes=2))
-    assert owed_late(several, LATE, build.at(160), build.at(170)) == Decimal("0.02")
+    assert uncharged_after_end_usd(several, LATE, build.at(160), build.at(170)) == Decimal("0.02")
 
 
 def test_a_machine_that_comes_late_costs_no_less_than_the_least_that_its_cloud_bills() -> None:
     attempt = ended(100)
     offer = replace(attempt.line.offer, billing_minimum_s=60)
     least = replace(attempt, line=replace(attempt.line, offer=offer))
-    assert owed_late(least, LATE, build.at(160), build.at(170)) == Decimal("0.06")
+    assert uncharged_after_end_usd(least, LATE, build.at(160), build.at(170)) == Decimal("0.06")
     charged = replace(least, charged_to=build.at(170))
-    assert owed_late(charged, LATE, build.at(160), build.at(190)) == ZERO
-    assert owed_late(charged, LATE, build.at(160), build.at(230)) == Decimal("0.01")
+    assert uncharged_after_end_usd(charged, LATE, build.at(160), build.at(190)) == ZERO
+    assert uncharged_after_end_usd(charged, LATE, build.at(160), build.at(230)) == Decimal("0.01")
 
 
 @given(
@@ -105,10 +107,10 @@ def test_however_often_a_machine_that_came_late_is_charged_each_second_is_charge
     offer = replace(attempt.line.offer, billing_quantum_s=quantum)
     attempt = replace(attempt, line=replace(attempt.line, offer=offer, nodes=nodes))
     birth, total, last = build.at(100 + born), ZERO, build.at(100 + born + looks[-1])
-    at_once = owed_late(attempt, LATE, birth, last)
+    at_once = uncharged_after_end_usd(attempt, LATE, birth, last)
     for look in looks:
         now = build.at(100 + born + look)
-        usd = owed_late(attempt, LATE, birth, now)
+        usd = uncharged_after_end_usd(attempt, LATE, birth, now)
         total += usd
         attempt = replace(attempt, charged_to=now, charged_usd=attempt.charged_usd + usd)
     assert total == at_once
@@ -119,8 +121,8 @@ def test_what_was_charged_for_the_boot_is_worked_off() -> None:
         line=build.line(usd_per_hour=Decimal("3.6"), billed_from="running"),
         running_at=build.at(90), charged_usd=Decimal("0.1"),
     )  # fmt: skip
-    assert owed(runs, build.at(190)) == ZERO
-    assert owed(runs, build.at(191)) == Decimal("0.001")
+    assert uncharged_usd(runs, build.at(190)) == ZERO
+    assert uncharged_usd(runs, build.at(191)) == Decimal("0.001")
 
 
 def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
@@ -149,8 +151,8 @@ def test_the_least_that_a_cloud_bills_is_owed_once_a_machine_stands() -> None:
 def test_every_machine_of_an_attempt_is_paid_for() -> None:
     two = build.attempt(line=replace(build.line(usd_per_hour=Decimal("3.6"), billing_quantum_s=60), nodes=2))
     assert accrued(two, build.at(61)) == Decimal("0.24")
-    alone = least_usd(replace(two.line, nodes=1), CAPS, 300, tempo())
-    assert least_usd(two.line, CAPS, 300, tempo()) == 2 * alone
+    alone = min_budget_usd(replace(two.line, nodes=1), CAPS, 300, tempo())
+    assert min_budget_usd(two.line, CAPS, 300, tempo()) == 2 * alone
 
 
 def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_proof() -> None:
@@ -167,10 +169,10 @@ def test_a_create_that_was_refused_costs_nothing_and_takes_no_time() -> None:
     assert billed_until(asked, build.at(100), 30, shown=True) == build.at(100)
     assert accrued(asked, build.at(100)) > ZERO  # its cap is held as if it stood
     no = replace(asked, state=AttemptState.TERMINATING, reason=Reason.NO_CAPACITY)
-    assert (owed(no, build.at(100)), machine_s(no, build.at(100))) == (ZERO, 0)
+    assert (uncharged_usd(no, build.at(100)), machine_s(no, build.at(100))) == (ZERO, 0)
     # What came before it, whose outcome is unknown, stays charged, and nothing more.
     before = replace(no, charged_to=build.at(40), charged_usd=Decimal("0.004"))
-    assert (owed(before, build.at(100)), machine_s(before, build.at(100))) == (ZERO, 40)
+    assert (uncharged_usd(before, build.at(100)), machine_s(before, build.at(100))) == (ZERO, 40)
 
 
 @pytest.mark.parametrize("known", ["handles", "running_at", "booted_at"])
@@ -178,7 +180,7 @@ def test_what_stands_although_it_was_refused_is_charged(known: str) -> None:
     no = build.attempt(AttemptState.TERMINATING, reason=Reason.REJECTED)
     machine = Handle(provider="simulated", id="i", name=no.name)
     stands = replace(no, **{known: (machine,) if known == "handles" else build.at(0)})  # type: ignore[arg-type]
-    assert owed(stands, build.at(100)) == Decimal("0.01")
+    assert uncharged_usd(stands, build.at(100)) == Decimal("0.01")
 
 
 def test_a_machine_that_comes_after_a_refusal_is_charged_from_its_birth_or_the_end_of_the_attempt() -> None:
@@ -186,8 +188,8 @@ def test_a_machine_that_comes_after_a_refusal_is_charged_from_its_birth_or_the_e
         AttemptState.ENDED, reason=Reason.NO_CAPACITY, charged_to=build.at(0), ended_at=build.at(50)
     )  # fmt: skip
     machine = Handle(provider="simulated", id="i", name=no.name)
-    assert owed_late(no, machine, None, build.at(100)) == Decimal("0.005")
-    assert owed_late(no, machine, build.at(80), build.at(100)) == Decimal("0.002")
+    assert uncharged_after_end_usd(no, machine, None, build.at(100)) == Decimal("0.005")
+    assert uncharged_after_end_usd(no, machine, build.at(80), build.at(100)) == Decimal("0.002")
 
 
 @given(prices, quanta, st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=20))
@@ -195,7 +197,7 @@ def test_charging_in_any_steps_equals_charging_once(price: Decimal, quantum: int
     """Also when the clock goes backwards between two steps: time already charged is not charged again."""
     attempt, total = priced(price, quantum), ZERO
     for t in times:
-        due = owed(attempt, build.at(t))
+        due = uncharged_usd(attempt, build.at(t))
         assert due >= 0
         total += due
         attempt = replace(attempt, charged_usd=attempt.charged_usd + due)
@@ -215,7 +217,7 @@ def test_spend_stays_under_the_cap_when_drained_in_time(
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
     while not cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick)):
         now += tick
-    ends = build.at(now) + timedelta(seconds=60 + tempo().hands_s + CAPS.teardown_s + CAPS.list_lag_s)
+    ends = build.at(now) + timedelta(seconds=60 + tempo().teardown_proof_s + CAPS.teardown_s + CAPS.list_lag_s)
     assert accrued(attempt, ends) <= cap
 
 
@@ -244,7 +246,7 @@ def test_the_reservation_is_what_is_left() -> None:
 @pytest.mark.parametrize(("more", "near"), [("0.0001", False), ("0", True)])
 def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: str, near: bool) -> None:
     attempt = build.attempt()
-    least = least_usd(attempt.line, CAPS, 300, tempo())
+    least = min_budget_usd(attempt.line, CAPS, 300, tempo())
     job = build.active_job(cap_usd=least + Decimal(more))
     assert cap_is_near(attempt, job, CAPS, build.at(0), tempo()) is near
 
@@ -255,8 +257,8 @@ STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
 def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
     """A machine that stands owes it at once, so no drain comes early enough."""
     line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=3600)
-    assert least_usd(line, CAPS, 300, tempo()) == Decimal("3.6")
-    assert least_usd(replace(line, nodes=2), CAPS, 300, tempo()) == Decimal("7.2")
+    assert min_budget_usd(line, CAPS, 300, tempo()) == Decimal("3.6")
+    assert min_budget_usd(replace(line, nodes=2), CAPS, 300, tempo()) == Decimal("7.2")
 
 
 @given(
@@ -268,7 +270,7 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
 ) -> None:
     """Whenever the machine comes to stand, and whether it runs on or ends at once."""
     line = build.line(usd_per_hour=price, billing_quantum_s=quantum, billing_minimum_s=minimum)
-    if least_usd(line, CAPS, 300, tempo(tick_s=tick)) >= cap:
+    if min_budget_usd(line, CAPS, 300, tempo(tick_s=tick)) >= cap:
         return
     launched, job = build.attempt(line=line), build.active_job(cap_usd=cap)
     standing = replace(launched, handles=STANDING)
@@ -277,7 +279,7 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
     while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), tempo(tick_s=tick)):
         now += tick
-    assert accrued(standing, build.at(now) + timedelta(seconds=60 + tempo().hands_s + CAPS.teardown_s)) <= cap
+    assert accrued(standing, build.at(now) + timedelta(seconds=60 + tempo().teardown_proof_s + CAPS.teardown_s)) <= cap
 
 
 LAST_SAVE = CheckpointRef(manifest="m", step=1, save_s=1)
@@ -298,7 +300,7 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     draining = replace(attempt, state=AttemptState.DRAINING, reason=reason, draining_since=build.at(now))
     while not grace_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), look_s=1, heard_s=6):
         now += 1
-    assert accrued(draining, build.at(now + tempo().hands_s + CAPS.teardown_s)) <= job.cap_usd
+    assert accrued(draining, build.at(now + tempo().teardown_proof_s + CAPS.teardown_s)) <= job.cap_usd
 
 
 def test_a_drain_has_its_time_and_one_for_the_cap_three_times_the_last_save() -> None:
@@ -361,7 +363,7 @@ def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:
         weights=6 * GIB, gradients=0, optimizer=4 * GIB, activations=0, logits=0, context=0, margin=0, source="test"
     )
     line = build.line(facts=HostFacts(egress_usd_per_gib=Decimal("0.1")))
-    saves = least_usd(replace(line, memory=need), CAPS, 30, tempo()) - least_usd(line, CAPS, 30, tempo())
+    saves = min_budget_usd(replace(line, memory=need), CAPS, 30, tempo()) - min_budget_usd(line, CAPS, 30, tempo())
     assert saves == 4 * 10 * Decimal("0.1"), "two in the 70 s until it has drained, one under way and the last"
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.billing.accrual import accrued, counted, machine_s, owed, traffic, traffic_cost, traffic_owed
-from broker.billing.caps import cap_is_near, least_usd, limit, reserved
+from broker.billing.accrual import accrued, counted, machine_s, traffic, traffic_cost, traffic_owed, uncharged_usd
+from broker.billing.caps import cap_is_near, limit, min_budget_usd, reserved
 from broker.billing.drain import drain_lead_s
 from broker.billing.prices import price_changes, price_now
-from broker.billing.time_limits import out_of_time, time_is_up, time_left_s, told_out_of_time
+from broker.billing.time_limits import out_of_time, out_of_time_message, time_is_up, time_left_s
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Signal, Traffic
@@ -120,7 +120,7 @@ def test_charging_while_prices_become_known_charges_each_second_once(
         market = max((m for m in later if m[0] <= t), default=(0.0, first), key=lambda m: m[0])[1]
         found = price_changes(attempt, (seen(str(market)),), build.at(t), ())
         attempt = replace(attempt, prices=(*attempt.prices, *found))
-        due = owed(attempt, build.at(t))
+        due = uncharged_usd(attempt, build.at(t))
         charged += due
         attempt = replace(attempt, charged_usd=attempt.charged_usd + due, charged_to=build.at(t))
     last = build.at(max(ticks, default=0))
@@ -150,7 +150,7 @@ def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> 
     job = build.active_job(cap_usd=cap)
     assert not cap_is_near(still, job, CAPS, build.at(500), tempo())
     assert cap_is_near(moving, job, CAPS, build.at(500), tempo())
-    assert least_usd(moving.line, CAPS, 300, tempo()) == 10 * least_usd(still.line, CAPS, 300, tempo())
+    assert min_budget_usd(moving.line, CAPS, 300, tempo()) == 10 * min_budget_usd(still.line, CAPS, 300, tempo())
 
 
 @settings(max_examples=60)
@@ -172,13 +172,13 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
     )
     line = replace(line, memory=_need(size), rows_bytes=random.choice([0, 50 * GIB]))
     every_s = random.choice([30.0, 300.0])
-    if least_usd(line, CAPS, every_s, tempo(tick_s=tick)) >= cap:
+    if min_budget_usd(line, CAPS, every_s, tempo(tick_s=tick)) >= cap:
         return
     attempt, now, real = build.attempt(line=line), 0.0, first
     job = build.active_job(cap_usd=cap, spec=build.spec(checkpoint={"every_s": every_s}))
     bill: list[PriceChange] = []
     while not cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick)):
-        due = owed(attempt, build.at(now)) + traffic_owed(attempt, build.at(now))
+        due = uncharged_usd(attempt, build.at(now)) + traffic_owed(attempt, build.at(now))
         moved = traffic_owed(attempt, build.at(now))
         attempt = replace(
             attempt, charged_usd=attempt.charged_usd + due, traffic_usd=attempt.traffic_usd + moved,
@@ -223,7 +223,7 @@ def test_traffic_is_charged_once_whatever_billing_sees_of_it() -> None:
     charged = replace(attempt, charged_usd=Decimal("0.91"), traffic_usd=Decimal("0.91"))
     assert traffic_owed(charged, build.at(100)) == ZERO
     assert traffic_owed(replace(charged, beat=beat(sent_bytes=1)), build.at(100)) == ZERO, "a number is not taken back"
-    assert owed(charged, build.at(100)) == accrued(charged, build.at(100)), "it pays for no machine"
+    assert uncharged_usd(charged, build.at(100)) == accrued(charged, build.at(100)), "it pays for no machine"
 
 
 def test_a_restarted_agent_counts_on_where_the_last_one_stopped() -> None:
@@ -273,7 +273,9 @@ def test_the_last_checkpoints_are_kept_free_under_the_cap() -> None:
     assert cap_is_near(busy, job, CAPS, build.at(100), tempo())
     unsaved = replace(quiet, line=replace(quiet.line, memory=_need(10 * GIB)))
     assert cap_is_near(unsaved, job, CAPS, build.at(100), tempo())
-    assert least_usd(unsaved.line, CAPS, 300, tempo()) - least_usd(quiet.line, CAPS, 300, tempo()) == Decimal("1.8")
+    assert min_budget_usd(unsaved.line, CAPS, 300, tempo()) - min_budget_usd(quiet.line, CAPS, 300, tempo()) == Decimal(
+        "1.8"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -315,11 +317,11 @@ def test_the_cap_is_told_before_the_time_and_nothing_twice() -> None:
 
 def test_the_words_name_the_limit_that_was_reached() -> None:
     both = timed(deadline="2026-01-01T02:00:00+01:00", max_duration=7200)
-    assert "its deadline 2026-01-01 01:00 UTC" in told_out_of_time(both, build.at(3600))
-    assert "its max_duration of 7200 s" in told_out_of_time(replace(both, machine_s=7200.0), build.at(0))
-    assert "its max_duration of 60 s" in told_out_of_time(timed(max_duration=60), build.at(0))
-    assert "its deadline" in told_out_of_time(timed(deadline="2026-01-01T00:00:00Z"), build.at(0))
-    assert out_of_time(timed(max_duration=60), build.at(0), needed_s=60) == told_out_of_time(
+    assert "its deadline 2026-01-01 01:00 UTC" in out_of_time_message(both, build.at(3600))
+    assert "its max_duration of 7200 s" in out_of_time_message(replace(both, machine_s=7200.0), build.at(0))
+    assert "its max_duration of 60 s" in out_of_time_message(timed(max_duration=60), build.at(0))
+    assert "its deadline" in out_of_time_message(timed(deadline="2026-01-01T00:00:00Z"), build.at(0))
+    assert out_of_time(timed(max_duration=60), build.at(0), needed_s=60) == out_of_time_message(
         timed(max_duration=60), build.at(0)
     )
     assert out_of_time(timed(max_duration=60), build.at(0), needed_s=59) is None

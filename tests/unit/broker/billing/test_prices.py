@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.billing.accrual import accrued
-from broker.billing.prices import Stood, price_changes, surplus_changes
+from broker.billing.prices import MachineSpan, price_changes, surplus_changes
 from broker.domain.instance import InstanceState
 from broker.domain.job import PriceChange
 from broker.domain.money import usd
@@ -18,11 +18,13 @@ TWO = tuple(seen("0.36", number=number) for number in (1, 2))
 THREE = tuple(seen("0.36", number=number) for number in (1, 2, 3))
 
 
-def stood(number: int, since: float | None = None, until: float | None = None, *, shown: float | None = None) -> Stood:
+def stood(
+    number: int, since: float | None = None, until: float | None = None, *, shown: float | None = None
+) -> MachineSpan:
     """`shown`: without it as soon as it may have stood."""
     born, gone = (None if at is None else build.at(at) for at in (since, until))
     first = (since or 0) if shown is None else shown
-    return Stood(id=str(number), since=born, shown=build.at(first), until=gone)
+    return MachineSpan(id=str(number), since=born, shown=build.at(first), until=gone)
 
 
 BOTH = (stood(1), stood(2, 70))

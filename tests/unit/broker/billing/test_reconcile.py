@@ -5,7 +5,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.billing.reconcile import Charged, Invoice, InvoiceLine, Verdict, reconcile
+from broker.billing.reconcile import Charged, Invoice, InvoiceLine, InvoiceVerdict, reconcile
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.money import ZERO
 from tests.support.build import at
@@ -29,11 +29,11 @@ def test_each_kind_of_difference_has_its_name_and_the_largest_comes_first() -> N
     ledger = [charged("same", "1.005"), charged("more", "2"), charged("unbilled", "4", "b"), charged("", "1", "c")]
     made = reconcile(invoice, ledger, CENT)
     assert [(row.machine, row.verdict, row.usd) for row in made.rows] == [
-        ("leaked", Verdict.ONLY_INVOICE, Decimal(9)),
-        ("unbilled", Verdict.ONLY_LEDGER, Decimal(-4)),
-        ("(none of attempt c)", Verdict.ONLY_LEDGER, Decimal(-1)),
-        ("more", Verdict.DIFFERENT, Decimal(1)),
-        ("same", Verdict.EQUAL, Decimal("-0.005")),
+        ("leaked", InvoiceVerdict.ONLY_INVOICE, Decimal(9)),
+        ("unbilled", InvoiceVerdict.ONLY_LEDGER, Decimal(-4)),
+        ("(none of attempt c)", InvoiceVerdict.ONLY_LEDGER, Decimal(-1)),
+        ("more", InvoiceVerdict.DIFFERENT, Decimal(1)),
+        ("same", InvoiceVerdict.EQUAL, Decimal("-0.005")),
     ]
     assert not made.agrees
     assert made.rows[1].attempt_id == "b"
@@ -49,7 +49,9 @@ def test_within_the_tolerance_all_agree() -> None:
 def test_an_invoice_without_machines_is_compared_by_kind() -> None:
     invoice = Invoice(cloud="lambda", lines=(billed("gpu_1x_a10", "3"),), by_machine=False)
     made = reconcile(invoice, [charged("m1", "1", "a"), charged("m2", "2", "b")], CENT)
-    assert [(row.machine, row.verdict, row.attempt_id) for row in made.rows] == [("gpu_1x_a10", Verdict.EQUAL, None)]
+    assert [(row.machine, row.verdict, row.attempt_id) for row in made.rows] == [
+        ("gpu_1x_a10", InvoiceVerdict.EQUAL, None)
+    ]
 
 
 def test_the_window_of_an_invoice_is_what_its_lines_cover() -> None:
@@ -76,4 +78,4 @@ def test_no_dollar_of_either_side_is_left_out(
     assert made.invoice_usd == sum((v for _, v in theirs), ZERO)
     assert made.ledger_usd == sum((v for _, v in ours), ZERO)
     assert {row.machine for row in made.rows} == {m for m, _ in (*theirs, *ours)}
-    assert all(row.verdict is not Verdict.EQUAL or row.usd == 0 for row in made.rows)
+    assert all(row.verdict is not InvoiceVerdict.EQUAL or row.usd == 0 for row in made.rows)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
 from broker.domain.observation import SpotHours
-from broker.domain.offer import Drop, Offer, QuoteLine
+from broker.domain.offer import DropReason, Offer, QuoteLine
 from broker.domain.workload import Workload
-from broker.estimator.planning.corrections import Experience
+from broker.estimator.planning.corrections import Corrections
 from broker.estimator.planning.fit import Fit
 from broker.estimator.preemption_rate import (
     ASSUMED_PER_HOUR,
@@ -26,7 +26,7 @@ from broker.estimator.preemption_rate import (
     preemptions_per_s,
 )
 from broker.quote.engine import quote
-from broker.quote.machine_cost import Kind, kind_of
+from broker.quote.machine_cost import MachineCost, kind_of
 from tests.support.build import T0, offer, spec
 from trainer.contract.save_interval import interval_s
 
@@ -74,7 +74,7 @@ def test_on_demand_is_not_preempted_whatever_was_seen() -> None:
 
 def of(one: Offer, history: SpotHours | None) -> QuoteLine:
     work = Workload(shape=None, method="script", steps=100)
-    known = Experience(spots={} if history is None else {place(one): history})
+    known = Corrections(spots={} if history is None else {place(one): history})
     made = quote(
         spec(), work, [one], now=T0, local_files=False, scoped_store=True, spent=Decimal(0),
         cap_left=Decimal(100), excluded={}, caps={}, learned=known,
@@ -97,7 +97,7 @@ def test_a_market_that_keeps_taking_machines_away_is_not_bought_again() -> None:
     assert of(offer(preemptions_per_hour=0.01), None).drop is None
     assert of(offer(preemptions_per_hour=0.01), seen(1, 60)).drop is None  # 0.6 an hour
     gone = of(offer(preemptions_per_hour=5.0), seen(3, 100))
-    assert gone.drop is Drop.PREEMPTED_TOO_OFTEN
+    assert gone.drop is DropReason.PREEMPTED_TOO_OFTEN
 
 
 def test_all_machines_of_an_attempt_are_lost_together() -> None:
@@ -115,7 +115,7 @@ def test_what_is_known_of_a_rate_grows_with_the_preemptions_that_were_seen() -> 
     assert certainty(offer(spot=False), {place(one): seen(90, 9)}) == 1.0
 
 
-def kind(setup: float = 300.0, work: float = 36_000.0) -> Kind:
+def kind(setup: float = 300.0, work: float = 36_000.0) -> MachineCost:
     """A script's, of which nothing is known but what a preemption costs."""
     work_of = Workload(shape=None, method="script")
     made = kind_of(
@@ -129,7 +129,7 @@ def kind(setup: float = 300.0, work: float = 36_000.0) -> Kind:
 def test_a_quote_counts_on_the_interval_that_the_trainer_will_choose(
     saving: float, most: float, per_s: float, failures: float
 ) -> None:
-    one = replace(kind(), saving=saving, most=most, failures=failures)
+    one = replace(kind(), saving=saving, max_lost_work_s=most, failures=failures)
     chosen = interval_s(saving, 3600 * per_s + failures, most) if saving else most
     assert one.every(per_s) == pytest.approx(max(saving, chosen))
 

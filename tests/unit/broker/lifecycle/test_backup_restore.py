@@ -6,7 +6,14 @@ import pytest
 
 from broker.domain.ids import attempt_id
 from broker.domain.job import Reason
-from broker.lifecycle.backup_restore import AHEAD, ahead, drained_for, not_proven, trains_on, unknown
+from broker.lifecycle.backup_restore import (
+    AHEAD,
+    drained_for,
+    not_proven,
+    possible_attempts,
+    still_running_message,
+    unknown,
+)
 from tests.support import build
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Desired, Final, Outcome
@@ -15,8 +22,8 @@ JOB = replace(build.active_job(), attempts=2)
 
 
 def test_the_next_numbers_follow_the_last_in_order() -> None:
-    assert [*ahead(JOB).values()] == [*range(3, 3 + AHEAD)]
-    assert next(iter(ahead(JOB))) == attempt_id(JOB.id, 3)
+    assert [*possible_attempts(JOB).values()] == [*range(3, 3 + AHEAD)]
+    assert next(iter(possible_attempts(JOB))) == attempt_id(JOB.id, 3)
 
 
 def test_an_attempt_is_known_by_its_number_whether_or_not_it_has_a_row() -> None:
@@ -35,7 +42,9 @@ def test_only_a_stop_and_the_cap_end_the_job_of_such_a_drain(reason: str, ends: 
 
 def test_a_wait_says_whether_the_attempt_has_ended_and_which_cloud_is_silent() -> None:
     done = Final(attempt="a", outcome=Outcome.COMPLETED)
-    assert "may train on: x stands and bills; wait until it is gone, or end it: gpubroker" in trains_on(2, "x", None)
-    assert "has ended (completed): x stands and bills; end it: gpubroker" in trains_on(2, "x", done)
+    assert "may train on: x stands and bills; wait until it is gone, or end it: gpubroker" in still_running_message(
+        2, "x", None
+    )
+    assert "has ended (completed): x stands and bills; end it: gpubroker" in still_running_message(2, "x", done)
     assert not_proven(2, ["b", "a"]).endswith("a, b did not answer; see gpubroker doctor")
     assert not_proven(2, []).endswith("the clouds are asked")

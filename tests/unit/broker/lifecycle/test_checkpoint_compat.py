@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from broker.domain.spec import JobSpec
-from broker.lifecycle.checkpoint_compat import unlike
+from broker.lifecycle.checkpoint_compat import incompatibility
 
 DATA = {"path": "rows.csv", "completion": "{a}"}
 SCRIPT = JobSpec.model_validate(
@@ -32,7 +32,7 @@ def train(**changes: Any) -> JobSpec:
     ],
 )  # fmt: skip
 def test_what_would_have_no_place_is_named(changes: dict[str, Any], field: str, told: str) -> None:
-    found = unlike(train(), train(**changes))
+    found = incompatibility(train(), train(**changes))
     assert found is not None
     assert found[0] == field
     assert found[1].startswith(told)
@@ -40,9 +40,15 @@ def test_what_would_have_no_place_is_named(changes: dict[str, Any], field: str, 
 
 
 def test_a_script_is_no_training() -> None:
-    assert unlike(SCRIPT, train()) == ("init_from", "that job is a script and this one is a train; leave it out")
-    assert unlike(train(), SCRIPT) == ("init_from", "that job is a train and this one is a script; leave it out")
-    assert unlike(SCRIPT, SCRIPT) is None
+    assert incompatibility(SCRIPT, train()) == (
+        "init_from",
+        "that job is a script and this one is a train; leave it out",
+    )
+    assert incompatibility(train(), SCRIPT) == (
+        "init_from",
+        "that job is a train and this one is a script; leave it out",
+    )
+    assert incompatibility(SCRIPT, SCRIPT) is None
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,6 @@ def test_a_script_is_no_training() -> None:
      {"data": DATA | {"path": "more.csv"}}, {"method": {"kind": "lora", "r": 8, "rslora": True}}],
 )  # fmt: skip
 def test_what_shapes_no_tensor_may_differ(changes: dict[str, Any]) -> None:
-    assert unlike(train(), train(**changes)) is None
+    assert incompatibility(train(), train(**changes)) is None
     full = {"method": {"kind": "full"}}
-    assert unlike(train(**full), train(model="mirror/b", **full)) is None, "all weights are in the checkpoint"
+    assert incompatibility(train(**full), train(model="mirror/b", **full)) is None, "all weights are in the checkpoint"

@@ -14,21 +14,21 @@ from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GIB
 from broker.lifecycle.liveness import (
     TAKEN_AWAY,
-    Observation,
-    Patience,
-    bought,
+    AttemptObservation,
+    LivenessTimeouts,
     fault,
-    haste,
     judge,
     liveness,
     mismatch,
+    poll_share,
     progress_of,
+    recorded_machines,
 )
 from broker.lifecycle.state_machine import AttemptEvent
 from tests.support import build
 from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
 
-PATIENCE = Patience()
+PATIENCE = LivenessTimeouts()
 BEAT = Beat(attempt="x", boot="b", seq=1, phase="training", step=3)
 NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
 
@@ -40,31 +40,31 @@ def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Obs
 
 
 def verdict(state: AttemptState = AttemptState.TRAINING, at: float = 10, **seen: Any) -> AttemptEvent | None:
-    return judge(build.attempt(state), Observation(**seen), build.at(at), PATIENCE, 600)
+    return judge(build.attempt(state), AttemptObservation(**seen), build.at(at), PATIENCE, 600)
 
 
 observations = st.builds(
-    Observation,
+    AttemptObservation,
     beat=st.none() | st.just(BEAT),
     beat_age_s=st.none() | st.floats(0, 5000),
     progress_age_s=st.none() | st.floats(0, 5000),
     seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
     absent=st.booleans(),
-    left_out=st.booleans(),
+    missing_from_listings=st.booleans(),
     store_ok_s=st.none() | st.floats(0, 1e4),
 )
 
 
 @given(observations)
-def test_death_is_only_declared_by_the_cloud(seen: Observation) -> None:
+def test_death_is_only_declared_by_the_cloud(seen: AttemptObservation) -> None:
     states = {o.state for o in seen.seen}
     dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
-    assert not dead or TAKEN_AWAY & states or ((seen.absent or seen.left_out) and not states)
+    assert not dead or TAKEN_AWAY & states or ((seen.absent or seen.missing_from_listings) and not states)
 
 
 @given(observations)
-def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) -> None:
-    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.missed_s
+def test_a_beating_attempt_survives_whatever_listings_omit(seen: AttemptObservation) -> None:
+    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.three_beats_s
     if fresh and not TAKEN_AWAY & {o.state for o in seen.seen}:
         assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
 
@@ -74,13 +74,15 @@ def test_a_machine_beside_those_that_were_bought_tells_nothing_of_them() -> None
     beside = Handle(provider="simulated", id="i-2", name=build.attempt().name)
     shown = (machine(), machine(InstanceState.GONE, handle=beside))
     one = replace(build.attempt(AttemptState.TRAINING), handles=(machine().handle,))
-    assert bought(one, shown) == (machine(),)
-    assert bought(replace(one, handles=()), shown) == shown
-    assert bought(replace(one, line=replace(one.line, nodes=2)), shown) == shown, "the other one is not recorded yet"
+    assert recorded_machines(one, shown) == (machine(),)
+    assert recorded_machines(replace(one, handles=()), shown) == shown
+    assert recorded_machines(replace(one, line=replace(one.line, nodes=2)), shown) == shown, (
+        "the other one is not recorded yet"
+    )
 
 
 @given(observations, st.sampled_from([AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING]))
-def test_an_outage_of_our_own_store_hangs_nobody(seen: Observation, state: AttemptState) -> None:
+def test_an_outage_of_our_own_store_hangs_nobody(seen: AttemptObservation, state: AttemptState) -> None:
     event = judge(build.attempt(state), seen, build.at(10), PATIENCE, 600)
     assert event is not AttemptEvent.HUNG or seen.store_ok
 
@@ -93,11 +95,11 @@ def test_an_outage_of_our_own_store_hangs_nobody(seen: Observation, state: Attem
         ({"beat_age_s": None}, False),  # nobody has seen it beat: an agent that starts
         ({"beat_age_s": 15.0, "store_ok_s": None}, False),
         ({"beat_age_s": 15.0, "seen": (machine(),)}, False),
-        ({"beat_age_s": 15.0, "left_out": False}, False),
+        ({"beat_age_s": 15.0, "missing_from_listings": False}, False),
     ],
 )
 def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict[str, Any], dead: bool) -> None:
-    found = liveness(1, Observation(**{"left_out": True} | seen), PATIENCE)
+    found = liveness(1, AttemptObservation(**{"missing_from_listings": True} | seen), PATIENCE)
     assert (found is Liveness.DEAD) == dead
 
 
@@ -114,26 +116,26 @@ def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict
     ],
 )
 def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dict[str, Any], share: float) -> None:
-    assert haste(Observation(**seen), PATIENCE) == share
+    assert poll_share(AttemptObservation(**seen), PATIENCE) == share
 
 
 def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
     """It may be gone, and the listing one that leaves it out."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
-        seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        seen = AttemptObservation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
         assert judge(two, seen, build.at(10), PATIENCE, 600) is event
 
 
 @pytest.mark.parametrize(
     ("seen", "state", "expected"),
     [
-        ({"beat_age_s": 1.0, "mates_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
-        ({"beat_age_s": 1.0, "mates_age_s": math.inf}, AttemptState.BOOTING, None),
-        ({"beat_age_s": 1.0, "mates_age_s": 299.0}, AttemptState.TRAINING, None),
-        ({"beat_age_s": 1.0, "mates_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"beat_age_s": 1.0, "mates_age_s": math.inf}, AttemptState.TRAINING, None),
-        ({"beat_age_s": 1.0, "mates_age_s": 300.0, "store_ok_s": None}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "peers_silent_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"beat_age_s": 1.0, "peers_silent_s": math.inf}, AttemptState.BOOTING, None),
+        ({"beat_age_s": 1.0, "peers_silent_s": 299.0}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "peers_silent_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"beat_age_s": 1.0, "peers_silent_s": math.inf}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "peers_silent_s": 300.0, "store_ok_s": None}, AttemptState.TRAINING, None),
     ],
 )
 def test_all_of_several_machines_must_beat(
@@ -141,9 +143,9 @@ def test_all_of_several_machines_must_beat(
 ) -> None:
     two = build.attempt(state, line=replace(build.line(), nodes=2), create_sent_at=build.at(0))
     shown = (machine(), machine(handle=Handle(provider="simulated", id="i-2", name=two.name)))
-    assert judge(two, Observation(seen=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
+    assert judge(two, AttemptObservation(seen=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
     if expected is None and state is AttemptState.BOOTING:
-        assert judge(two, Observation(seen=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
+        assert judge(two, AttemptObservation(seen=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
             AttemptEvent.DEADLINE
         )
 
@@ -151,17 +153,17 @@ def test_all_of_several_machines_must_beat(
 @pytest.mark.parametrize(
     ("second", "seen", "expected"),
     [
-        (InstanceState.STARTING, {"mates_age_s": 599.0}, None),
-        (InstanceState.STARTING, {"mates_age_s": 600.0}, AttemptEvent.HUNG),
-        (InstanceState.STOPPED, {"mates_age_s": 9.9}, None),
-        (InstanceState.STOPPED, {"mates_age_s": 10.0}, AttemptEvent.GONE),
-        (InstanceState.STOPPED, {"mates_age_s": 10.0, "store_ok_s": None}, None),
+        (InstanceState.STARTING, {"peers_silent_s": 599.0}, None),
+        (InstanceState.STARTING, {"peers_silent_s": 600.0}, AttemptEvent.HUNG),
+        (InstanceState.STOPPED, {"peers_silent_s": 9.9}, None),
+        (InstanceState.STOPPED, {"peers_silent_s": 10.0}, AttemptEvent.GONE),
+        (InstanceState.STOPPED, {"peers_silent_s": 10.0, "store_ok_s": None}, None),
         (InstanceState.STOPPED, {"finished": 1}, None),
         (InstanceState.GONE, {"finished": 1}, None),
         (InstanceState.GONE, {"finished": 1, "lost": frozenset({"i-2"})}, None),
         (InstanceState.GONE, {"finished": 1, "beat_age_s": 20.0}, AttemptEvent.GONE),
         (InstanceState.GONE, {"finished": 1, "lost": frozenset({"i-1"})}, AttemptEvent.GONE),
-        (InstanceState.GONE, {"mates_age_s": 1.0}, AttemptEvent.GONE),
+        (InstanceState.GONE, {"peers_silent_s": 1.0}, AttemptEvent.GONE),
     ],
 )
 def test_the_machine_that_is_silent_for_longest_decides_and_one_that_is_finished_is_not_missed(
@@ -169,13 +171,13 @@ def test_the_machine_that_is_silent_for_longest_decides_and_one_that_is_finished
 ) -> None:
     two = build.attempt(line=replace(build.line(), nodes=2))
     shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
-    looked = Observation(**{"seen": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
+    looked = AttemptObservation(**{"seen": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is expected
 
 
 def test_a_first_machine_that_hangs_is_found_though_the_other_one_is_done_and_gone() -> None:
     two = build.attempt(line=replace(build.line(), nodes=2))
-    looked = Observation(seen=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
+    looked = AttemptObservation(seen=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is None
     stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=PATIENCE.stuck_s)
     assert judge(two, stuck, build.at(10), PATIENCE, 600) is AttemptEvent.HUNG
@@ -188,7 +190,7 @@ def test_a_machine_that_is_called_stopped_is_believed_to_be_once_two_beats_are_d
     """However seldom agents are asked for one: between two of them a listing may blink."""
     asked = replace(PATIENCE, beat_s=beat_s)
     found = [
-        liveness(1, Observation(seen=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
+        liveness(1, AttemptObservation(seen=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
         for age in ages
     ]
     assert found[0] is not Liveness.DEAD
@@ -196,9 +198,9 @@ def test_a_machine_that_is_called_stopped_is_believed_to_be_once_two_beats_are_d
 
 
 def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
-    assert liveness(1, Observation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
-    assert liveness(1, Observation(), PATIENCE) is Liveness.UNKNOWN
-    assert liveness(2, Observation(seen=(machine(),)), PATIENCE) is Liveness.UNKNOWN
+    assert liveness(1, AttemptObservation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
+    assert liveness(1, AttemptObservation(), PATIENCE) is Liveness.UNKNOWN
+    assert liveness(2, AttemptObservation(seen=(machine(),)), PATIENCE) is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.domain.ids import attempt_id
-from broker.domain.job import Attempt, AttemptState, Job, Reason, Remedy
-from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict
+from broker.domain.job import Attempt, AttemptState, Job, PlanAdjustment, Reason
+from broker.domain.offer import GIB, DropReason, Offer, OfferVerdict, QuoteLine
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
 from broker.estimator.memory.shortfall import MOST, shortfall
-from broker.estimator.planning.corrections import NOTHING
+from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.estimator.planning.fit import fit
 from broker.estimator.planning.plan_search import Planner
 from broker.estimator.speed.hardware import TABLE
@@ -75,7 +75,7 @@ def offer_of(accelerator: str, gpus: int = 1) -> Offer:
 
 
 def line_of(offer: Offer, plan: Plan | None = None) -> QuoteLine:
-    return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason="fits", plan=plan)
+    return QuoteLine(offer=offer, verdict=OfferVerdict.KEPT, reason="fits", plan=plan)
 
 
 def need(work: Workload, plan: Plan, offer: Offer) -> MemoryNeed:
@@ -97,16 +97,16 @@ def test_each_change_keeps_the_global_batch_and_the_method_and_needs_less_memory
     for times in range(1, MAX_CHANGES + 1):
         ran = fit(planned(job), offer)
         if ran.plan is None:
-            assert ran.drop is Drop.MEMORY
+            assert ran.drop is DropReason.MEMORY
             return
         job = replace(job, remedy=remedy(job, line_of(offer, ran.plan), host=False))
         after = planned(job)
         assert job.remedy is not None
-        assert len(job.remedy.tried) == times
+        assert len(job.remedy.failed_plans) == times
         assert (after.global_batch, after.method, after.lora_r) == (work.global_batch, work.method, work.lora_r)
         again = fit(after, offer)
         if again.plan is None:
-            assert again.drop is Drop.MEMORY  # a larger machine, or nothing
+            assert again.drop is DropReason.MEMORY  # a larger machine, or nothing
             continue
         assert need(after, again.plan, offer).peak < need(after, ran.plan, offer).peak
         assert again.plan.micro_batch * again.plan.accumulation * again.plan.devices == work.global_batch
@@ -124,10 +124,10 @@ def test_the_plan_that_ran_out_does_not_fit_that_machine_any_more(work: Workload
     if ran.plan is None:
         return
     changed = remedy(train_job(work), line_of(offer, ran.plan), host=False)
-    assert changed.memory_scale <= MOST
+    assert changed.memory_factor <= MOST
     plain = need(work, ran.plan, offer)
     if (plain.peak * MOST + plain.context) * (1 + plain.margin) > offer.gpu_memory_bytes:
-        corrected = NOTHING.need(replace(work, memory_scale=changed.memory_scale), plain, True, False)
+        corrected = NO_CORRECTIONS.need(replace(work, memory_factor=changed.memory_factor), plain, True, False)
         assert corrected.required > offer.gpu_memory_bytes
 
 
@@ -136,34 +136,34 @@ def test_the_micro_batch_goes_first_then_checkpointing_then_the_machine() -> Non
     job = train_job(replace(WORK, micro_batch=4))
     ran = line_of(offer, Plan(micro_batch=4, accumulation=6))
     first = remedy(job, ran, host=False)
-    assert (first.micro_batch, first.gradient_checkpointing, first.memory_above) == (3, False, 0)
-    assert first.tried == ("micro-batch 4 on l4 (22.4 GiB)",)
+    assert (first.micro_batch, first.gradient_checkpointing, first.oom_device_bytes) == (3, False, 0)
+    assert first.failed_plans == ("micro-batch 4 on l4 (22.4 GiB)",)
     assert told(job, ran, first) == (
         "memory ran out: next with micro-batch 3 instead of 4; global batch 24 as before"
     )  # fmt: skip
     single = train_job(replace(WORK, micro_batch=1))
     ran = line_of(offer, Plan(micro_batch=1, accumulation=24))
     second = remedy(single, ran, host=False)
-    assert (second.micro_batch, second.gradient_checkpointing, second.memory_above) == (1, True, 0)
+    assert (second.micro_batch, second.gradient_checkpointing, second.oom_device_bytes) == (1, True, 0)
     assert told(single, ran, second) == "memory ran out: next with gradient checkpointing on; global batch 24 as before"
     ran = line_of(offer, Plan(micro_batch=1, accumulation=24, gradient_checkpointing=True))
     least = train_job(replace(WORK, micro_batch=1, gradient_checkpointing=True))
     third = remedy(least, ran, host=False)
-    assert third.memory_above == offer.gpu_memory_bytes
+    assert third.oom_device_bytes == offer.gpu_memory_bytes
     assert "more than 22.4 GiB a device" in told(least, ran, third)
-    assert third.tried == ("micro-batch 1 with checkpointing on l4 (22.4 GiB)",)
+    assert third.failed_plans == ("micro-batch 1 with checkpointing on l4 (22.4 GiB)",)
     left = workload_left(replace(least, remedy=third), ())
     small = fit(left, offer)
-    assert (small.drop, small.reason) == (Drop.MEMORY, "it ran out of 22.4 GiB before; has 22.4")
+    assert (small.drop, small.reason) == (DropReason.MEMORY, "it ran out of 22.4 GiB before; has 22.4")
     assert fit(left, offer_of("l40s")).drop is None
 
 
 def test_a_script_only_gets_a_larger_machine() -> None:
     job, ran = build.job(), build.line()
     changed = remedy(job, ran, host=False)
-    assert (changed.micro_batch, changed.memory_above) == (0, 48 * GIB)
+    assert (changed.micro_batch, changed.oom_device_bytes) == (0, 48 * GIB)
     assert told(job, ran, changed) == "memory ran out: next with only machines with more than 48.0 GiB a device"
-    assert fit(planned(replace(job, remedy=changed)), build.offer()).drop is Drop.MEMORY
+    assert fit(planned(replace(job, remedy=changed)), build.offer()).drop is DropReason.MEMORY
     assert given_up(replace(job, remedy=changed), ran, host=False) == (
         "memory ran out 2 times: l40s (48.0 GiB); l40s (48.0 GiB); ask for a larger machine"
     )
@@ -172,8 +172,8 @@ def test_a_script_only_gets_a_larger_machine() -> None:
 def test_a_machine_whose_own_memory_ran_out_is_followed_by_one_with_more_and_the_plan_stays() -> None:
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
     changed = remedy(job, ran, host=True)
-    assert (changed.micro_batch, changed.memory_scale, changed.ram_above) == (0, 1.0, 64 * GIB)
-    assert changed.tried == ("micro-batch 8 on l40s (64.0 GiB of the machine)",)
+    assert (changed.micro_batch, changed.memory_factor, changed.oom_host_bytes) == (0, 1.0, 64 * GIB)
+    assert changed.failed_plans == ("micro-batch 8 on l40s (64.0 GiB of the machine)",)
     assert told(job, ran, changed).startswith("memory ran out: next with only machines with more than 64.0 GiB of mem")
     assert planned(replace(job, remedy=changed)).micro_batch == WORK.micro_batch
 
@@ -181,7 +181,7 @@ def test_a_machine_whose_own_memory_ran_out_is_followed_by_one_with_more_and_the
 def test_a_task_that_nobody_estimates_changes_its_plan_all_the_same() -> None:
     job = train_job(replace(WORK, shape=None, unestimated="task dpo is not estimated"))
     first = remedy(job, build.line(), host=False)
-    assert (first.micro_batch, first.gradient_checkpointing, first.memory_scale) == (6, False, 1.0)
+    assert (first.micro_batch, first.gradient_checkpointing, first.memory_factor) == (6, False, 1.0)
     assert job.spec.train is not None
     changed = as_planned(job.spec.train, None, first)
     assert (changed.micro_batch, changed.global_batch, changed.gradient_checkpointing) == (6, 24, False)
@@ -190,14 +190,14 @@ def test_a_task_that_nobody_estimates_changes_its_plan_all_the_same() -> None:
     assert single.spec.train is not None
     assert as_planned(single.spec.train, None, second).gradient_checkpointing is True
     unknown = remedy(train_job(WORK), build.line(accelerator="mystery"), host=False)
-    assert (unknown.micro_batch, unknown.memory_scale) == (6, 1.0)
+    assert (unknown.micro_batch, unknown.memory_factor) == (6, 1.0)
 
 
 def test_machines_are_told_what_was_planned_for_them() -> None:
     told_ = as_planned(TRAIN, None, None)
     assert (told_.micro_batch, told_.gradient_checkpointing) == (8, False)
     plan = Plan(micro_batch=12, accumulation=2, gradient_checkpointing=True)
-    told_ = as_planned(TRAIN, plan, Remedy(tried=("once",), micro_batch=12))
+    told_ = as_planned(TRAIN, plan, PlanAdjustment(failed_plans=("once",), micro_batch=12))
     assert (told_.micro_batch, told_.global_batch, told_.gradient_checkpointing) == (12, 24, True)
 
 
@@ -233,7 +233,7 @@ def test_a_changed_plan_needs_clearly_less_or_a_larger_machine_is_asked_for(sequ
     changed = remedy(train_job(work), line_of(offer, ran), host=False)
     after = replace(ran, micro_batch=changed.micro_batch or 8, gradient_checkpointing=changed.gradient_checkpointing)
     less = need(work, after, offer).required <= 0.8 * need(work, ran, offer).required
-    assert less or changed.memory_above
+    assert less or changed.oom_device_bytes
 
 
 @pytest.mark.parametrize("way", ["fsdp", "hybrid"])
@@ -244,14 +244,14 @@ def test_what_ran_out_on_several_gpus_is_held_against_what_one_of_them_needs(way
     line = replace(line_of(offer, plan), nodes=2)
     changed = remedy(train_job(work), line, host=False)
     one = Planner(work).need(plan, TABLE["l4"], nodes=2)
-    assert changed.memory_scale == shortfall(offer.gpu_memory_bytes, one) > 1
+    assert changed.memory_factor == shortfall(offer.gpu_memory_bytes, one) > 1
 
 
 def test_a_plan_that_recomputed_already_is_told_as_such_and_not_changed_to_that() -> None:
     free = train_job(replace(WORK, micro_batch=4, free_checkpointing=True))
     ran = line_of(offer_of("l4"), Plan(micro_batch=4, accumulation=6, gradient_checkpointing=True))
     changed = remedy(free, ran, host=False)
-    assert changed.tried == ("micro-batch 4 with checkpointing on l4 (22.4 GiB)",)
+    assert changed.failed_plans == ("micro-batch 4 with checkpointing on l4 (22.4 GiB)",)
     assert "gradient checkpointing on" not in told(free, ran, changed)
 
 
@@ -268,7 +268,7 @@ def test_where_neither_is_enough_rows_are_fewer_and_recomputed() -> None:
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_what_the_plan_may_choose_it_may_choose_after_memory_ran_out(recomputes: bool) -> None:
     free = train_job(replace(WORK, free_checkpointing=True))
-    changed = Remedy(tried=("once",), micro_batch=4, gradient_checkpointing=recomputes)
+    changed = PlanAdjustment(failed_plans=("once",), micro_batch=4, gradient_checkpointing=recomputes)
     assert planned(replace(free, remedy=changed)).free_checkpointing is not recomputes
 
 
@@ -279,18 +279,18 @@ def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
     job = train_job(work)
     alone = line_of(h200, Plan(micro_batch=1, accumulation=8, gradient_checkpointing=True))
     changed = remedy(job, alone, host=False)
-    assert (changed.memory_above, changed.memory_shards) == (h200.gpu_memory_bytes, 1)
+    assert (changed.oom_device_bytes, changed.oom_shards) == (h200.gpu_memory_bytes, 1)
     assert told(job, alone, changed).endswith(
         "a device, or the model divided between more than 1; global batch 8 as before"
     )
     left = planned(replace(job, remedy=changed))
-    assert fit(left, h200).drop is Drop.MEMORY
+    assert fit(left, h200).drop is DropReason.MEMORY
     two = fit(left, offer_of("h200-sxm", gpus=2))
     assert two.plan is not None
     assert (two.drop, two.plan.parallelism) == (None, "fsdp")
     again = remedy(replace(job, remedy=changed), line_of(offer_of("h200-sxm", gpus=2), two.plan), host=False)
-    assert again.memory_shards in (1, 2)
-    after = planned(replace(job, remedy=replace(again, memory_above=h200.gpu_memory_bytes, memory_shards=2)))
+    assert again.oom_shards in (1, 2)
+    after = planned(replace(job, remedy=replace(again, oom_device_bytes=h200.gpu_memory_bytes, oom_shards=2)))
     assert fit(after, offer_of("h200-sxm", gpus=2)).reason.startswith("it ran out of ")
     assert fit(after, offer_of("h200-sxm", gpus=8)).drop is None
     lora = planned(replace(train_job(replace(WORK, method="qlora")), remedy=changed))
@@ -299,9 +299,11 @@ def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
 
 def test_the_next_quote_knows_what_did_not_do() -> None:
     """Else the machine whose memory ran out is bought again."""
-    changed = Remedy(tried=("once",), memory_scale=1.5, memory_above=24 * GIB, ram_above=64 * GIB)
+    changed = PlanAdjustment(
+        failed_plans=("once",), memory_factor=1.5, oom_device_bytes=24 * GIB, oom_host_bytes=64 * GIB
+    )
     left = planned(replace(train_job(WORK), remedy=changed))
-    assert (left.memory_scale, left.memory_above, left.ram_above) == (1.5, 24 * GIB, 64 * GIB)
+    assert (left.memory_factor, left.oom_device_bytes, left.oom_host_bytes) == (1.5, 24 * GIB, 64 * GIB)
 
 
 def test_a_job_that_is_given_up_hears_whose_memory_it_was_and_what_to_change() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controllers.base.context import Rhythm
+from broker.controllers.base.context import Intervals
 from broker.domain.ids import attempt_id
-from broker.domain.job import RESTING_JOB_STATES, AttemptState, Job, JobState, Reason, Stored
+from broker.domain.job import RESTING_JOB_STATES, AttemptState, Job, JobState, Reason, StoredData
 from broker.domain.money import MICRO, ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
@@ -20,7 +20,7 @@ from broker.lifecycle.retention import (
     KINDS,
     RESTING_S,
     RESUMED_FROM,
-    Kept,
+    RetainedObjects,
     accrue,
     due_now,
     expired,
@@ -188,7 +188,7 @@ def test_at_rest_the_furthest_checkpoints_stay_whichever_attempts_made_them() ->
     assert set(doomed) == {key for key, _ in (*files(10), *files(40, "b" * 13, committed=False))}
     torn = files(40, committed=False)
     assert leftovers(job, [], sort_out(job, [], torn)) == (torn[0][0],)
-    assert leftovers(job, [], Kept()) == ()
+    assert leftovers(job, [], RetainedObjects()) == ()
 
 
 def test_milestones_stay_beside_the_furthest_whichever_attempts_made_them() -> None:
@@ -228,7 +228,7 @@ def test_marked_checkpoints_all_go() -> None:
     st.decimals(min_value="0", max_value="1", places=3),
 )
 def test_storage_is_charged_for_its_time_and_each_cent_once(looks: list[tuple[float, int]], price: Decimal) -> None:
-    stored: Stored | None = None
+    stored: StoredData | None = None
     charged, now, least = ZERO, build.at(0), ZERO
     for after_s, size in looks:
         before, now = stored, now + timedelta(seconds=after_s)
@@ -274,4 +274,4 @@ def test_it_is_looked_at_until_nothing_is_left() -> None:
 
 
 def test_looks_at_least_daily() -> None:
-    assert max(Rhythm().stored_s, RESTING_S) <= DAY
+    assert max(Intervals().stored_s, RESTING_S) <= DAY

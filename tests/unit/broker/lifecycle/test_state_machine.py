@@ -16,7 +16,7 @@ from broker.lifecycle.state_machine import (
     ImpossibleEvent,
     JobEvent,
     Rule,
-    Verdict,
+    TransitionVerdict,
     attempt_rule,
     job_rule,
     next_job_state,
@@ -28,14 +28,14 @@ from tests.support import build
 @pytest.mark.parametrize("state", AttemptState)
 @pytest.mark.parametrize("event", AttemptEvent)
 def test_every_attempt_state_knows_every_event(state: AttemptState, event: AttemptEvent) -> None:
-    assert isinstance(attempt_rule(state, event), Rule | Verdict)
+    assert isinstance(attempt_rule(state, event), Rule | TransitionVerdict)
     assert not ((state, event) in ATTEMPT_RULES and event in lifecycle.ATTEMPT_STALE[state])
 
 
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("event", JobEvent)
 def test_every_job_state_knows_every_event(state: JobState, event: JobEvent) -> None:
-    assert isinstance(job_rule(state, event), JobState | Verdict)
+    assert isinstance(job_rule(state, event), JobState | TransitionVerdict)
     assert not ((state, event) in lifecycle.JOB_RULES and event in lifecycle.JOB_STALE[state])
 
 

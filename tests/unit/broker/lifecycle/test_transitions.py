@@ -123,7 +123,7 @@ def test_memory_may_run_out_twice_and_then_the_job_says_what_was_tried() -> None
         after = after_attempt(job, build.attempt(), Reason.OOM, "", build.T0)
         assert after.state is JobState.RECOVERING
         assert after.remedy is not None
-        assert len(after.remedy.tried) == times
+        assert len(after.remedy.failed_plans) == times
         job = replace(after, state=JobState.ACTIVE)
     failed = after_attempt(job, build.attempt(), Reason.OOM, "exit code 71", build.T0)
     assert failed.state is JobState.FAILED
@@ -293,7 +293,7 @@ def test_only_the_memory_of_a_machine_with_gpus_is_not_the_devices(
     assert attempt.ran_out_of_host is host
     after = after_attempt(build.active_job(), attempt, Reason.OOM, "", build.T0)
     assert after.remedy is not None
-    assert (after.remedy.ram_above > 0) is host
+    assert (after.remedy.oom_host_bytes > 0) is host
 
 
 def test_a_job_is_looked_at_when_its_back_off_is_over() -> None:

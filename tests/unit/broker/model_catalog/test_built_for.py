@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from broker.estimator.memory.estimate import Ask
+from broker.estimator.memory.estimate import EstimateOptions
 from broker.sizing.estimate import estimate
 from broker.sizing.what_if import what_if
 
@@ -55,7 +55,7 @@ def test_any_other_class_is_a_decoder_as_before(built: object) -> None:
 def test_a_scaling_table_has_the_same_head() -> None:
     given = LLAMA | {"architectures": ["LlamaForSequenceClassification"], "num_labels": 3}
     need = [
-        what_if("gpus=1", config=config, gpu="l40s", ask=Ask(length=64))["points"][0]["need_bytes"]
+        what_if("gpus=1", config=config, gpu="l40s", ask=EstimateOptions(length=64))["points"][0]["need_bytes"]
         for config in (LLAMA, given)
     ]
     assert need[1] < need[0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.sizing.estimate import BadAsk, estimate
+from broker.sizing.estimate import EstimateError, estimate
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
@@ -49,7 +49,7 @@ VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
     ],
 )
 def test_what_no_model_has_is_refused_by_name(config: dict[str, Any], change: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadAsk) as refused:
+    with pytest.raises(EstimateError) as refused:
         estimate(config=json.dumps(config | change), seq=64)
     assert told in str(refused.value)
     assert "only decoder-only" not in str(refused.value)
@@ -69,5 +69,5 @@ def test_a_multimodal_config_is_that_of_its_language_model_and_says_so() -> None
     assert "the config lacks hidden_size" in estimate(config=lacking, seq=64)["notes"][0]
     tied = estimate(config={"text_config": LLAMA, "tie_word_embeddings": True}, seq=64)
     assert tied["parameters"] == estimate(config=LLAMA, seq=64)["parameters"] - 256_000
-    with pytest.raises(BadAsk, match="is quantised"):
+    with pytest.raises(EstimateError, match="is quantised"):
         estimate(config=nested | {"quantization_config": {"load_in_4bit": True}}, seq=64)

@@ -7,7 +7,7 @@ import pytest
 from broker.model_catalog.config_defaults import SAME_CODE
 from broker.model_catalog.encoder_shape import ENCODERS
 from broker.model_catalog.task_shape import task_shape
-from broker.sizing.estimate import BadAsk, estimate
+from broker.sizing.estimate import EstimateError, estimate
 from trainer.contract.architectures import BOTH_WAYS
 
 BASE: dict[str, Any] = {
@@ -46,7 +46,9 @@ def test_the_counts_are_those_of_its_classes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(BOTH_WAYS - ENCODERS - SAME_CODE.keys()))
 def test_no_other_encoder_is_taken_for_a_decoder(kind: str) -> None:
-    with pytest.raises(BadAsk, match=rf"is an encoder \({kind}\) that nobody estimates; known are bert, camembert"):
+    with pytest.raises(
+        EstimateError, match=rf"is an encoder \({kind}\) that nobody estimates; known are bert, camembert"
+    ):
         estimate(config={"model_type": kind, **BASE}, seq=512)
 
 

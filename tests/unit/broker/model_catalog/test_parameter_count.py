@@ -7,7 +7,7 @@ import pytest
 
 from broker.model_catalog.config_defaults import filled
 from broker.model_catalog.parameter_count import BIASED_ATTENTION, PLAIN_HEADS, parameters
-from broker.sizing.estimate import BadAsk, estimate
+from broker.sizing.estimate import EstimateError, estimate
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -40,5 +40,5 @@ def test_every_parameter_of_the_class_is_counted(family: str, more: dict[str, An
 
 @pytest.mark.parametrize("field", ["attention_bias", "mlp_bias", "qk_layernorm"])
 def test_a_switch_is_true_or_false(field: str) -> None:
-    with pytest.raises(BadAsk, match=f"{field} 'yes', which is neither true nor false"):
+    with pytest.raises(EstimateError, match=f"{field} 'yes', which is neither true nor false"):
         estimate(config={"model_type": "llama", **SIZES, field: "yes"}, seq=64)

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from broker.domain.job import Event
-from broker.domain.notifications import Channel, Delivery, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot
 from broker.notify.webhook.notifier import WebhookNotifier
 from broker.runtime.secret_box import SecretBox
 from tests.conformance.samples import START, ManualClock, make_attempt, make_job
@@ -21,7 +21,7 @@ BOX = SecretBox(bytes(range(32)))
 JOB = make_job()
 EVENT = Event(job_id=JOB.id, kind="attempt.preempted", message="gone ü", seq=7, at=START, data={"step": 3})
 DELIVERY = Delivery(stream=JOB.id, event=EVENT, folded=2)
-SNAPSHOT = Snapshot(job=JOB, attempts=(make_attempt(JOB),))
+SNAPSHOT = JobSnapshot(job=JOB, attempts=(make_attempt(JOB),))
 
 
 class Names(AbstractResolver):

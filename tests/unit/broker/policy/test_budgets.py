@@ -14,7 +14,7 @@ from broker.domain.money import ZERO
 from broker.domain.policy import Action, Policy
 from broker.policy.budgets import (
     Applied,
-    Ask,
+    BudgetRequest,
     Hold,
     Standing,
     admission,
@@ -54,12 +54,12 @@ def applied(rules: Policy, charged: str = "0", outstanding: str = "0", gpus: int
     return Applied(id=1, policy=rules, standing=standing)
 
 
-def ask(usd: str = "10", **changes: Any) -> Ask:
+def ask(usd: str = "10", **changes: Any) -> BudgetRequest:
     values: dict[str, Any] = {"reserve_usd": Decimal(usd), "cap_usd": Decimal(usd), "gpus": 1, "jobs": 1}
-    return Ask(**values | changes)
+    return BudgetRequest(**values | changes)
 
 
-def told(wanted: Ask, *policies: Applied) -> tuple[Hold, str] | None:
+def told(wanted: BudgetRequest, *policies: Applied) -> tuple[Hold, str] | None:
     refusal = judge(wanted, policies, NOW)
     return None if refusal is None else (refusal.hold, refusal.reason)
 

@@ -8,27 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.domain.policy import Budget, Period, Window
+from broker.domain.policy import Budget, BudgetPeriod, Window
 from broker.policy.windows import QUARTER, quarter, window_end, window_start
 
 ZONES = sorted(name for name in available_timezones() if "/" in name)
 zones = st.sampled_from(ZONES).map(ZoneInfo)
 instants = st.integers(0, 35 * 366 * 86_400).map(lambda s: datetime(2000, 1, 1, tzinfo=UTC) + timedelta(seconds=s))
-periods = st.sampled_from(Period)
+periods = st.sampled_from(BudgetPeriod)
 
 
-def budget(per: Period | str, window: Window = Window.CALENDAR) -> Budget:
-    return Budget(limit_usd=Decimal(1), per=Period(per), window=window)
+def budget(per: BudgetPeriod | str, window: Window = Window.CALENDAR) -> Budget:
+    return Budget(limit_usd=Decimal(1), per=BudgetPeriod(per), window=window)
 
 
-def first_of(per: Period, now: datetime) -> object:
+def first_of(per: BudgetPeriod, now: datetime) -> object:
     """What all moments of one period have in common."""
     day = now.date()
-    return day if per is Period.DAY else day.isocalendar()[:2] if per is Period.WEEK else (day.year, day.month)
+    return (
+        day if per is BudgetPeriod.DAY else day.isocalendar()[:2] if per is BudgetPeriod.WEEK else (day.year, day.month)
+    )
 
 
 @given(zones, instants, periods)
-def test_a_calendar_window_holds_its_period_and_nothing_else(zone: ZoneInfo, now: datetime, per: Period) -> None:
+def test_a_calendar_window_holds_its_period_and_nothing_else(zone: ZoneInfo, now: datetime, per: BudgetPeriod) -> None:
     start, end = window_start(budget(per), zone, now), window_end(budget(per), zone, now)
     assert end is not None
     assert start <= now < end
@@ -41,7 +43,7 @@ def test_a_calendar_window_holds_its_period_and_nothing_else(zone: ZoneInfo, now
 
 @given(zones, instants, periods, st.sampled_from(Window))
 def test_windows_begin_with_a_quarter_hour_and_never_go_back(
-    zone: ZoneInfo, now: datetime, per: Period, window: Window
+    zone: ZoneInfo, now: datetime, per: BudgetPeriod, window: Window
 ) -> None:
     one = budget(per, window)
     start = window_start(one, zone, now)
@@ -50,8 +52,8 @@ def test_windows_begin_with_a_quarter_hour_and_never_go_back(
 
 
 @given(instants, periods)
-def test_a_rolling_window_is_rounded_against_the_spender(now: datetime, per: Period) -> None:
-    length = {Period.DAY: 1, Period.WEEK: 7, Period.MONTH: 30}[per] * timedelta(days=1)
+def test_a_rolling_window_is_rounded_against_the_spender(now: datetime, per: BudgetPeriod) -> None:
+    length = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 30}[per] * timedelta(days=1)
     start = window_start(budget(per, Window.ROLLING), UTC, now)
     assert length <= now - start < length + QUARTER
     assert window_end(budget(per, Window.ROLLING), UTC, now) is None

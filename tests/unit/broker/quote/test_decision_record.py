@@ -6,7 +6,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.domain.offer import Drop, Offer
+from broker.domain.offer import DropReason, Offer
 from broker.quote.decision_record import packed, unpacked
 from tests.support.machines import SCRIPT, offer, quoted
 
@@ -16,7 +16,7 @@ def test_every_offer_with_its_reason() -> None:
     made = quoted(market, resources={"max_usd_per_hour": "10"})
     found = unpacked(packed(made))
     assert [(one.offer, one.drop) for one in found] == [
-        ("a", None), ("dear", Drop.HOURLY_LIMIT), ("b", Drop.UNKNOWN_HARDWARE),
+        ("a", None), ("dear", DropReason.HOURLY_LIMIT), ("b", DropReason.UNKNOWN_HARDWARE),
     ]  # fmt: skip
     assert [one.reason for one in found] == [line.reason for line in made.lines]
     assert found[0].usd_p50 == made.lines[0].usd_p50

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, Drop, HostFacts, Offer, QuoteLine, Verdict
+from broker.domain.offer import GIB, DropReason, HostFacts, Offer, OfferVerdict, QuoteLine
 from broker.estimator.preemption_rate import FAILURES_PER_GPU_HOUR
 from broker.quote.engine import quote
 from broker.quote.summary import LABELS, summary
@@ -30,52 +30,64 @@ def only(line_of: Any) -> QuoteLine:
 @pytest.mark.parametrize(
     ("changes", "arguments", "drop", "words"),
     [
-        ({}, {"resources": {"providers": ["runpod"]}}, Drop.PROVIDER, "provider cloud; asked for runpod"),
-        ({}, {"resources": {"accelerators": ["l40s"]}}, Drop.ACCELERATOR, "accelerator h100-sxm; asked for l40s"),
-        ({}, {"resources": {"gpus": 2}}, Drop.GPUS, "1 GPUs; asked for 2"),
-        ({}, {"resources": {"nodes": 2}}, Drop.NODES, "cloud joins no machines to one job; asked for 2 nodes"),
+        ({}, {"resources": {"providers": ["runpod"]}}, DropReason.PROVIDER, "provider cloud; asked for runpod"),
+        ({}, {"resources": {"accelerators": ["l40s"]}}, DropReason.ACCELERATOR, "accelerator h100-sxm; asked for l40s"),
+        ({}, {"resources": {"gpus": 2}}, DropReason.GPUS, "1 GPUs; asked for 2"),
+        ({}, {"resources": {"nodes": 2}}, DropReason.NODES, "cloud joins no machines to one job; asked for 2 nodes"),
         (
             {},
             {"resources": {"nodes": 2, "max_usd_per_hour": "4"}, "caps": {"cloud": Caps(spot=True, multi_node=True)}},
-            Drop.HOURLY_LIMIT,
+            DropReason.HOURLY_LIMIT,
             "$5.0000/h is above max_usd_per_hour 4",
         ),
-        ({}, {"resources": {"spot": "only"}}, Drop.SPOT, "on-demand; spot is 'only' in the spec"),
-        ({"spot": True}, {"resources": {"spot": "never"}}, Drop.SPOT, "spot; spot is 'never' in the spec"),
-        ({}, {"local_files": True}, Drop.UNREACHABLE, "cannot reach the blob store"),
-        ({"trust": "community"}, {"scoped_store": False}, Drop.UNSCOPED, "let the daemon scope them"),
+        ({}, {"resources": {"spot": "only"}}, DropReason.SPOT, "on-demand; spot is 'only' in the spec"),
+        ({"spot": True}, {"resources": {"spot": "never"}}, DropReason.SPOT, "spot; spot is 'never' in the spec"),
+        ({}, {"local_files": True}, DropReason.UNREACHABLE, "cannot reach the blob store"),
+        ({"trust": "community"}, {"scoped_store": False}, DropReason.UNSCOPED, "let the daemon scope them"),
         (
             {},
             {"scoped_store": False, "caps": {"cloud": Caps(spot=True, trust="community")}},
-            Drop.UNSCOPED,
+            DropReason.UNSCOPED,
             "a community host would get the blob store's own credentials",
         ),
         (
             {},
             {"caps": {"cloud": Caps(spot=True, has_trainer=False)}},
-            Drop.NO_TRAINER,
+            DropReason.NO_TRAINER,
             "pip install 'gpubroker[trainer]'",
         ),
-        ({}, {"resources": {"regions": ["us", "ap"]}}, Drop.REGION, "region eu; asked for ap, us"),
-        ({"accelerator": "tpu"}, {}, Drop.UNKNOWN_HARDWARE, "no figures for tpu"),
-        ({"gpu_memory_bytes": GIB}, {}, Drop.MEMORY, "has 1.0"),
-        ({"usd_per_hour": Decimal(0)}, {}, Drop.PRICE, "cannot be true"),
-        ({"usd_per_hour": Decimal(-1), "provider": "mine"}, {}, Drop.PRICE, "cannot be true"),
-        ({"spot": True, "on_demand_usd_per_hour": Decimal(1)}, {}, Drop.PRICE, "is above on-demand"),
-        ({}, {"resources": {"max_usd_per_hour": "2"}}, Drop.HOURLY_LIMIT, "$2.5000/h is above max_usd_per_hour 2"),
-        ({"spot": True, "preemptions_per_hour": 20.0}, {}, Drop.PREEMPTED_TOO_OFTEN, "preempted every 3 min"),
-        ({}, {"cap_left": Decimal("0.5")}, Drop.CAP, "to finish; $0.5000 of the cap is left"),
-        ({"available": False}, {}, Drop.UNAVAILABLE, "the cloud has none now"),
-        ({}, {"excluded": {"cloud/x": "sold out until 12:05"}}, Drop.EXCLUDED, "sold out until 12:05"),
-        ({"facts": HostFacts(host="7")}, {"excluded": {"host:Cloud/7": "hung twice"}}, Drop.EXCLUDED, "hung twice"),
-        ({}, {"excluded": {"account:cloud/": "cannot list"}}, Drop.EXCLUDED, "cannot list"),
-        ({}, {"excluded": {"account:cloud/Cloud/": "no credit"}}, Drop.EXCLUDED, "no credit"),
+        ({}, {"resources": {"regions": ["us", "ap"]}}, DropReason.REGION, "region eu; asked for ap, us"),
+        ({"accelerator": "tpu"}, {}, DropReason.UNKNOWN_HARDWARE, "no figures for tpu"),
+        ({"gpu_memory_bytes": GIB}, {}, DropReason.MEMORY, "has 1.0"),
+        ({"usd_per_hour": Decimal(0)}, {}, DropReason.PRICE, "cannot be true"),
+        ({"usd_per_hour": Decimal(-1), "provider": "mine"}, {}, DropReason.PRICE, "cannot be true"),
+        ({"spot": True, "on_demand_usd_per_hour": Decimal(1)}, {}, DropReason.PRICE, "is above on-demand"),
+        (
+            {},
+            {"resources": {"max_usd_per_hour": "2"}},
+            DropReason.HOURLY_LIMIT,
+            "$2.5000/h is above max_usd_per_hour 2",
+        ),
+        ({"spot": True, "preemptions_per_hour": 20.0}, {}, DropReason.PREEMPTED_TOO_OFTEN, "preempted every 3 min"),
+        ({}, {"cap_left": Decimal("0.5")}, DropReason.CAP, "to finish; $0.5000 of the cap is left"),
+        ({"available": False}, {}, DropReason.UNAVAILABLE, "the cloud has none now"),
+        ({}, {"excluded": {"cloud/x": "sold out until 12:05"}}, DropReason.EXCLUDED, "sold out until 12:05"),
+        (
+            {"facts": HostFacts(host="7")},
+            {"excluded": {"host:Cloud/7": "hung twice"}},
+            DropReason.EXCLUDED,
+            "hung twice",
+        ),
+        ({}, {"excluded": {"account:cloud/": "cannot list"}}, DropReason.EXCLUDED, "cannot list"),
+        ({}, {"excluded": {"account:cloud/Cloud/": "no credit"}}, DropReason.EXCLUDED, "no credit"),
     ],
 )
-def test_what_is_dropped_says_why(changes: dict[str, Any], arguments: dict[str, Any], drop: Drop, words: str) -> None:
+def test_what_is_dropped_says_why(
+    changes: dict[str, Any], arguments: dict[str, Any], drop: DropReason, words: str
+) -> None:
     made = quoted([offer(**changes)], **arguments)
     line = only(made)
-    assert (line.verdict, line.drop) == (Verdict.DROPPED, drop)
+    assert (line.verdict, line.drop) == (OfferVerdict.DROPPED, drop)
     assert words in line.reason
     assert "\n" not in line.reason
     assert made.best is None
@@ -96,7 +108,7 @@ def test_only_community_hosts_elsewhere_need_a_store_that_scopes() -> None:
 
 
 def test_every_reason_has_its_words() -> None:
-    assert set(LABELS) == set(Drop)
+    assert set(LABELS) == set(DropReason)
 
 
 def test_kept_when_everything_asked_for_is_there() -> None:
@@ -106,7 +118,7 @@ def test_kept_when_everything_asked_for_is_there() -> None:
     }  # fmt: skip
     made = quoted([offer(available=True)], resources=resources)
     line = only(made)
-    assert line.verdict is Verdict.KEPT
+    assert line.verdict is OfferVerdict.KEPT
     assert line.drop is None
     assert line.memory is not None
     assert summary(made) == "1 of 1 offers kept"
@@ -177,14 +189,14 @@ def test_a_machine_that_cannot_stop_itself_says_so() -> None:
 
 
 def test_an_unlisted_provider_gets_default_capabilities() -> None:
-    assert only(quoted([offer(provider="new")])).verdict is Verdict.KEPT
+    assert only(quoted([offer(provider="new")])).verdict is OfferVerdict.KEPT
 
 
 def test_ones_own_machine_may_be_free_and_sees_local_files() -> None:
     made = quoted([offer(provider="mine", usd_per_hour=Decimal(0))], local_files=True)
     assert only(made).usd_p50 == 0
     assert made.proposed_cap_usd == Decimal("0.01")
-    assert only(quoted([offer(reaches_local_files=True)], local_files=True)).verdict is Verdict.KEPT
+    assert only(quoted([offer(reaches_local_files=True)], local_files=True)).verdict is OfferVerdict.KEPT
 
 
 def test_the_proposed_cap_is_spent_and_five_quarters_of_p90() -> None:
@@ -268,8 +280,8 @@ def test_every_offer_once_kept_first_by_cost_and_within_the_cap(
     lines = tuple(made.lines)
     assert sorted(line.offer.id for line in lines) == sorted(o.id for o in market)
     verdicts = [line.verdict for line in lines]
-    assert verdicts == sorted(verdicts, key=lambda v: v is Verdict.DROPPED)
-    kept = [line for line in lines if line.verdict is Verdict.KEPT]
+    assert verdicts == sorted(verdicts, key=lambda v: v is OfferVerdict.DROPPED)
+    kept = [line for line in lines if line.verdict is OfferVerdict.KEPT]
     assert len(kept) == made.kept
     assert sum(made.drops.values()) + made.kept == len(lines)
     costs = [(line.usd_p50, line.offer.id) for line in kept]
@@ -320,9 +332,9 @@ def test_boot_time_of_the_provider_is_paid() -> None:
 
 
 def test_a_job_whose_machine_ran_out_of_its_own_memory_gets_one_with_more() -> None:
-    (line,) = quoted([offer(ram_bytes=64 * GIB)], work=replace(WORK, ram_above=64 * GIB)).lines
-    assert (line.drop, line.reason) == (Drop.HOST, "64 GiB of RAM; the job ran out of 64 before")
-    assert quoted([offer(ram_bytes=65 * GIB)], work=replace(WORK, ram_above=64 * GIB)).kept == 1
+    (line,) = quoted([offer(ram_bytes=64 * GIB)], work=replace(WORK, oom_host_bytes=64 * GIB)).lines
+    assert (line.drop, line.reason) == (DropReason.HOST, "64 GiB of RAM; the job ran out of 64 before")
+    assert quoted([offer(ram_bytes=65 * GIB)], work=replace(WORK, oom_host_bytes=64 * GIB)).kept == 1
 
 
 def test_a_line_says_what_its_speed_rests_on() -> None:

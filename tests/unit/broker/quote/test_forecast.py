@@ -12,7 +12,15 @@ from broker.domain.job import Attempt, Forecast, Job
 from broker.domain.observation import SpotHours
 from broker.domain.offer import GIB, HostFacts
 from broker.estimator.preemption_rate import History, failures_per_hour, place
-from broker.quote.forecast import Pace, cap_that_does, differs, forecast, told_late, told_over, watch
+from broker.quote.forecast import (
+    StepRateWindow,
+    differs,
+    forecast,
+    late_message,
+    overrun_message,
+    sufficient_cap_usd,
+    watch,
+)
 from tests.support import build
 from trainer.contract.documents import Beat, CheckpointRef
 from trainer.contract.save_interval import interval_s
@@ -49,7 +57,7 @@ def test_the_pace_is_the_time_between_steps_with_what_lay_between_them() -> None
     pace = watch(None, at_step(0), 0)
     assert pace is None, "set-up"
     pace = watch(pace, at_step(10), 100)
-    assert pace == Pace(boot="b", since_s=100, since_step=10, at_s=100, step=10)
+    assert pace == StepRateWindow(boot="b", since_s=100, since_step=10, at_s=100, step=10)
     assert pace.step_s is None
     pace = watch(pace, at_step(10), 110)
     assert pace is not None
@@ -149,15 +157,15 @@ def test_its_time_is_told_likewise() -> None:
 def test_the_words_say_by_how_much_and_what_helps() -> None:
     attempt, short = at_step(50, charged_usd=Decimal("0.5")), replace(job("0.9"), spent_usd=Decimal("0.5"))
     found = made(attempt, short)
-    assert cap_that_does(found, short, Decimal("0.111")) == Decimal("1.17")
-    words = told_over(found, short, Decimal("0.111"))
+    assert sufficient_cap_usd(found, short, Decimal("0.111")) == Decimal("1.17")
+    words = overrun_message(found, short, Decimal("0.111"))
     assert words.startswith("expected to cost $1.0000 by its end at 2026-01-01 00:16 UTC (P50), $0.1000 above its cap")
     assert words.endswith(f"`gpubroker cap {short.id} 1.17` would do")
     timed = job(deadline="2026-01-01T00:10:00Z")
-    assert "7 min after its deadline" in told_late(made(attempt, timed), attempt, timed, build.at(500))
+    assert "7 min after its deadline" in late_message(made(attempt, timed), attempt, timed, build.at(500))
     both = job(max_duration=600)
-    assert "7 min after its deadline or max_duration" in told_late(made(attempt, both), attempt, both, build.at(500))
-    assert told_late(found, attempt, short, build.at(500)), "the deadline was taken away meanwhile"
+    assert "7 min after its deadline or max_duration" in late_message(made(attempt, both), attempt, both, build.at(500))
+    assert late_message(found, attempt, short, build.at(500)), "the deadline was taken away meanwhile"
 
 
 def test_small_changes_are_not_written_down() -> None:

@@ -6,20 +6,20 @@ from decimal import Decimal
 import pytest
 
 from broker.domain.observation import SpotHours
-from broker.domain.offer import GIB, Drop, Offer, Quote
-from broker.estimator.planning.corrections import Experience
+from broker.domain.offer import GIB, DropReason, Offer, Quote
+from broker.estimator.planning.corrections import Corrections
 from broker.quote.engine import quote
 from broker.quote.offer_index import shelf
 from tests.support.machines import CAPS, NOW, WORK, offer, quoted, spec
 
 OFTEN = SpotHours(provider="cloud", cloud="Cloud", region="eu", accelerator="h100-sxm", hours=1.0, preemptions=3)
-TAKEN = Experience(spots={("cloud", "Cloud", "eu", "h100-sxm"): OFTEN})
+TAKEN = Corrections(spots={("cloud", "Cloud", "eu", "h100-sxm"): OFTEN})
 MARKET = tuple(
     offer(id=f"cloud/{n}", spot=n % 2 == 0, usd_per_hour=Decimal(n + 1), vcpus=8 * (n + 1)) for n in range(6)
 )
 
 
-def learned(offers: list[Offer] | tuple[Offer, ...], experience: Experience) -> Quote:
+def learned(offers: list[Offer] | tuple[Offer, ...], experience: Corrections) -> Quote:
     return quote(
         spec(), WORK, offers, now=NOW, local_files=False, scoped_store=True, spent=Decimal(0), cap_left=Decimal(100),
         excluded={}, caps=CAPS, learned=experience,
@@ -43,10 +43,10 @@ def test_a_market_that_may_change_is_never_remembered() -> None:
 
 def test_what_is_remembered_changes_no_quote() -> None:
     for market in (MARKET, MARKET[:3], MARKET):
-        for experience in (TAKEN, Experience(), TAKEN):
+        for experience in (TAKEN, Corrections(), TAKEN):
             assert list(learned(market, experience).lines) == list(learned(list(market), experience).lines)
     (calm, *_), (taken, *_) = (
-        sorted(learned(MARKET, e).lines, key=lambda x: x.offer.id) for e in (Experience(), TAKEN)
+        sorted(learned(MARKET, e).lines, key=lambda x: x.offer.id) for e in (Corrections(), TAKEN)
     )
     assert (taken.usd_p50 or 0) > (calm.usd_p50 or 0)
 
@@ -57,4 +57,4 @@ def test_of_one_kind_of_machine_only_the_small_host_is_dropped(small: dict[str, 
     market = [offer(id=f"cloud/{n}") for n in range(3)]
     market[place] = replace(market[place], **small)  # type: ignore[arg-type]
     drops = {line.offer.id: line.drop for line in quoted(market).lines}
-    assert [drops[f"cloud/{n}"] for n in range(3)] == [Drop.HOST if n == place else None for n in range(3)]
+    assert [drops[f"cloud/{n}"] for n in range(3)] == [DropReason.HOST if n == place else None for n in range(3)]

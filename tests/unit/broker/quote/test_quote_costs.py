@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, Drop, HostFacts, Offer, Quote, QuoteLine
+from broker.domain.offer import GIB, DropReason, HostFacts, Offer, Quote, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.quote.engine import quote
 from tests.support.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
@@ -161,7 +161,7 @@ def test_only_hosts_of_the_trust_that_is_asked_for() -> None:
         "community": {"community", "secure", "own"}, "secure": {"secure", "own"}, "own": {"own"},
     }  # fmt: skip
     line = quoted(market[:1], resources={"trust": "secure"}).lines[0]
-    assert (line.drop, line.reason) == (Drop.TRUST, "a community host; asked for trust secure")
+    assert (line.drop, line.reason) == (DropReason.TRUST, "a community host; asked for trust secure")
 
 
 def scripted(one: Offer, *, checkpoints: bool) -> Quote:
@@ -180,7 +180,7 @@ def scripted(one: Offer, *, checkpoints: bool) -> Quote:
 
 def test_no_spot_machine_for_what_writes_no_checkpoints() -> None:
     line = scripted(offer(spot=True), checkpoints=False).lines[0]
-    assert line.drop is Drop.NO_CHECKPOINTS
+    assert line.drop is DropReason.NO_CHECKPOINTS
     assert "lose all" in line.reason
     assert scripted(offer(), checkpoints=False).kept == scripted(offer(spot=True), checkpoints=True).kept == 1
 
@@ -195,7 +195,7 @@ def test_no_spot_machine_for_what_writes_no_checkpoints() -> None:
 )
 def test_a_host_too_small_for_its_gpus_is_dropped(changes: dict[str, Any], words: str) -> None:
     line = quoted([offer(**changes)]).lines[0]
-    assert (line.drop, line.reason) == (Drop.HOST, words)
+    assert (line.drop, line.reason) == (DropReason.HOST, words)
 
 
 def test_a_host_that_is_small_for_its_gpus_says_so() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from broker.domain.instance import Caps
-from broker.domain.offer import Drop, QuoteLine
+from broker.domain.offer import DropReason, QuoteLine
 from broker.domain.workload import Workload
 from broker.quote.engine import quote
 from tests.support.machines import NOW, SCRIPT, WORK, offer, quoted, spec
@@ -32,10 +32,10 @@ DRAINED_S = 30 + 2 * 10 + 1
 
 
 @pytest.mark.parametrize(
-    ("lead_s", "spare_s", "drop"), [(0, 1, None), (0, -1, Drop.DEADLINE), (135, 100, Drop.DEADLINE)]
+    ("lead_s", "spare_s", "drop"), [(0, 1, None), (0, -1, DropReason.DEADLINE), (135, 100, DropReason.DEADLINE)]
 )
 def test_the_p90_must_keep_the_deadline_and_leave_time_for_the_drain(
-    lead_s: float, spare_s: float, drop: Drop | None
+    lead_s: float, spare_s: float, drop: DropReason | None
 ) -> None:
     deadline = NOW + timedelta(seconds=P90_S + DRAINED_S + spare_s)
     assert line(deadline=deadline, lead_s=lead_s).drop is drop
@@ -46,10 +46,10 @@ def test_the_p50_must_fit_into_the_machine_time_that_is_left() -> None:
     assert most < P90_S
     assert line(max_duration=most).drop is None
     late = line(max_duration=most, machine_s=10)
-    assert late.drop is Drop.DEADLINE
+    assert late.drop is DropReason.DEADLINE
     assert f"takes {P50_S / 3600:.2f} h (P50), {P90_S / 3600:.2f} h (P90): 0.00 h too long" in late.reason
 
 
 def test_of_a_script_only_the_set_up_is_known() -> None:
     assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S + 1)).drop is None
-    assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S - 1)).drop is Drop.DEADLINE
+    assert line(SCRIPT, deadline=NOW + timedelta(seconds=60 * 1.5 + DRAINED_S - 1)).drop is DropReason.DEADLINE

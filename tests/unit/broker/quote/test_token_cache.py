@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.billing.caps import least_usd
+from broker.billing.caps import min_budget_usd
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, HostFacts
 from broker.domain.workload import Workload
@@ -58,5 +58,5 @@ def test_it_is_bounded(size: int) -> None:
 def test_nothing_is_bought_whose_cap_has_no_room_for_them(rows: int) -> None:
     line = replace(build.line(facts=facts("0.09")), rows_bytes=rows)
     without = replace(line, rows_bytes=0)
-    room = [least_usd(one, Caps(spot=True), 60.0, build.tempo()) for one in (line, without)]
+    room = [min_budget_usd(one, Caps(spot=True), 60.0, build.tempo()) for one in (line, without)]
     assert room[0] - room[1] == Decimal("0.09") * rows / GIB

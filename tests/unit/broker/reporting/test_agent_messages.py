@@ -2,21 +2,21 @@
 
 from typing import Any
 
-from broker.reporting.agent_messages import MOST, news
+from broker.reporting.agent_messages import MOST, new_agent_messages
 from tests.support import build
-from trainer.contract.documents import Beat, Final, Outcome, Told
+from trainer.contract.documents import AgentMessage, Beat, Final, Outcome
 
 
 def beat(*seqs: int, boot: str = "b") -> Beat:
     return Beat(attempt="a", boot=boot, seq=1, told=tuple(told(seq) for seq in seqs))
 
 
-def told(seq: int) -> Told:
-    return Told(seq=seq, kind="skipped", message=f"number {seq}")
+def told(seq: int) -> AgentMessage:
+    return AgentMessage(seq=seq, kind="skipped", message=f"number {seq}")
 
 
 def heard(before: dict[str, Any], after: dict[str, Any]) -> list[int]:
-    return [one.seq for one in news(build.attempt(**before), build.attempt(**after))]
+    return [one.seq for one in new_agent_messages(build.attempt(**before), build.attempt(**after))]
 
 
 def test_each_thing_is_heard_once_in_its_order() -> None:

@@ -13,14 +13,14 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, AttemptState, LedgerCategory, Reason
 from broker.domain.money import ZERO
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
-from broker.reporting.digest import DigestPlan, Period, Running, digests, periods
+from broker.reporting.digest import DigestPeriod, DigestPlan, RunningJob, digests, periods
 from tests.support.build import at, attempt, job, line
 
 BERLIN = ZoneInfo("Europe/Berlin")
 PLAN = DigestPlan(zone="Europe/Berlin")
 HOUR = 3600.0
 EARLY, LATE = (datetime(year, 1, 1) for year in (2020, 2040))  # noqa: DTZ001 (hypothesis adds the zone)
-PERIOD = Period(
+PERIOD = DigestPeriod(
     every="daily",
     window=SpendWindow(
         since=datetime(2026, 3, 1, tzinfo=BERLIN), until=datetime(2026, 3, 2, tzinfo=BERLIN), zone="Europe/Berlin"
@@ -78,7 +78,7 @@ def test_a_digest_says_what_was_spent_lost_and_saved_and_what_runs() -> None:
     )  # fmt: skip
     lost = replace(done, id=AttemptId("b"), reason=Reason.NO_CAPACITY, first_beat_at=None)
     one = paid_by("nlp", "ann", (done, "0.5"), (lost, "0.25"))
-    running = Running(job=job(team="nlp"), attempt=attempt(AttemptState.TRAINING))
+    running = RunningJob(job=job(team="nlp"), attempt=attempt(AttemptState.TRAINING))
     (notice,) = digests(PERIOD, one, [running])
     assert (notice.id, notice.kind, notice.team) == ("digest-daily-2026-03-02-nlp", "digest.daily", "nlp")
     assert notice.message == (
@@ -102,7 +102,7 @@ def test_dearer_than_on_demand_is_told_as_well() -> None:
 def test_several_teams_are_told_their_own_and_the_installation_all() -> None:
     first = attempt(AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=at(HOUR))
     one = paid_by("nlp", "ann", (first, "1"))
-    running = Running(job=job(team="vision"), attempt=attempt(AttemptState.TRAINING))
+    running = RunningJob(job=job(team="vision"), attempt=attempt(AttemptState.TRAINING))
     found = digests(PERIOD, one, [running])
     assert [(notice.team, notice.data["spent_usd"], notice.data["running_jobs"]) for notice in found] == [
         ("nlp", "1", 0),

@@ -9,7 +9,7 @@ import pytest
 
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Store
-from broker.runtime.database_clock import READ_S, TRIES, HouseClock
+from broker.runtime.database_clock import READ_S, TRIES, DatabaseClock
 from tests.conformance.samples import START
 
 
@@ -45,9 +45,9 @@ class Database:
         return read
 
 
-def clock_of(host: Host) -> tuple[HouseClock, Database]:
+def clock_of(host: Host) -> tuple[DatabaseClock, Database]:
     database = Database(host)
-    return HouseClock(cast(Store, database), host), database
+    return DatabaseClock(cast(Store, database), host), database
 
 
 def at(seconds: float) -> datetime:

@@ -8,13 +8,20 @@ from typing import Any, cast
 import pytest
 
 from broker.blobs import ObstoreBlobs
-from broker.controllers.base.context import Rhythm
+from broker.controllers.base.context import Intervals
 from broker.controllers.monitoring.dead_man_switch import Deadman
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.ports import Blobs, Provider
-from broker.runtime.peers import LOOK_S, OtherBroker, Seat, lease_moves, refuse_others, seat_of
+from broker.runtime.peers import (
+    LOOK_S,
+    BrokerIdentity,
+    OtherBroker,
+    lease_is_renewed,
+    refuse_conflicting_brokers,
+    seat_of,
+)
 from broker.store.memory.store import MemoryStore
 from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import object_keys as keys
@@ -26,7 +33,7 @@ CLOUDS = {"aws": "", "local": "one"}
 class Other(SteppedClock):
     """A broker that touches its lease each `every_s` while this one waits, as long as it lives."""
 
-    def __init__(self, blobs: ObstoreBlobs, seat: Seat, *, lives: bool, every_s: float) -> None:
+    def __init__(self, blobs: ObstoreBlobs, seat: BrokerIdentity, *, lives: bool, every_s: float) -> None:
         super().__init__()
         self._blobs, self._seat, self._lives, self._every_s, self._seq = blobs, seat, lives, every_s, 0
         self._due = self.monotonic() + every_s
@@ -47,13 +54,13 @@ class Other(SteppedClock):
             await self.touch()
 
 
-async def started(own: Seat, other: Seat, *, lives: bool = True, every_s: float = 20.0) -> float:
+async def started(own: BrokerIdentity, other: BrokerIdentity, *, lives: bool = True, every_s: float = 20.0) -> float:
     """Seconds for which a start waited beside another broker."""
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
     clock = Other(blobs, other, lives=lives, every_s=every_s)
     await clock.touch()
     begun = clock.monotonic()
-    await refuse_others(blobs, clock, own)
+    await refuse_conflicting_brokers(blobs, clock, own)
     return clock.monotonic() - begun
 
 
@@ -69,7 +76,7 @@ async def started(own: Seat, other: Seat, *, lives: bool = True, every_s: float 
     ],
 )
 async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
-    own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds=clouds)
+    own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds=clouds)
     with pytest.raises(OtherBroker) as refused:
         await started(own, other)
     assert words in str(refused.value)
@@ -77,7 +84,7 @@ async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict
 
 
 async def test_a_broker_does_not_start_on_a_copy_of_the_database_beside_one_that_lives_on_the_other() -> None:
-    own, other = (Seat(home=home, clouds=CLOUDS, database=home) for home in ("here", "there"))
+    own, other = (BrokerIdentity(home=home, clouds=CLOUDS, database=home) for home in ("here", "there"))
     with pytest.raises(OtherBroker, match="works on another database") as refused:
         await started(own, other)
     assert "stop it first" in str(refused.value)
@@ -88,7 +95,7 @@ async def test_a_broker_does_not_start_on_a_copy_of_the_database_beside_one_that
 
 @pytest.mark.parametrize("every_s", [0.5, 20.0, 200.0])
 async def test_a_broker_is_waited_for_by_its_own_rhythm(every_s: float) -> None:
-    own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds={})
+    own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds={})
     with pytest.raises(OtherBroker):
         await started(own, other, every_s=every_s)
     assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
@@ -96,7 +103,7 @@ async def test_a_broker_is_waited_for_by_its_own_rhythm(every_s: float) -> None:
 
 async def test_a_lease_tells_the_rhythm_of_whose_it_is() -> None:
     blobs, clock = ObstoreBlobs.open("memory://", Installation("abcd")), SteppedClock()
-    seat, rhythm = Seat(home="there", clouds=CLOUDS), Rhythm(deadman_s=7)
+    seat, rhythm = BrokerIdentity(home="there", clouds=CLOUDS), Intervals(deadman_s=7)
     broker: Any = SimpleNamespace(store=MemoryStore(clock), blobs=blobs, owner="there/1", seat=seat, rhythm=rhythm)
     await Deadman(broker).step()
     lease = Lease.model_validate_json(await blobs.get(keys.BROKER_LEASE) or b"")
@@ -104,8 +111,12 @@ async def test_a_lease_tells_the_rhythm_of_whose_it_is() -> None:
 
 
 async def test_a_start_waits_for_nobody_who_has_the_same_clouds_or_sat_in_the_same_home() -> None:
-    own = Seat(home="here", clouds=CLOUDS)
-    for other in (Seat(home="there", clouds=CLOUDS), Seat(home="here", clouds={"runpod": ""}), Seat()):
+    own = BrokerIdentity(home="here", clouds=CLOUDS)
+    for other in (
+        BrokerIdentity(home="there", clouds=CLOUDS),
+        BrokerIdentity(home="here", clouds={"runpod": ""}),
+        BrokerIdentity(),
+    ):
         assert await started(own, other) == 0
 
 
@@ -114,11 +125,11 @@ async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
         async def get(self, key: str) -> bytes | None:
             raise BlobsUnavailable("no answer")
 
-    own = Seat(home="here", clouds=CLOUDS)
-    await refuse_others(cast(Blobs, Away()), SteppedClock(), own)
+    own = BrokerIdentity(home="here", clouds=CLOUDS)
+    await refuse_conflicting_brokers(cast(Blobs, Away()), SteppedClock(), own)
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
     await blobs.put(keys.BROKER_LEASE, b"{")
-    await refuse_others(blobs, SteppedClock(), own)
+    await refuse_conflicting_brokers(blobs, SteppedClock(), own)
 
 
 def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_path: Path) -> None:
@@ -137,6 +148,6 @@ def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_pat
 async def test_who_watches_for_less_than_two_rounds_of_a_lease_watches_for_these(every_s: float) -> None:
     """Else a sweep without a database would destroy the machines of a broker that lives."""
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
-    other = Other(blobs, Seat(home="there", clouds=CLOUDS), lives=True, every_s=every_s)
+    other = Other(blobs, BrokerIdentity(home="there", clouds=CLOUDS), lives=True, every_s=every_s)
     await other.touch()
-    assert await lease_moves(blobs, other, 1.0)
+    assert await lease_is_renewed(blobs, other, 1.0)

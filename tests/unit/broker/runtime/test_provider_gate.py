@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Caps, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
-from broker.runtime.provider_gate import YIELDS_S, Gate, GateLimits, full_jitter_s, gated
+from broker.runtime.provider_gate import YIELDS_S, GateLimits, RateLimitedProvider, full_jitter_s, gated
 from broker.store.memory.store import MemoryStore
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
@@ -68,11 +68,11 @@ def told(story: Coroutine[Any, Any, None]) -> None:
         runner.run(story)
 
 
-def gate_of(paper: Any, **limits: Any) -> Gate:
-    return Gate(paper, LoopClock(), GateLimits(**limits), back_off_s=lambda failures: 2.0**failures)
+def gate_of(paper: Any, **limits: Any) -> RateLimitedProvider:
+    return RateLimitedProvider(paper, LoopClock(), GateLimits(**limits), back_off_s=lambda failures: 2.0**failures)
 
 
-async def refused(gate: Gate) -> Throttled:
+async def refused(gate: RateLimitedProvider) -> Throttled:
     with pytest.raises(Throttled) as raised:
         await gate.list()
     return raised.value
@@ -296,9 +296,9 @@ def test_one_bad_cloud_slows_no_other() -> None:
     async def story() -> None:
         clock, bad, good = LoopClock(), Paper("bad", answers=[1e9]), Paper("good")
         providers = gated({"bad": bad, "good": good}, {"bad", "good"}, clock)  # type: ignore[dict-item]
-        context = Context(
+        context = ControllerContext(
             installation=HERE, owner="one", store=MemoryStore(clock), blobs=FarBlobs.in_memory(HERE),
-            providers=providers, clock=clock, rhythm=Rhythm(),
+            providers=providers, clock=clock, rhythm=Intervals(),
         )  # fmt: skip
         inventory, slow, rounds = Inventory(context), 0, 0
         while clock.monotonic() < 3600:

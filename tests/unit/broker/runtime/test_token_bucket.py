@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.runtime.token_bucket import Bucket, Rate, take
+from broker.runtime.token_bucket import Bucket, TokenBucketRate, take
 
 
 @given(
@@ -13,7 +13,7 @@ from broker.runtime.token_bucket import Bucket, Rate, take
     st.lists(st.floats(0, 5), min_size=1, max_size=100),
 )
 def test_never_more_than_the_burst_and_the_rate(burst: int, per_s: float, gaps: list[float]) -> None:
-    rate, bucket, now, through = Rate(per_s=per_s, burst=burst), None, 100.0, 0
+    rate, bucket, now, through = TokenBucketRate(per_s=per_s, burst=burst), None, 100.0, 0
     for gap in gaps:
         now += gap
         bucket, wait_s = take(bucket, rate, now)
@@ -24,7 +24,7 @@ def test_never_more_than_the_burst_and_the_rate(burst: int, per_s: float, gaps: 
 
 @given(st.floats(0, 0.999), st.floats(0.1, 100))
 def test_whoever_waits_as_told_is_let_through(left: float, per_s: float) -> None:
-    rate = Rate(per_s=per_s, burst=5)
+    rate = TokenBucketRate(per_s=per_s, burst=5)
     bucket, wait_s = take(Bucket(left=left, at=7.0), rate, 7.0)
     assert wait_s > 0
     assert take(bucket, rate, 7.0 + wait_s + 1e-6)[1] == 0
@@ -32,5 +32,5 @@ def test_whoever_waits_as_told_is_let_through(left: float, per_s: float) -> None
 
 
 def test_a_clock_that_goes_back_gives_nothing() -> None:
-    bucket, _ = take(None, Rate(per_s=1, burst=1), 10.0)
-    assert take(bucket, Rate(per_s=1, burst=1), 5.0)[1] == pytest.approx(1.0)
+    bucket, _ = take(None, TokenBucketRate(per_s=1, burst=1), 10.0)
+    assert take(bucket, TokenBucketRate(per_s=1, burst=1), 5.0)[1] == pytest.approx(1.0)

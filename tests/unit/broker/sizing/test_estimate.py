@@ -13,7 +13,7 @@ import broker
 from broker.cli.main import app
 from broker.domain.offer import GIB
 from broker.sizing import traced_run as tracer
-from broker.sizing.estimate import BadAsk, estimate
+from broker.sizing.estimate import EstimateError, estimate
 from trainer.contract.train import TrainConfig
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path:
     file = tmp_path / "config.json"
     for content, told in ((b"\xff\xfe\x00", "is no text"), (b"[1]", "is not a JSON object")):
         file.write_bytes(content)
-        with pytest.raises(BadAsk, match=told):
+        with pytest.raises(EstimateError, match=told):
             estimate(config=file)
 
 
@@ -235,13 +235,13 @@ def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, 
     ],
 )  # fmt: skip
 def test_what_the_trainer_would_not_do_cannot_be_traced(asked: dict[str, Any]) -> None:
-    with pytest.raises(BadAsk, match="--exact traces the trainer's own step"):
+    with pytest.raises(EstimateError, match="--exact traces the trainer's own step"):
         estimate(config=TINY, seq=128, exact=True, **asked)
 
 
 def test_fsdp_of_another_stack_is_fsdp_1_which_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer, "_installed", lambda: "5.17.0")
-    with pytest.raises(BadAsk, match="no --stack, whose --sharding fsdp is FSDP 1; leave out --exact"):
+    with pytest.raises(EstimateError, match="no --stack, whose --sharding fsdp is FSDP 1; leave out --exact"):
         estimate(config=TINY, seq=128, exact=True, gpus=2, sharding="fsdp", stack="transformers=5.17.0")
 
 
@@ -258,7 +258,7 @@ def test_fsdp_of_another_stack_is_fsdp_1_which_nobody_traces(monkeypatch: pytest
 )
 def test_what_is_of_another_type_is_refused_in_its_own_name(asked: dict[str, Any], told: str) -> None:
     asked = {"model": MISTRAL, **asked}
-    with pytest.raises(BadAsk) as refused:
+    with pytest.raises(EstimateError) as refused:
         estimate(**asked)
     assert str(refused.value) == told
     assert estimate(MISTRAL, lora_dropout=0)["peak_allocated_bytes"] > 0
@@ -269,20 +269,20 @@ def test_dpo_is_a_formula_over_the_form_and_never_full() -> None:
     assert (dpo["evidence"], dpo["margin_pct"]) == ("formula", 10.0)
     assert dpo["device_margin_pct"] > plain["device_margin_pct"]
     assert "mistral by dpo: a row as two sequences" in dpo["evidence_detail"]
-    with pytest.raises(BadAsk, match="--method full: dpo trains a LoRA"):
+    with pytest.raises(EstimateError, match="--method full: dpo trains a LoRA"):
         estimate(MISTRAL, task="dpo", method="full")
 
 
 def test_a_failing_tracer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(BadAsk, match="--exact: the tracer failed"):
+    with pytest.raises(EstimateError, match="--exact: the tracer failed"):
         estimate(config=TINY, seq=128, exact=True)
 
     def late(*_: Any, **__: Any) -> None:
         raise subprocess.TimeoutExpired("x", 1)
 
     monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(BadAsk, match="longer than"):
+    with pytest.raises(EstimateError, match="longer than"):
         estimate(config=TINY, seq=128, exact=True)
 
 
@@ -299,7 +299,7 @@ def test_positions_that_are_no_number_are_said_and_not_passed_over(positions: ob
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": positions,
     }  # fmt: skip
-    with pytest.raises(BadAsk, match="no positive max_position_embeddings"):
+    with pytest.raises(EstimateError, match="no positive max_position_embeddings"):
         estimate(config=config, seq=99)
 
 
@@ -321,5 +321,5 @@ def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumul
 
 @pytest.mark.parametrize("config", [TINY | {"model_type": ["llama"]}, {"text_config": TINY | {"model_type": {}}}])
 def test_a_kind_that_is_no_word_is_refused_in_one_line(config: dict[str, Any]) -> None:
-    with pytest.raises(BadAsk, match="which is no word"):
+    with pytest.raises(EstimateError, match="which is no word"):
         estimate(config=config)

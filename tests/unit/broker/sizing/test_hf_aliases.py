@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.main import app
-from broker.estimator.memory.estimate import OPTIMIZERS, Ask
-from broker.sizing.estimate import BadAsk, estimate
+from broker.estimator.memory.estimate import OPTIMIZERS, EstimateOptions
+from broker.sizing.estimate import EstimateError, estimate
 from broker.sizing.hf_aliases import HF_OPTIMIZERS
 from broker.sizing.what_if import what_if
 
@@ -58,7 +58,7 @@ def test_without_a_version_of_transformers_the_step_is_the_trainers() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_stack_is_refused_in_one_line(stack: str, told: str) -> None:
-    with pytest.raises(BadAsk, match=told):
+    with pytest.raises(EstimateError, match=told):
         estimate(config=TINY, seq=128, stack=stack)
 
 
@@ -90,7 +90,7 @@ def test_an_optimizer_is_known_by_transformers_name(theirs: str, ours: str) -> N
 
 
 def test_others_are_refused_with_the_choices() -> None:
-    with pytest.raises(BadAsk, match="--optimizer lion_8bit: not one of adamw_fused"):
+    with pytest.raises(EstimateError, match="--optimizer lion_8bit: not one of adamw_fused"):
         estimate(config=TINY, seq=128, optimizer="lion_8bit")
 
 
@@ -105,7 +105,10 @@ def test_a_config_of_4_bits_is_that_of_qlora(said: dict[str, Any]) -> None:
     assert found["peak_allocated_bytes"] == peak(method="qlora")
     assert [note.endswith("estimated as quantised too") for note in found["notes"]] == [said is not NF4]
     table = what_if(
-        "gpus=1", config={**TINY, "quantization_config": said}, gpu="l40s", ask=Ask(method="qlora", length=128)
+        "gpus=1",
+        config={**TINY, "quantization_config": said},
+        gpu="l40s",
+        ask=EstimateOptions(method="qlora", length=128),
     )
     assert table["method"] == "qlora"
 
@@ -118,5 +121,5 @@ def test_a_config_of_4_bits_is_that_of_qlora(said: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_other_quantisations_are_refused(said: dict[str, Any], method: str) -> None:
-    with pytest.raises(BadAsk, match="is quantised; give the model that it was made from"):
+    with pytest.raises(EstimateError, match="is quantised; give the model that it was made from"):
         estimate(config={**TINY, "quantization_config": said}, method=method, seq=128)

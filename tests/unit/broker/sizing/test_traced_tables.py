@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog import trace_tables as traced
-from broker.sizing.estimate import BadAsk, estimate
+from broker.sizing.estimate import EstimateError, estimate
 
 UNET = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 WHISPER = "openai/whisper-base"
@@ -81,7 +81,7 @@ def test_earlier_gradients_and_foreach_kernels_take_more() -> None:
     ],
 )
 def test_what_no_table_has_is_said_in_one_line(model: str, asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadAsk) as raised:
+    with pytest.raises(EstimateError) as raised:
         estimate(model, **asked)
     assert str(raised.value).startswith(words)
     assert "\n" not in str(raised.value)
@@ -91,5 +91,5 @@ def test_what_no_table_has_is_said_in_one_line(model: str, asked: dict[str, Any]
     "config", [{"model_type": "whisper", "d_model": 100}, {"_class_name": "UNet2DConditionModel", "in_channels": 9}]
 )
 def test_another_model_of_that_kind_is_not_guessed(config: dict[str, Any]) -> None:
-    with pytest.raises(BadAsk, match=r"no table of traces is of such a (whisper|unet); known are"):
+    with pytest.raises(EstimateError, match=r"no table of traces is of such a (whisper|unet); known are"):
         estimate(config=config)

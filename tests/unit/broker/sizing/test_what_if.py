@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from broker.domain.workload import Plan, Workload
-from broker.estimator.memory.estimate import Ask
+from broker.estimator.memory.estimate import EstimateOptions
 from broker.estimator.planning.plan_search import Planner
 from broker.estimator.speed.hardware import TABLE
 from broker.notify.plot import scaling_png
-from broker.sizing.estimate import BadAsk, config_of, estimate, hardware_of, model_shape
+from broker.sizing.estimate import EstimateError, config_of, estimate, hardware_of, model_shape
 from broker.sizing.what_if import of_spec, what_if
 from trainer.contract.train import TrainConfig
 
 MODEL = "mistralai/Mistral-7B-v0.1"
-ASK = Ask(method="qlora", length=1024)
+ASK = EstimateOptions(method="qlora", length=1024)
 
 
 def test_the_document_has_a_row_for_each_count_and_its_assumptions() -> None:
@@ -68,15 +68,15 @@ def test_a_spec_is_asked_as_its_job_would_run() -> None:
         ({"usd_per_gpu_hour": -1.0}, "--usd-per-gpu-hour -1: must be from 0 to 1000000"),
         ({"usd_per_gpu_hour": 1e308}, "--usd-per-gpu-hour 1e\\+308: must be from 0 to 1000000"),
         ({"usd_per_gpu_hour": float("nan")}, "--usd-per-gpu-hour nan: must be from 0"),
-        ({"ask": Ask(rows=0)}, "--micro-batch 0: must be at least 1"),
+        ({"ask": EstimateOptions(rows=0)}, "--micro-batch 0: must be at least 1"),
         ({"model": "openai/whisper-small"}, "--what-if: no basis: no run of such a model was measured; leave it out"),
-        ({"ask": Ask(length=10**6)}, "--seq 1000000: the model has"),
+        ({"ask": EstimateOptions(length=10**6)}, "--seq 1000000: the model has"),
         ({"model": "nobody/nothing"}, "nobody/nothing: not in the bundled catalogue"),
     ],
 )
 def test_bad_input_is_one_line_that_names_it(change: dict[str, object], words: str) -> None:
     asked = {"said": "gpus=1", "model": MODEL, "gpu": "l40s", "ask": ASK} | change
-    with pytest.raises(BadAsk, match=words) as refused:
+    with pytest.raises(EstimateError, match=words) as refused:
         what_if(**asked)  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
 
@@ -109,7 +109,7 @@ def test_a_specs_own_method_targets_and_optimizer_are_asked_for() -> None:
     (eight_bits,) = asked(kind="qlora", bits=8)["points"]  # type: ignore[misc]
     assert eight_bits["tokens_per_s_evidence"] == "unchecked"
     assert "no run on an 8-bit base was measured" in eight_bits["tokens_per_s_basis"]
-    with pytest.raises(BadAsk, match="DoRA is not estimated"):
+    with pytest.raises(EstimateError, match="DoRA is not estimated"):
         asked(kind="lora", dora=True)
 
 
@@ -127,7 +127,9 @@ def by_quote(method: Any, plan: Plan, nodes: int) -> float:
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "full"])
 def test_estimate_what_if_and_quote_say_the_same_of_the_same_plan(method: Any) -> None:
-    table = what_if("gpus=8,16", model=MODEL, gpu="h100-sxm", ask=Ask(method=method, length=1024), global_batch=32)
+    table = what_if(
+        "gpus=8,16", model=MODEL, gpu="h100-sxm", ask=EstimateOptions(method=method, length=1024), global_batch=32
+    )
     for row in table["points"]:
         plan = Plan(**row["plan"])
         assert (plan.accumulation, row["nodes"]) == (1, row["gpus"] // 8)
@@ -162,7 +164,9 @@ def test_several_machines_are_slower_by_their_network_and_say_what_it_is_taken_f
 
 
 def test_what_does_not_fit_has_no_speed() -> None:
-    (row,) = what_if("gpus=1", model=MODEL, gpu="l4", ask=Ask(method="full", length=1024), rows=10)["points"]
+    (row,) = what_if("gpus=1", model=MODEL, gpu="l4", ask=EstimateOptions(method="full", length=1024), rows=10)[
+        "points"
+    ]
     unknown = ("plan", "step_s", "tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence", "hours", "usd")
     assert {row[name] for name in unknown} == {None}
     assert (row["tokens_per_s_basis"], row["plan"]) == ("does not fit", None)

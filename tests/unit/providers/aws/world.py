@@ -10,7 +10,7 @@ from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.aws.provider import TAG, AwsCloud, AwsConfig
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from tests.unit.providers.aws_front import IMAGE, Front
 from tests.unit.providers.clocks import SteppedClock
 
@@ -65,6 +65,6 @@ def handle(machine: str, region: str = EAST) -> Handle:
 
 
 async def offers(cloud: AwsCloud) -> tuple[dict[str, Offer], dict[str, int]]:
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     await cloud.rows(sieve)
     return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)

@@ -17,8 +17,8 @@ from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
-from providers.common.machine_task import Task
-from providers.common.offer_filter import Sieve
+from providers.common.machine_task import MachineTask
+from providers.common.offer_filter import OfferFilter
 from tests.unit.providers.waiting import until
 
 OURS = Installation("aaaa")
@@ -58,7 +58,7 @@ class Paper:
     identified: int = 0
     missing: list[str] = field(default_factory=list)
 
-    async def rows(self, sieve: Sieve) -> None:
+    async def rows(self, sieve: OfferFilter) -> None:
         sieve.ask_back(self.name, self.missing)
 
     async def list(self) -> Sequence[Observed]:
@@ -83,7 +83,7 @@ class Paper:
             raise self.looks.pop(0)
 
     async def close(self) -> None: ...
-    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         self.machines.append(standing("1"))
 
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:

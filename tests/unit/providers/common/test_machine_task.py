@@ -17,7 +17,7 @@ import pytest
 
 from broker.daemon.trainer_bundle import bundle
 from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
-from providers.common.machine_task import STOCK_IMAGE, Task, registry_of, task_of
+from providers.common.machine_task import STOCK_IMAGE, MachineTask, registry_of, task_of
 from tests.trainer.harness import INSTALLATION, JOB, Bench
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Final, Outcome
@@ -131,7 +131,7 @@ class Machine:
         path.chmod(0o755)
 
     def do(
-        self, text: str, task: Task, *, uid: int = 0, env: Mapping[str, str] = MappingProxyType({})
+        self, text: str, task: MachineTask, *, uid: int = 0, env: Mapping[str, str] = MappingProxyType({})
     ) -> subprocess.CompletedProcess[str]:
         """Runs a text with the variables of its task."""
         values = {**task.env, **task.secrets, **env, "RECORD": "/var/tmp/record"}
@@ -323,7 +323,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
-def bundle_task(served: tuple[str, Path], data: bytes, promised: bytes | None = None) -> Task:
+def bundle_task(served: tuple[str, Path], data: bytes, promised: bytes | None = None) -> MachineTask:
     url, folder = served
     (folder / "trainer.tar").write_bytes(data)
     name = sha256(promised or data).hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.domain.offer import GIB, GpuAsk, Offer
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 
 OFFER = Offer(
     id="p/c/r/t/on-demand", provider="p", cloud="c", region="DE", instance_type="t", accelerator="h100-sxm", gpus=2,
@@ -32,7 +32,7 @@ OFFER = Offer(
     ],
 )
 def test_untrue_rows_are_counted(changes: dict[str, Any], why: str) -> None:
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     sieve.add(OFFER)
     for _ in range(2):
         sieve.add(replace(OFFER, **changes))
@@ -45,13 +45,13 @@ def test_untrue_rows_are_counted(changes: dict[str, Any], why: str) -> None:
     [("h100-nvl", 94), ("h100-nvl", 100.5), ("h200-sxm", 141), ("b200", 192.3), ("rtx4090", 25.8), ("rtx4090", 51.5)],
 )
 def test_both_readings_of_a_gigabyte_pass(accelerator: str, gb: float) -> None:
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     sieve.add(replace(OFFER, accelerator=accelerator, gpu_memory_bytes=int(gb * 10**9)))
     assert len(sieve.offers) == 1
 
 
 def test_spot_without_a_known_on_demand_price_passes() -> None:
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     sieve.add(replace(OFFER, spot=True, on_demand_usd_per_hour=None))
     assert len(sieve.offers) == 1
 
@@ -70,6 +70,6 @@ def test_spot_without_a_known_on_demand_price_passes() -> None:
     ],
 )
 def test_only_what_was_asked_for(ask: GpuAsk, kept: bool) -> None:
-    sieve = Sieve(ask)
+    sieve = OfferFilter(ask)
     sieve.add(OFFER)
     assert (len(sieve.offers), sieve.dropped) == (int(kept), {})

@@ -18,8 +18,8 @@ from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
-from providers.common.machine_task import Task
-from providers.common.offer_filter import Sieve
+from providers.common.machine_task import MachineTask
+from providers.common.offer_filter import OfferFilter
 from providers.lambda_cloud.provider import LAUNCHES_APART_S, LambdaCloud, LambdaConfig
 from tests.unit.providers.clocks import SteppedClock
 
@@ -108,7 +108,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def offers(cloud: LambdaCloud) -> tuple[dict[str, Offer], dict[str, int]]:
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     await cloud.rows(sieve)
     return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)
 
@@ -250,7 +250,7 @@ class Launches:
     id: str = "here"
     at: list[float] = field(default_factory=list)
 
-    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+    async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         self.at.append(asyncio.get_running_loop().time())
         self.api.machines.append(machine(name=f"{name}-1a2b3c4d-head", id=f"of {name}"))
 

@@ -16,8 +16,8 @@ from broker.domain.errors import Gone, Rejected
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from providers.local.machine import Machine
-from providers.local.process_backend import RealBody
-from providers.local.process_marks import INSTANCE_DIR, born_into
+from providers.local.process_backend import ProcessBackend
+from providers.local.process_marks import INSTANCE_DIR, instances_with_processes
 from tests.unit.providers.waiting import until
 
 OURS = Installation("aaaa")
@@ -46,31 +46,31 @@ def machine(**more: object) -> Machine:
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Callable[[str], RealBody]]:
+async def make(tmp_path: Path) -> AsyncIterator[Callable[[str], ProcessBackend]]:
     """A body whose instances run a Python program; nothing may be left of them."""
 
-    def body(program: str) -> RealBody:
+    def body(program: str) -> ProcessBackend:
         argv = [sys.executable, "-c", textwrap.dedent(program)]
-        return RealBody(tmp_path, provider="simulated", installation=OURS, argv=argv)
+        return ProcessBackend(tmp_path, provider="simulated", installation=OURS, argv=argv)
 
     yield body
     last = body("")
     for observed in await last.machines():
         await last.destroy(observed.handle.name)
-    assert born_into(tmp_path.resolve()) == set()
+    assert instances_with_processes(tmp_path.resolve()) == set()
 
 
-async def the_one(body: RealBody) -> Observed:
+async def the_one(body: ProcessBackend) -> Observed:
     (found,) = await body.machines()
     return found
 
 
-async def started(body: RealBody, tmp_path: Path, *, boot: BootSpec | None = None, **more: object) -> None:
+async def started(body: ProcessBackend, tmp_path: Path, *, boot: BootSpec | None = None, **more: object) -> None:
     await body.start(machine(**more), boot or BootSpec())
     await until("the program", lambda: asyncio.to_thread((tmp_path / NAME / "work" / "ready").exists))
 
 
-async def ended(body: RealBody) -> None:
+async def ended(body: ProcessBackend) -> None:
     async def gone() -> bool:
         return (await the_one(body)).state is InstanceState.GONE
 
@@ -94,7 +94,7 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 async def test_the_environment_is_the_boot_spec_and_no_credential_of_the_daemon(
-    make: Callable[[str], RealBody], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[str], ProcessBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "account-key")
     monkeypatch.setenv("GPUBROKER_DATABASE_URL", "postgres://user:word@host/db")
@@ -112,7 +112,7 @@ async def test_the_environment_is_the_boot_spec_and_no_credential_of_the_daemon(
 
 
 async def test_a_secret_is_in_the_agents_environment_and_nowhere_else(
-    make: Callable[[str], RealBody], tmp_path: Path
+    make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make("import time; open('ready', 'w'); time.sleep(1000)")
     await started(body, tmp_path, boot=BootSpec(secret_env={"KEY": "hunter2-" + "x" * 100_000}))
@@ -127,7 +127,7 @@ async def test_a_secret_is_in_the_agents_environment_and_nowhere_else(
     assert not any("memfd" in os.readlink(link) for link in Path(f"/proc/{host.pid}/fd").iterdir())
 
 
-async def test_preemption_takes_every_process_at_once(make: Callable[[str], RealBody], tmp_path: Path) -> None:
+async def test_preemption_takes_every_process_at_once(make: Callable[[str], ProcessBackend], tmp_path: Path) -> None:
     body = make(FAMILY)
     await started(body, tmp_path, lifetime_s=15.0)  # of which a busy machine needs some until all of them run
     before = family(tmp_path)
@@ -139,7 +139,7 @@ async def test_preemption_takes_every_process_at_once(make: Callable[[str], Real
     assert await body.machines() == []
 
 
-async def test_notice_is_listed_before_the_preemption(make: Callable[[str], RealBody], tmp_path: Path) -> None:
+async def test_notice_is_listed_before_the_preemption(make: Callable[[str], ProcessBackend], tmp_path: Path) -> None:
     body = make("import time; open('ready', 'w'); time.sleep(1000)")
     await started(body, tmp_path, lifetime_s=600.0, notice_s=599.9)
 
@@ -151,7 +151,7 @@ async def test_notice_is_listed_before_the_preemption(make: Callable[[str], Real
 
 
 async def test_a_program_that_ends_takes_what_it_left_behind_along(
-    make: Callable[[str], RealBody], tmp_path: Path
+    make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make(
         FAMILY.removesuffix("time.sleep(1000)\n") + "while not os.path.exists('go'): time.sleep(0.01)\nsys.exit(3)\n"
@@ -165,7 +165,7 @@ async def test_a_program_that_ends_takes_what_it_left_behind_along(
 
 
 async def test_without_its_hypervisor_the_agent_dies_and_its_orphans_are_still_found(
-    make: Callable[[str], RealBody], tmp_path: Path
+    make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make(FAMILY)
     await started(body, tmp_path)
@@ -186,7 +186,7 @@ async def test_without_its_hypervisor_the_agent_dies_and_its_orphans_are_still_f
 
 
 async def test_destroy_reaches_those_who_cleared_their_environment(
-    make: Callable[[str], RealBody], tmp_path: Path
+    make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make(FAMILY)
     await started(body, tmp_path)
@@ -198,7 +198,7 @@ async def test_destroy_reaches_those_who_cleared_their_environment(
 
 
 async def test_a_machine_without_a_folder_is_listed_and_destroyed(
-    make: Callable[[str], RealBody], tmp_path: Path
+    make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make("import time; open('ready', 'w'); time.sleep(1000)")
     await started(body, tmp_path)
@@ -209,7 +209,7 @@ async def test_a_machine_without_a_folder_is_listed_and_destroyed(
     assert await body.machines() == []
 
 
-async def test_sigterm_switches_the_machine_off(make: Callable[[str], RealBody], tmp_path: Path) -> None:
+async def test_sigterm_switches_the_machine_off(make: Callable[[str], ProcessBackend], tmp_path: Path) -> None:
     body = make(FAMILY)
     await started(body, tmp_path)
     before = family(tmp_path)
@@ -219,13 +219,13 @@ async def test_sigterm_switches_the_machine_off(make: Callable[[str], RealBody],
 
 
 async def test_a_program_that_cannot_start_leaves_a_machine_that_is_gone(tmp_path: Path) -> None:
-    body = RealBody(tmp_path, provider="simulated", installation=OURS, argv=["/no/such/program"])
+    body = ProcessBackend(tmp_path, provider="simulated", installation=OURS, argv=["/no/such/program"])
     await body.start(machine(), BootSpec())
     await ended(body)
     await body.destroy(NAME)
 
 
-async def test_memory_cannot_be_given_to_a_process(make: Callable[[str], RealBody]) -> None:
+async def test_memory_cannot_be_given_to_a_process(make: Callable[[str], ProcessBackend]) -> None:
     body = make("")
     with pytest.raises(Rejected, match="file:///"):
         await body.start(machine(), BootSpec(env={"GPUBROKER_BLOBS": "memory://"}))
@@ -233,7 +233,7 @@ async def test_memory_cannot_be_given_to_a_process(make: Callable[[str], RealBod
 
 
 async def test_a_cancelled_start_is_over_when_the_caller_hears_of_it(
-    make: Callable[[str], RealBody], tmp_path: Path
+    make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
     body = make("import time; time.sleep(1000)")
     task = asyncio.create_task(body.start(machine(), BootSpec()))
@@ -246,7 +246,7 @@ async def test_a_cancelled_start_is_over_when_the_caller_hears_of_it(
 
 @pytest.mark.parametrize("file", ["record.json", "notice"])
 async def test_a_job_that_writes_over_its_machines_papers_hides_nothing(
-    make: Callable[[str], RealBody], tmp_path: Path, file: str
+    make: Callable[[str], ProcessBackend], tmp_path: Path, file: str
 ) -> None:
     """It runs as the same user: whatever stands there, the listing works and the machine is in it."""
     body = make("import time; time.sleep(1000)")

@@ -14,7 +14,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.runpod.market import DISK_USD_PER_HOUR, SKY_NAMES, country
 from providers.runpod.provider import RunpodCloud, RunpodConfig
 from tests.unit.providers.answers import Api, serving
@@ -88,7 +88,7 @@ class Shop:
         return cloud
 
     async def offers(self, **config: Any) -> tuple[dict[str, Offer], dict[str, int]]:
-        sieve = Sieve(GpuAsk())
+        sieve = OfferFilter(GpuAsk())
         await self.cloud(**config).rows(sieve)
         return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)
 

@@ -12,7 +12,7 @@ from broker.domain.ids import AttemptId, Installation, InstanceName, instance_na
 from broker.domain.instance import BootSpec, InstanceState
 from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.unit.providers.clocks import SteppedClock
 from tests.unit.providers.waiting import until
 from trainer.contract import object_keys as keys
@@ -28,7 +28,7 @@ class World:
     def __init__(self) -> None:
         self.clock = SteppedClock()
         self.blobs = ObstoreBlobs.open("memory://", OURS)
-        self.body = VirtualBody(self.blobs, self.clock, CONFIG, seed=3)
+        self.body = VirtualBackend(self.blobs, self.clock, CONFIG, seed=3)
 
     async def start(
         self, attempt: str, *, resume_from: tuple[str, ...] = (), lifetime_s: float | None = None, every_s: float = 30

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers.common.cloud import Purchase
-from providers.common.machine_task import Task
+from providers.common.machine_task import MachineTask
 from providers.skypilot.launcher import SkyConfig, SkyLauncher, _yaml
 from providers.skypilot.server import user_of
 from providers.skypilot.shared import PLUGIN_VERSION, SKY_VERSION
@@ -23,7 +23,7 @@ BOUGHT = Purchase(
     cloud="aws", region="us-east-1", zone="us-east-1a", instance_type="g6e.xlarge", use_spot=True, disk_gb=64,
     network_tier="best",
 )  # fmt: skip
-TASK = Task(
+TASK = MachineTask(
     setup="echo 1", run="echo 2", env={"A": "b"}, secrets={"S": "t"}, image="docker:x@sha256:0", nodes=2,
     registry_login=("registry.example", "me", "word"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from providers.skypilot import server_keeper as sky_host
 from providers.skypilot import shared as sky_facts
-from providers.skypilot.server_locks import Lives, acted_on, acting, tidy
+from providers.skypilot.server_locks import ServerLocks, is_launching, launch_lock, tidy
 from providers.skypilot.shared import LAUNCHING, SERVERS
 
 NAME = "gb-abcd-aaaaaaaaaaaaa"
@@ -19,40 +19,40 @@ def servers(state: Path) -> set[str]:
 
 
 def test_a_servers_file_goes_with_it_and_its_death_stays_proven(tmp_path: Path) -> None:
-    lives = Lives(tmp_path)
+    lives = ServerLocks(tmp_path)
     (died, lock), (mine, mine_lock) = lives.new(), lives.new()
     lives.reap(mine)
-    assert (lives.dead(died), servers(tmp_path)) == (False, {died, mine}), "it lives"
+    assert (lives.is_proven_dead(died), servers(tmp_path)) == (False, {died, mine}), "it lives"
     os.close(lock)
     lives.reap(mine)
-    assert (lives.dead(died), servers(tmp_path)) == (True, {mine})
-    assert Lives(tmp_path).dead(died), "the next daemon knows it as well"
-    assert not lives.dead(mine)
+    assert (lives.is_proven_dead(died), servers(tmp_path)) == (True, {mine})
+    assert ServerLocks(tmp_path).is_proven_dead(died), "the next daemon knows it as well"
+    assert not lives.is_proven_dead(mine)
     lives.drop(mine, mine_lock)
-    assert (lives.dead(mine), servers(tmp_path)) == (True, set())
+    assert (lives.is_proven_dead(mine), servers(tmp_path)) == (True, set())
 
 
 def test_of_another_folders_server_nothing_is_known(tmp_path: Path) -> None:
-    there, lock = Lives(tmp_path / "there").new()
+    there, lock = ServerLocks(tmp_path / "there").new()
     os.close(lock)
-    assert not Lives(tmp_path / "here").dead(there)
+    assert not ServerLocks(tmp_path / "here").is_proven_dead(there)
 
 
 def test_a_name_is_locked_while_any_worker_acts_on_it_and_then_gone(tmp_path: Path) -> None:
-    assert not acted_on(tmp_path, NAME)
-    with acting(tmp_path, NAME):
-        with acting(tmp_path, NAME):
-            assert acted_on(tmp_path, NAME)
+    assert not is_launching(tmp_path, NAME)
+    with launch_lock(tmp_path, NAME):
+        with launch_lock(tmp_path, NAME):
+            assert is_launching(tmp_path, NAME)
         tidy(tmp_path)
-        assert acted_on(tmp_path, NAME), "the other has ended, and one acts on it yet"
-    assert not acted_on(tmp_path, NAME)
+        assert is_launching(tmp_path, NAME), "the other has ended, and one acts on it yet"
+    assert not is_launching(tmp_path, NAME)
     assert list((tmp_path / LAUNCHING).iterdir()) == []
 
 
 def _act(state: Path, times: int) -> None:
     for _ in range(times):
-        with acting(state, NAME):
-            if not acted_on(state, NAME):
+        with launch_lock(state, NAME):
+            if not is_launching(state, NAME):
                 raise SystemExit("a worker acts on the name, and nobody sees it")
 
 

@@ -15,7 +15,7 @@ from broker.domain.instance import BootSpec, InstanceState
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.image_errors import IMAGE_FIX
-from providers.common.offer_filter import Sieve
+from providers.common.offer_filter import OfferFilter
 from providers.vast.provider import VastCloud, VastConfig
 from tests.unit.providers.answers import Api, serving
 from tests.unit.providers.clocks import SteppedClock
@@ -62,7 +62,7 @@ class World:
 
     async def offers(self, *asks: Any, want: GpuAsk | None = None, **config: Any) -> tuple[list[Offer], dict[str, int]]:
         self.api.routes[BUNDLES] = lambda body, query: {"offers": list(asks)}
-        sieve = Sieve(want or GpuAsk())
+        sieve = OfferFilter(want or GpuAsk())
         await self.cloud(**config).rows(sieve)
         return sieve.offers, dict(sieve.dropped)
 
@@ -120,13 +120,13 @@ async def test_an_answer_that_was_cut_off_is_followed_by_searches_for_each_gpu(w
         return {"offers": [row for row in market if name in (None, row["gpu_name"])][:64]}
 
     world.api.routes[BUNDLES] = search
-    sieve = Sieve(GpuAsk())
+    sieve = OfferFilter(GpuAsk())
     await world.cloud().rows(sieve)
     assert {o.accelerator for o in sieve.offers} == {"rtx4090", "h100-sxm"}
     assert len({o.id for o in sieve.offers}) == len(sieve.offers) == 65
     market[:] = market[:63]
     world.api.asked.clear()
-    await world.cloud().rows(Sieve(GpuAsk()))
+    await world.cloud().rows(OfferFilter(GpuAsk()))
     assert len(world.api.asked) == 1
 
 
@@ -375,7 +375,7 @@ async def test_a_new_key_is_taken_up(world: World) -> None:
 
 async def test_reading_five_thousand_asks_lets_others_in(world: World) -> None:
     rows = [ask(id=n, machine_id=n // 4, dph_base=0.3 + n / 10_000) for n in range(5000)]
-    market, sieve = world.cloud()._market, Sieve(GpuAsk())
+    market, sieve = world.cloud()._market, OfferFilter(GpuAsk())
     turns = 0
 
     async def others() -> None:

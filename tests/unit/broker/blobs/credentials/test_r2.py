@@ -14,7 +14,7 @@ from broker.domain.ids import Installation
 from tests.unit.broker.blobs.credentials.cloud import Asked, serving
 from tests.unit.broker.blobs.credentials.samples import ATTEMPT, FINAL, JOB, LEASE, NOW, READS, SCOPE, WRITES, now
 from trainer.contract.documents import READER
-from trainer.objectstore.objects import Objects, StoreError
+from trainer.objectstore.objects import Objects, ObjectStoreError
 
 ENDPOINT = "https://0123abcd.r2.cloudflarestorage.com"
 
@@ -86,11 +86,11 @@ async def test_the_agent_reads_with_one_and_writes_with_the_other() -> None:
             options |= {f"{name}aws_access_key_id": who, f"{name}aws_secret_access_key": "x"}
         objects = Objects.open("s3://training", options, "abcd")
         assert await objects.read("broker/lease") is None
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             await objects.keys(f"checkpoints/{JOB}/")
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             await objects.write(f"beats/{ATTEMPT}/0", b"1")
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(ObjectStoreError):
             await objects.delete(f"checkpoints/{JOB}/{ATTEMPT}/x")
     used = [
         (asked.method, asked.headers["authorization"].split("Credential=")[1].split("/")[0]) for asked in cloud.asked

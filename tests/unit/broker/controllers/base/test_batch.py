@@ -5,18 +5,18 @@ from typing import cast
 
 import pytest
 
-from broker.controllers.base.batch import each
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.batch import decide_batch
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Blobs, Store
 from tests.support import build
 from tests.unit.providers.clocks import SteppedClock
 
 
-def context(lease_s: float = 30.0) -> Context:
-    return Context(
+def context(lease_s: float = 30.0) -> ControllerContext:
+    return ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
-        providers={}, clock=SteppedClock(), rhythm=Rhythm(lease_s=lease_s),
+        providers={}, clock=SteppedClock(), rhythm=Intervals(lease_s=lease_s),
     )  # fmt: skip
 
 
@@ -24,7 +24,7 @@ async def test_a_broken_row_keeps_no_other_from_its_answer() -> None:
     async def decide(row: int) -> float:
         return 1 / row
 
-    assert await each(context(), "test", [1, 0, 2], decide) == [(1, 1.0), (2, 0.5)]
+    assert await decide_batch(context(), "test", [1, 0, 2], decide) == [(1, 1.0), (2, 0.5)]
 
 
 async def test_a_row_that_hangs_is_left_out_before_the_leases_of_the_others_lapse() -> None:
@@ -33,7 +33,7 @@ async def test_a_row_that_hangs_is_left_out_before_the_leases_of_the_others_laps
             await asyncio.Event().wait()
         return row
 
-    assert await each(context(lease_s=0.1), "test", [0, 1, 2], decide) == [(0, 0), (2, 2)]
+    assert await decide_batch(context(lease_s=0.1), "test", [0, 1, 2], decide) == [(0, 0), (2, 2)]
 
 
 async def test_what_happens_to_all_is_the_callers_to_back_off_from() -> None:
@@ -41,5 +41,5 @@ async def test_what_happens_to_all_is_the_callers_to_back_off_from() -> None:
         raise StoreUnavailable("down")
 
     with pytest.raises(StoreUnavailable):
-        await each(context(), "test", [1, 2], decide)
-    assert await each(context(), "test", [], decide) == []
+        await decide_batch(context(), "test", [1, 2], decide)
+    assert await decide_batch(context(), "test", [], decide) == []

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from broker.controllers.base.claims import Claims
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import BlobsUnavailable, StoreUnavailable
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt
@@ -43,7 +43,7 @@ async def attempt(store: Losing) -> Attempt:
 
 @pytest.fixture
 def claims(store: Losing) -> Claims:
-    context = Context(
+    context = ControllerContext(
         installation=Installation("abcd"), owner="own", store=cast(Store, store), blobs=cast(Blobs, None),
         clock=ManualClock(), providers={},
     )  # fmt: skip

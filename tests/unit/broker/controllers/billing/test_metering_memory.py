@@ -3,10 +3,10 @@
 from collections.abc import Sequence, Set
 from typing import cast
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.billing.metering import Billing
-from broker.controllers.observation.attempt_observer import Looker
-from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.observation.attempt_observer import AttemptObserver
+from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId
 from broker.ports import BlobInfo, Blobs, Leased, Provider, Store
@@ -46,12 +46,12 @@ class Counting:
 
 
 async def test_billing_tells_what_lives_and_the_beats_of_the_others_are_dropped() -> None:
-    context = Context(
+    context = ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, OneLives()), blobs=cast(Blobs, Beating()),
         providers={"simulated": cast(Provider, Scripted())}, clock=SteppedClock(),
     )  # fmt: skip
-    beats, told, inventory = Beats(context), Counting(), Inventory(context)
-    looker = Looker(context, inventory, beats)
+    beats, told, inventory = HeartbeatReader(context), Counting(), Inventory(context)
+    looker = AttemptObserver(context, inventory, beats)
     await beats.refresh()
     assert await beats.latest(OTHER) is not None
     await Billing(context, inventory, (looker, told)).step()

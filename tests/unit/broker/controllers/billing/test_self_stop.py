@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.billing.self_stop import gone_by
+from broker.controllers.billing.self_stop import self_stopped_by
 from broker.domain.instance import SELF_STOP_S, Caps, InstanceState, Observed, SelfStop
 from broker.domain.job import Handle
 from tests.support import build
@@ -31,7 +31,7 @@ async def alone_until(
     sent = build.attempt(create_sent_at=build.at(SENT_S), charged_to=charged_to)
     booted = replace(sent, booted_at=build.at(BOOTED_S), first_beat_at=build.at(BEAT_S))
     attempt = replace(booted, **known)
-    found = gone_by(seen._context, seen, attempt, build.active_job())
+    found = self_stopped_by(seen._context, seen, attempt, build.active_job())
     return None if found is None else (found - build.T0).total_seconds()
 
 

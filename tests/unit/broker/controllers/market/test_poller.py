@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.market.poller import Market, MarketRhythm
+from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.errors import Rejected
 from broker.domain.instance import Caps
 from broker.domain.offer import GpuAsk, Offer
@@ -44,8 +44,8 @@ def clock() -> SteppedClock:
     return SteppedClock()
 
 
-def market(clock: SteppedClock, *clouds: Any, **rhythm: float) -> Market:
-    return Market({cloud.name: cloud for cloud in clouds}, clock, MarketRhythm(**rhythm))
+def market(clock: SteppedClock, *clouds: Any, **rhythm: float) -> MarketPoller:
+    return MarketPoller({cloud.name: cloud for cloud in clouds}, clock, MarketIntervals(**rhythm))
 
 
 @pytest.mark.parametrize("fault", [Rejected("bad refuses the key (401): set BAD_KEY"), ValueError("a bug")])

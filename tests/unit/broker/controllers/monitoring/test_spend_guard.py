@@ -5,13 +5,13 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any, cast
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.monitoring.spend_guard import Guard
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event, Job, Signal
 from broker.domain.observation import SpotHours
 from broker.domain.policy import Policy
-from broker.estimator.planning.corrections import NOTHING, Experience
+from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.preemption_rate import place
 from broker.ports import Blobs, Change, Lane, Provider
 from broker.store.memory.store import MemoryStore
@@ -35,9 +35,9 @@ class Desk:
         self.store = MemoryStore(self.clock)
         self.seq = 0
 
-    def guard(self, learned: Experience = NOTHING) -> Guard:
+    def guard(self, learned: Corrections = NO_CORRECTIONS) -> Guard:
         return Guard(
-            Context(
+            ControllerContext(
                 installation=build.INSTALLATION, owner="one", store=self.store, blobs=cast(Blobs, None),
                 providers={"simulated": cast(Provider, Cloud())}, clock=self.clock,
             ),
@@ -72,7 +72,7 @@ async def test_what_own_machines_met_there_is_in_the_forecast() -> None:
         own = SpotHours(
             **dict(zip(WHERE, place(leased.attempt.line.offer), strict=True)), hours=10_000, preemptions=preemptions
         )
-        guard = desk.guard(Experience(spots={place(leased.attempt.line.offer): own}))
+        guard = desk.guard(Corrections(spots={place(leased.attempt.line.offer): own}))
         for step in range(0, 40, 2):
             await desk.beat(20, step=step)
             await guard.step()

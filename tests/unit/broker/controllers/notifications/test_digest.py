@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.notifications.digest import Digest
 from broker.domain.ids import Installation
 from broker.domain.notifications import Notice
@@ -16,7 +16,7 @@ PLAN = DigestPlan(weekly=False)
 
 
 def digest(store: MemoryStore, clock: ManualClock, plan: DigestPlan = PLAN) -> Digest:
-    context = Context(
+    context = ControllerContext(
         installation=Installation("test"), owner="o", store=store, blobs=None, providers={}, clock=clock,  # type: ignore[arg-type]
     )  # fmt: skip
     return Digest(context, plan)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.base.context import Context, Rhythm
-from broker.controllers.notifications.outbox import AT_ONCE, LEASE_S, TRIM_S, Keep, Outbox
+from broker.controllers.base.context import ControllerContext, Intervals
+from broker.controllers.notifications.outbox import AT_ONCE, LEASE_S, TRIM_S, Outbox, OutboxRetention
 from broker.domain.errors import ChannelRefused, NotDelivered, RetryAfter, Undeliverable
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job, JobState
-from broker.domain.notifications import Channel, Delivery, Notice, Snapshot
+from broker.domain.notifications import Channel, Delivery, JobSnapshot, Notice
 from broker.ports import Change, ChannelStatus, Settings, State
 from broker.reporting.delivery import DISABLE_AFTER, GIVE_UP_AFTER
 from broker.store.memory.store import MemoryStore
@@ -40,7 +40,7 @@ class Scripted:
         return secrets, None
 
     async def deliver(
-        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+        self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         self.calls.append(delivery)
         if gate := self.gates.get(channel.id) or self.gates.get(delivery.stream):
@@ -62,16 +62,16 @@ class Desk:
 
     notifier: Scripted
     clock: ManualClock = field(default_factory=ManualClock)
-    keep: Keep = field(default_factory=Keep)
+    keep: OutboxRetention = field(default_factory=OutboxRetention)
 
     def __post_init__(self) -> None:
         self.store = MemoryStore(self.clock)
         self.outbox = self.another("one")
 
     def another(self, owner: str) -> Outbox:
-        context = Context(
+        context = ControllerContext(
             installation=Installation("test"), owner=owner, store=self.store, blobs=None, providers={},  # type: ignore[arg-type]
-            clock=self.clock, rhythm=Rhythm(poll_s=0.01),
+            clock=self.clock, rhythm=Intervals(poll_s=0.01),
         )  # fmt: skip
         return Outbox(context, [self.notifier], jitter=lambda: 0.0, keep=self.keep)
 
@@ -342,7 +342,7 @@ async def test_notices_are_told_in_their_own_order(desk: Desk) -> None:
 
 
 async def test_what_nobody_takes_in_time_is_given_up() -> None:
-    desk = Desk(notifier=Scripted(act=down()), keep=Keep(age_s=300, rows=3))
+    desk = Desk(notifier=Scripted(act=down()), keep=OutboxRetention(age_s=300, rows=3))
     await desk.add()
     job = await desk.job("a", "b", "c", "d")
     await desk.live(int(TRIM_S) + 1)

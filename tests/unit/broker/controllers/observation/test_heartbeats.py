@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from broker.controllers.base.context import Context
-from broker.controllers.observation.attempt_observer import Looker
-from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.base.context import ControllerContext
+from broker.controllers.observation.attempt_observer import AttemptObserver
+from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import AttemptState
@@ -47,12 +47,12 @@ class Flaky:
 class Watched:
     def __init__(self) -> None:
         self.store, self.clock = Flaky(), SteppedClock()
-        context = Context(
+        context = ControllerContext(
             installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, self.store),
             providers={}, clock=self.clock,
         )  # fmt: skip
-        self.beats = Beats(context)
-        self.looker = Looker(context, Inventory(context), self.beats)
+        self.beats = HeartbeatReader(context)
+        self.looker = AttemptObserver(context, Inventory(context), self.beats)
 
     async def looks(self, *away: bool) -> float | None:
         for one in away:
@@ -120,11 +120,11 @@ async def test_a_broker_that_stood_still_takes_no_machine_for_silent_that_it_did
     await watched.looks(False)
     one = build.attempt(AttemptState.TRAINING, running_at=build.T0)
     two = replace(one, line=replace(one.line, nodes=2))
-    await watched.looker.look(two, {one.line.offer.provider})
+    await watched.looker.observe(two, {one.line.offer.provider})
     await watched.looks(False, False)
     watched.clock.advance(24.0)
-    _, seen = await watched.looker.look(two, {one.line.offer.provider})
-    assert [seen.beat_age_s, seen.progress_age_s, seen.mates_age_s] == [2 * LOOK_S] * 3
+    _, seen = await watched.looker.observe(two, {one.line.offer.provider})
+    assert [seen.beat_age_s, seen.progress_age_s, seen.peers_silent_s] == [2 * LOOK_S] * 3
 
 
 def mate(node: int, **changes: Any) -> dict[str, Beat]:
@@ -136,19 +136,23 @@ async def test_of_several_machines_the_one_that_is_silent_for_longest_counts_unt
     watched.store.mates = mate(1)
     await watched.looks(False)
     beats = watched.beats
-    assert (beats.mates_age_s(OWN, 1), beats.mates_age_s(OWN, 2), beats.mates_age_s(OWN, 3)) == (None, 0.0, math.inf)
+    assert (beats.peers_silent_s(OWN, 1), beats.peers_silent_s(OWN, 2), beats.peers_silent_s(OWN, 3)) == (
+        None,
+        0.0,
+        math.inf,
+    )
     assert not beats.shown(OWN, 2), "the first one has not beaten yet"
     await watched.looks(False)
     watched.store.mates |= mate(2)
     await watched.looks(False)
-    assert beats.mates_age_s(OWN, 3) == 2 * LOOK_S
+    assert beats.peers_silent_s(OWN, 3) == 2 * LOOK_S
     watched.store.mates[keys.beat(OWN, 1)] = Beat(attempt=OWN, node=1, boot="b", seq=2, phase="done")
     await watched.looks(False)
     assert await beats.finished(OWN, 3) == 1
     await watched.looks(False)
-    assert beats.mates_age_s(OWN, 3) == 2 * LOOK_S, "of the one that works"
+    assert beats.peers_silent_s(OWN, 3) == 2 * LOOK_S, "of the one that works"
     assert await beats.finished(OWN, 2) == 1
-    assert beats.mates_age_s(OWN, 2) is None
+    assert beats.peers_silent_s(OWN, 2) is None
 
 
 @pytest.mark.parametrize("name", ["01", "-1", "x", "16", "1/2", "", "\u0661"])

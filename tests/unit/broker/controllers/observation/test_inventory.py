@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.controllers.base.context import Context, Rhythm
+from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.observation.inventory import UNHEARD, Inventory
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import Caps, InstanceState, Observed
@@ -38,9 +38,9 @@ class Scripted:
 
 
 def inventory(cloud: Scripted, clock: SteppedClock, name: str = "scripted") -> Inventory:
-    context = Context(
+    context = ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
-        providers={name: cast(Provider, cloud)}, clock=clock, rhythm=Rhythm(list_s=0),
+        providers={name: cast(Provider, cloud)}, clock=clock, rhythm=Intervals(list_s=0),
     )  # fmt: skip
     return Inventory(context)
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.monitoring.liveness import LivenessController
-from broker.controllers.observation.attempt_observer import Looker
-from broker.controllers.observation.heartbeats import Beats
+from broker.controllers.observation.attempt_observer import AttemptObserver
+from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.observation.inventory import UNHEARD, Inventory
-from broker.controllers.provisioning.creates_in_flight import Launchers
+from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.termination import Termination
 from broker.domain.errors import OutcomeUnknown
@@ -45,7 +45,7 @@ class CutOff:
 
     def __init__(self, store: MemoryStore) -> None:
         self.cloud = Unheard()
-        self.context = Context(
+        self.context = ControllerContext(
             installation=Installation("abcd"), owner="cut-off", store=store, blobs=cast(Blobs, None),
             clock=ManualClock(), providers={"simulated": cast(Provider, cast(Any, self.cloud))},
         )  # fmt: skip
@@ -61,7 +61,7 @@ async def test_a_machine_that_works_is_left_to_brokers_that_hear_its_cloud() -> 
     broker = CutOff(store)
     attempt, _ = await running(store)
     await broker.listens()
-    looker = Looker(broker.context, broker.inventory, Beats(broker.context))
+    looker = AttemptObserver(broker.context, broker.inventory, HeartbeatReader(broker.context))
     assert not await LivenessController(broker.context, looker).step()
     (leased,) = await store.claim_attempts(
         Lane.LIVENESS, owner="hears", lease_s=HOUR, limit=9, turns={"simulated": 0.0}
@@ -78,6 +78,6 @@ async def test_the_end_of_a_bill_is_asked_for_at_once_of_a_cloud_that_is_not_hea
     ending = replace(in_state(leased.attempt, AttemptState.TERMINATING), handles=(machine,))
     await store.apply([Change(attempt=(leased.attempt, ending))])
     await broker.listens()
-    launchers = Launchers(broker.context)
+    launchers = CreatesInFlight(broker.context)
     await Termination(broker.context, broker.inventory, launchers, Destroys(broker.context)).step()
     assert broker.cloud.destroyed == ["m-1"]

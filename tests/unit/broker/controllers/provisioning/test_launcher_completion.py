@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
-from broker.controllers.base.context import Context
-from broker.controllers.provisioning.creates_in_flight import Launchers
-from broker.controllers.provisioning.launcher_completion import Through
+from broker.controllers.base.context import ControllerContext
+from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
+from broker.controllers.provisioning.launcher_completion import LauncherCompletion
 from broker.domain.ids import Installation
 from broker.domain.instance import Liveness
 from broker.domain.job import AttemptState
@@ -37,12 +37,12 @@ class Cloud:
 class Broker:
     def __init__(self, store: MemoryStore, owner: str) -> None:
         self.cloud = Cloud(owner)
-        context = Context(
+        context = ControllerContext(
             installation=Installation("test"), owner=owner, store=store, blobs=cast(Blobs, None), clock=ManualClock(),
             providers={"simulated": cast(Provider, cast(Any, self.cloud))},
         )  # fmt: skip
-        self.launchers = Launchers(context)
-        self.through = Through(context, self.launchers)
+        self.launchers = CreatesInFlight(context)
+        self.through = LauncherCompletion(context, self.launchers)
 
 
 async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> None:
@@ -51,9 +51,9 @@ async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> Non
     await running(store, AttemptState.LAUNCHING)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="first", lease_s=HOUR, limit=1)
     ended = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="first")
-    first.launchers.begin(ended)
+    first.launchers.register(ended)
     call = asyncio.create_task(asyncio.sleep(HOUR))
-    first.launchers.carry(ended.name, call)
+    first.launchers.attach(ended.name, call)
     await store.apply([Change(attempt=(leased.attempt, ended))])
     said: Callable[[], Any] = store.unproven_launches
 
@@ -81,9 +81,9 @@ async def test_a_create_that_is_sent_again_is_not_over_because_an_earlier_one_wa
     sent = replace(leased.attempt, launched_by="first")
     broker.cloud.creating = False
     assert await broker.launchers.dead_since(sent) is not None
-    broker.launchers.begin(sent)
+    broker.launchers.register(sent)
     broker.cloud.creating = True
-    broker.launchers.end(sent.name)  # given up on; the cloud's side of it goes on
+    broker.launchers.release(sent.name)  # given up on; the cloud's side of it goes on
     assert await broker.launchers.dead_since(sent) is None
 
 

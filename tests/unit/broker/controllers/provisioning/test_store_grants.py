@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from broker.blobs import ObstoreBlobs
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.provisioning.boot_spec import Boot
 from broker.controllers.provisioning.store_grants import Granting, Grants, renew_at
 from broker.domain.errors import BlobsUnavailable
@@ -92,8 +92,8 @@ class House:
         self.blobs.clock, self.blobs.asked = self.clock, []
         self.store = Live(*(live or (Leased(attempt=ATTEMPT, job=build.active_job()),)))
 
-    def context(self) -> Context:
-        return Context(
+    def context(self) -> ControllerContext:
+        return ControllerContext(
             installation=build.INSTALLATION, owner="test", store=cast(Store, self.store), blobs=self.blobs,
             providers={"simulated": cast(Provider, None)}, clock=self.clock,
         )  # fmt: skip

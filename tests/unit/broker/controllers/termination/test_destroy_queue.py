@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker.controllers.base.context import Context
+from broker.controllers.base.context import ControllerContext
 from broker.controllers.termination.destroy_queue import LIMIT_S, Destroys
 from broker.domain.errors import Gone, OutcomeUnknown
 from broker.domain.job import Handle
@@ -40,7 +40,7 @@ def told(story: Coroutine[Any, Any, None]) -> None:
 
 
 def destroys(cloud: Slow) -> Destroys:
-    context = Context(
+    context = ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
         providers={"slow": cast(Provider, cloud)}, clock=LoopClock(),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from broker.domain.offer import GpuAsk
 from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.virtual_backend import VirtualBody
+from providers.simulated.virtual_backend import VirtualBackend
 from tests.unit.providers.clocks import SteppedClock as ManualClock
 from trainer.contract import object_keys as keys
 
@@ -35,7 +35,7 @@ async def standing(tmp_path: Path, blobs: ObstoreBlobs, clock: ManualClock) -> S
     """A cloud with one machine of ours."""
     config = SimulatedConfig(body="virtual", sold_out=0)
     provider = SimulatedProvider(
-        config, VirtualBody(blobs, clock, config.virtual), installation=HERE, state=tmp_path, clock=clock
+        config, VirtualBackend(blobs, clock, config.virtual), installation=HERE, state=tmp_path, clock=clock
     )
     offer = (await provider.offers(GpuAsk()))[0]
     await provider.create(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.domain.workload import ModelShape, Workload
-from broker.estimator.memory.estimate import Ask, Unanswerable, adapted_modules, estimate
+from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate, adapted_modules, estimate
 from broker.estimator.memory.job_memory import adapted
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.decoder_shape import headed_shape, shape_of, written_shape
@@ -79,7 +79,7 @@ def test_experts_are_linear_modules_until_transformers_5() -> None:
 def test_what_chooses_nothing_is_refused_in_one_line(
     shape: ModelShape, targets: tuple[str, ...] | str, said: str
 ) -> None:
-    with pytest.raises(Unanswerable) as refused:
+    with pytest.raises(InvalidEstimate) as refused:
         adapted_modules(shape, targets)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -89,7 +89,7 @@ def test_what_chooses_nothing_is_refused_in_one_line(
 def test_no_pattern_takes_for_ever() -> None:
     """Python's own engine would try about 2 ** 30 ways of each of them, for every name."""
     for written in (r"(\w+\.?)+!", r"(a|a|\w|.)*!", r"(.*)*(.*)*(.*)*x!", r"(\w+)+\.(\w+)+\.(\w+)+!"):
-        with pytest.raises(Unanswerable, match="matches no module"):
+        with pytest.raises(InvalidEstimate, match="matches no module"):
             adapted_modules(LLAMA, written)
 
 
@@ -103,7 +103,7 @@ def test_targets_of_some_layers_only_are_told() -> None:
 
 
 def test_adapters_at_the_ends_are_counted() -> None:
-    ask = Ask(targets=("q_proj",), length=512, precision="bf16-autocast", dropout=0.0)
+    ask = EstimateOptions(targets=("q_proj",), length=512, precision="bf16-autocast", dropout=0.0)
     bare = estimate(LLAMA, ask)
     ends = LLAMA.vocabulary + LLAMA.hidden
     head = estimate(LLAMA, replace(ask, targets=("q_proj", "lm_head")))

@@ -7,12 +7,19 @@ import pytest
 
 from broker.domain.offer import GIB
 from broker.domain.workload import ModelShape
-from broker.estimator.memory.estimate import OPTIMIZERS, Ask, Unanswerable, adapted_modules, by_formula, estimate
+from broker.estimator.memory.estimate import (
+    OPTIMIZERS,
+    EstimateOptions,
+    InvalidEstimate,
+    adapted_modules,
+    by_formula,
+    estimate,
+)
 from broker.estimator.memory.evidence import exact_margin
 from tests.support.machines import LLAMA_3_8B, MISTRAL_7B
 
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
-A100 = Ask(
+A100 = EstimateOptions(
     method="lora", optimizer="adamw_foreach", precision="bf16", length=4096, rows=4, checkpointing=True, targets=QKVO,
     dropout=0.1, attention="flash", transformers="4.48.1",
 )  # fmt: skip
@@ -80,10 +87,10 @@ def test_the_margin_follows_the_evidence(change: dict[str, Any], tier: str, marg
 
 
 def test_an_unknown_architecture_is_said_to_be_one() -> None:
-    found = estimate(of("mamba", known=False), Ask(length=128))
+    found = estimate(of("mamba", known=False), EstimateOptions(length=128))
     assert (found.tier, found.margin) == ("unchecked", 1.4)
     assert "'mamba' is unknown" in found.evidence
-    assert estimate(of("qwen2"), Ask(length=128)).tier == "traced"
+    assert estimate(of("qwen2"), EstimateOptions(length=128)).tier == "traced"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_an_unknown_architecture_is_said_to_be_one() -> None:
 )
 def test_what_makes_no_sense_is_refused_in_one_line(change: dict[str, Any], words: str) -> None:
     shape = replace(MISTRAL_7B, max_positions=8192)
-    with pytest.raises(Unanswerable) as refused:
+    with pytest.raises(InvalidEstimate) as refused:
         estimate(shape, replace(A100, **change))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -179,7 +186,7 @@ def test_experts_that_are_one_tensor_get_no_adapter_and_are_computed_at_once() -
     old = replace(new, transformers="4.48.1")
     assert estimate(MIXTRAL, new).trainable == estimate(MIXTRAL, replace(new, targets=QKVO)).trainable
     assert estimate(MIXTRAL, old).trainable > 8 * estimate(MIXTRAL, new).trainable
-    with pytest.raises(Unanswerable, match="w1 matches no module of mixtral"):
+    with pytest.raises(InvalidEstimate, match="w1 matches no module of mixtral"):
         estimate(MIXTRAL, replace(new, targets=("w1",)))
     at_once, in_turn = (
         estimate(MIXTRAL, replace(A100, transformers=v)).by_category["temporary"] for v in ("5.0.0", "4.48.1")
@@ -281,7 +288,7 @@ def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
 
 
 def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None:
-    short, asked = of("mistral", window=512), Ask(length=1024, rows=2, precision="bf16")
+    short, asked = of("mistral", window=512), EstimateOptions(length=1024, rows=2, precision="bf16")
     masked, plain = estimate(short, asked), estimate(replace(short, window=None), asked)
     mask = 2 * 2 * 1024 * 1024
     assert masked.peak_allocated - plain.peak_allocated > short.layers * mask
@@ -324,4 +331,4 @@ def test_tensor_parallel_devices_share_the_layers_and_each_have_all_logits() -> 
 
 
 def test_a_step_is_estimated_in_bytes_not_gigabytes() -> None:
-    assert estimate(LLAMA_3_8B, Ask()).peak_allocated > 10 * GIB
+    assert estimate(LLAMA_3_8B, EstimateOptions()).peak_allocated > 10 * GIB

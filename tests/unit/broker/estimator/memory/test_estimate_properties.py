@@ -8,24 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import BUILDS, build_of
+from broker.estimator.architecture.families import FAMILIES, family_spec
 from broker.estimator.memory.estimate import (
     ATTENTIONS,
     METHODS,
     OPTIMIZERS,
     PRECISIONS,
-    Ask,
     Attention,
+    EstimateOptions,
     estimate,
     numerics,
 )
 from broker.estimator.memory.simulator.library_versions import is_fourth, loss_of, release_of
-from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.types import Step
 from tests.unit.broker.estimator.memory.test_estimate import of
 
 FAMILIES = [
-    *(of(name) for name in BUILDS),
+    *(of(name) for name in FAMILIES),
     of("falcon", kv_heads=1, parallel=True, activation="gelu"),
     of("falcon", parallel=True, parallel_norms=2, activation="gelu"),
     of("gpt2", kv_heads=8, activation="gelu_new", dropout=True, gated_mlp=False),
@@ -49,14 +49,14 @@ def test_checkpointing_trades_activations_of_deep_models(shape: ModelShape, atte
         if (method, precision) == ("qlora", "fp32"):
             continue
         for rows in (1, 4):
-            ask = Ask(method=method, precision=precision, rows=rows, length=512, attention=attention)
+            ask = EstimateOptions(method=method, precision=precision, rows=rows, length=512, attention=attention)
             kept = estimate(deep, ask).peak_allocated
             assert estimate(deep, replace(ask, checkpointing=True)).peak_allocated < kept
             assert estimate(deep, replace(ask, dropout=0.0)).peak_allocated <= kept
 
 
 asks = st.builds(
-    Ask,
+    EstimateOptions,
     method=st.sampled_from([m for m in METHODS if m != "adapter"]),
     optimizer=st.sampled_from(OPTIMIZERS),
     precision=st.sampled_from(PRECISIONS),
@@ -71,13 +71,15 @@ asks = st.builds(
 )
 
 
-def answerable(ask: Ask) -> Ask:
+def answerable(ask: EstimateOptions) -> EstimateOptions:
     return replace(ask, precision="bf16") if ask.precision == "fp32" and ask.method in ("qlora", "lora8") else ask
 
 
 @settings(max_examples=25)
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable), gpus=st.integers(1, 16))
-def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape, ask: Ask, gpus: int) -> None:
+def test_more_work_never_takes_less_and_more_shards_never_more(
+    shape: ModelShape, ask: EstimateOptions, gpus: int
+) -> None:
     base = estimate(shape, ask)
     assert base.peak_allocated > 0
     assert min(base.by_category.values()) >= 0
@@ -95,13 +97,13 @@ def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape
         estimate(shape, replace(ask, gpus=2 * (gpus + n), nodes=2, sharding="hybrid")).peak_allocated for n in (1, 2)
     )
     assert three <= two
-    if "q" in build_of(shape).names and not shape.kv_heads % 2 and ask.method not in ("qlora", "lora8"):
+    if "q" in family_spec(shape).names and not shape.kv_heads % 2 and ask.method not in ("qlora", "lora8"):
         divided = estimate(shape, replace(ask, gpus=2, sharding="tensor")).peak_allocated
         assert divided <= 1.01 * base.peak_allocated, "the sum of both parts may stand beside one of them"
 
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
-def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask: Ask) -> None:
+def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask: EstimateOptions) -> None:
     """At the optimizer nothing is left but weights, gradients, states and what its update takes; with checkpointed
     adapters also the embeddings, which are made to want a gradient, and that."""
     how, _ = numerics(shape, ask)
@@ -113,7 +115,7 @@ def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask:
         reentrant=is_fourth(release_of(ask.transformers)),
         loss=loss_of("x", release_of(ask.transformers)),
     )
-    last = play(shape, step).segments["optimizer"]
+    last = simulate(shape, step).segments["optimizer"]
     left = 8 * ask.rows * ask.length * shape.hidden + 1024 if ask.checkpointing and not how.full else 0
     assert last["activations"] + last["logits"] <= left
     assert last["temporary"] <= left

@@ -6,7 +6,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.domain.offer import GIB, Drop
+from broker.domain.offer import GIB, DropReason
 from broker.domain.workload import Parallelism, Plan
 from broker.estimator.memory.host_memory import AGENT, PROCESS, host_bytes
 from tests.support.machines import LLAMA_3_8B, WORK, offer, quoted
@@ -61,5 +61,5 @@ def test_a_machine_with_too_little_for_the_checkpoint_s_copy_is_not_bought() -> 
     market = [offer(gpus=8, vcpus=64, ram_bytes=size * GIB) for size in (100, 2000)]
     small, large = sorted(quoted(market, work=FULL).lines, key=lambda line: line.offer.ram_bytes)
     assert (large.drop, large.plan and large.plan.parallelism) == (None, "fsdp")
-    assert small.drop is Drop.HOST
+    assert small.drop is DropReason.HOST
     assert small.reason == "100 GiB of RAM; 114 for processes, the weights that they read and a checkpoint's copy"

@@ -8,9 +8,9 @@ import pytest
 from broker.domain.offer import GIB
 from broker.domain.workload import MemoryNeed, Workload
 from broker.estimator.architecture.model_states import trained_parameters
-from broker.estimator.memory.estimate import Ask, estimate
+from broker.estimator.memory.estimate import EstimateOptions, estimate
 from broker.estimator.memory.job_memory import bits_of, memory, numerics_of
-from broker.estimator.planning.corrections import like
+from broker.estimator.planning.corrections import memory_key
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.speed.throughput import run_of, speed, step_seconds
 from broker.estimator.workload import Rows, workload
@@ -41,7 +41,7 @@ def test_a_qlora_job_is_quoted_as_one() -> None:
     assert [w.method for w in (four, eight, plain)] == ["qlora", "lora8", "lora"]
     assert [bits_of(w) for w in (four, eight, plain)] == [4, 8, 0]
     assert need(four).weights < need(eight).weights < need(plain).weights
-    asked = estimate(LLAMA_3_8B, Ask(method="qlora", length=300, rows=4))
+    asked = estimate(LLAMA_3_8B, EstimateOptions(method="qlora", length=300, rows=4))
     assert need(four).weights == asked.by_category["weights"]
     assert need(four).weights / GIB < 6
     long = (replace(w, tokens_per_row=16_000.0) for w in (plain, four))
@@ -112,5 +112,5 @@ def test_dora_is_not_estimated() -> None:
 
 
 def test_runs_with_other_states_say_nothing_of_each_other() -> None:
-    found = {like(of(**train))[0] for train in ({}, {"method": QLORA}, {"optim": {"name": "sgd", "lr": 0.1}})}
+    found = {memory_key(of(**train))[0] for train in ({}, {"method": QLORA}, {"optim": {"name": "sgd", "lr": 0.1}})}
     assert len(found) == 3

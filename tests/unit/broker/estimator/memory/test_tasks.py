@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.domain.offer import Verdict
+from broker.domain.offer import OfferVerdict
 from broker.domain.workload import ModelShape, Plan, Workload
 from broker.estimator.planning.plan_search import Planner
 from broker.estimator.speed.calibration import SPREAD_COUNTED, SPREAD_CPU, SPREAD_MIXTURE, SPREAD_UNMEASURED
@@ -129,8 +129,8 @@ def test_a_preferences_rows_are_the_prompt_with_each_answer() -> None:
 
 def test_what_is_read_and_what_is_written_are_counted_apart() -> None:
     found = made({"task": "seq2seq", "data": {"path": "a.csv", "prompt": "{p}", "completion": "{r}"}})
-    assert (found.sequence, found.written) == (150, 300)
-    assert (found.tokens_per_row, found.written_per_row) == (100, 200)
+    assert (found.sequence, found.target_tokens) == (150, 300)
+    assert (found.tokens_per_row, found.target_tokens_per_row) == (100, 200)
     assert (found.counted_per_row, found.unestimated) == (300, "task seq2seq of such a model")
 
 
@@ -152,7 +152,7 @@ def test_the_less_is_known_the_wider_the_interval() -> None:
 def test_every_one_of_them_gets_hours_and_dollars(shape: ModelShape) -> None:
     work = replace(WORK, shape=shape, sequence=min(512, shape.max_positions or 512), tokens_per_row=100.0)
     (line,) = quoted([offer(gpu_memory_bytes=192 * 1024**3)], work=work).lines
-    assert line.verdict is Verdict.KEPT, line.reason
+    assert line.verdict is OfferVerdict.KEPT, line.reason
     assert line.usd_p90 is not None
     assert line.usd_p50 is not None
     assert line.usd_p90 > line.usd_p50 > 0
@@ -172,16 +172,16 @@ T5 = shape_of("google-t5/t5-base", "seq2seq")
 
 def test_what_is_read_goes_through_the_encoder_and_what_is_written_through_the_decoder() -> None:
     """Six FLOP a weight: keys and values of the cross attention are made of what was read."""
-    work = replace(FULL, shape=T5, tokens_per_row=300.0, written=100, written_per_row=100.0)
+    work = replace(FULL, shape=T5, tokens_per_row=300.0, target_tokens=100, target_tokens_per_row=100.0)
     run = run_of(work, T5, A100)
     attention, mlp = 768 * 768, 2 * 768 * 3072
     read = 12 * (4 * attention + mlp) + 12 * 2 * attention
     written = 12 * (6 * attention + mlp) + 768 * 32128
     flop = ideal(run, A100).matmul * A100.matmul_flops / run.micro_batches
     assert flop == pytest.approx(6 * (300 * read + 100 * written), rel=1e-6)
-    longer = run_of(replace(work, written_per_row=200.0), T5, A100)
+    longer = run_of(replace(work, target_tokens_per_row=200.0), T5, A100)
     assert step_seconds(longer, A100) > step_seconds(run, A100)
-    assert speed(replace(run, tokens=1e6, written=1e6), A100).spread == SPREAD_COUNTED
+    assert speed(replace(run, tokens=1e6, target_tokens=1e6), A100).spread == SPREAD_COUNTED
     assert "an encoder-decoder counted" in speed(run, A100).evidence
 
 
@@ -190,10 +190,10 @@ def test_an_encoder_decoder_is_quoted() -> None:
     work = made({"task": "seq2seq", "data": data}, T5)
     assert work.unestimated == ""
     (line,) = quoted([offer()], work=work).lines
-    assert line.verdict is Verdict.KEPT, line.reason
+    assert line.verdict is OfferVerdict.KEPT, line.reason
     assert line.usd_p50
     assert line.memory is not None
-    more = quoted([offer()], work=replace(work, written=4 * work.written)).lines[0]
+    more = quoted([offer()], work=replace(work, target_tokens=4 * work.target_tokens)).lines[0]
     assert more.memory is not None
     assert more.memory.required > line.memory.required
 

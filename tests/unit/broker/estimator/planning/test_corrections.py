@@ -9,11 +9,20 @@ from hypothesis import strategies as st
 
 from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason
-from broker.domain.observation import Observation
-from broker.domain.offer import GIB, Drop, QuoteLine
+from broker.domain.observation import RunObservation
+from broker.domain.offer import GIB, DropReason, QuoteLine
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
 from broker.estimator.memory.shortfall import MOST
-from broker.estimator.planning.corrections import LEAST, NOTHING, Assessed, Experience, assess, learn, like, observed
+from broker.estimator.planning.corrections import (
+    LEAST,
+    NO_CORRECTIONS,
+    ComparedRun,
+    Corrections,
+    assess,
+    learn,
+    memory_key,
+    observed,
+)
 from broker.estimator.planning.fit import fit
 from broker.estimator.planning.plan_search import Planner
 from broker.estimator.speed.hardware import TABLE
@@ -49,18 +58,18 @@ def plan_of(work: Workload) -> Plan:
     return Plan(micro_batch=rows, accumulation=work.global_batch // rows, gradient_checkpointing=checkpointing)
 
 
-def seen(number: int = 1, **changes: Any) -> Observation:
+def seen(number: int = 1, **changes: Any) -> RunObservation:
     values: dict[str, Any] = {
         "attempt_id": attempt_id(build.JOB_ID, number), "hardware": "l40s", "nodes": 1, "cores": 8,
         "workload": WORK, "device_bytes": OFFER.gpu_memory_bytes,
     }  # fmt: skip
     values |= changes
-    return Observation(**({"plan": plan_of(values["workload"]) if values["workload"].shape else PLAN} | values))
+    return RunObservation(**({"plan": plan_of(values["workload"]) if values["workload"].shape else PLAN} | values))
 
 
-def knows(*observations: Observation) -> Experience:
+def knows(*observations: RunObservation) -> Corrections:
     found = [assess(one) for one in observations]
-    assert all(isinstance(one, Assessed) for one in found)
+    assert all(isinstance(one, ComparedRun) for one in found)
     return learn([one for one in found if one is not None])
 
 
@@ -91,7 +100,7 @@ def test_an_ended_attempt_leaves_its_speed_and_its_peak_and_no_name() -> None:
 
 
 def test_one_that_was_preempted_counts_by_its_last_beat_if_it_ran_for_long_enough() -> None:
-    def preempted(step: int, resumed: int) -> Observation | None:
+    def preempted(step: int, resumed: int) -> RunObservation | None:
         beat = Beat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)
         return observed(JOB, ended(final=None, beat=beat, reason=Reason.PREEMPTED))
 
@@ -161,7 +170,7 @@ def test_a_speed_counts_as_measured_once_own_runs_of_its_like_were_seen() -> Non
     work = replace(WORK, shape=replace(SHAPE, family="gemma2"))
     rate = estimated_rate(work)
     tiers = []
-    for learned in (Experience(), knows(seen(tokens_per_s=rate)), knows(seen(workload=work, tokens_per_s=rate))):
+    for learned in (Corrections(), knows(seen(tokens_per_s=rate)), knows(seen(workload=work, tokens_per_s=rate))):
         found = fit(work, OFFER, learned=learned).pace
         assert found is not None
         tiers.append(found.tier)
@@ -231,13 +240,13 @@ def test_a_plan_that_ran_out_is_not_chosen_again_there_until_it_is_seen_to_fit()
     assert fit(WORK, offer).drop is None
     short = seen(1, out_of_memory=True, device_bytes=has)
     again = fit(replace(WORK, steps=7), offer, learned=knows(short))
-    assert again.drop is Drop.MEMORY
+    assert again.drop is DropReason.MEMORY
     assert again.memory is not None
     assert "has run out of memory" in again.memory.source
     smaller = replace(WORK, micro_batch=2, gradient_checkpointing=True)
     assert fit(smaller, offer, learned=knows(short)).drop is None
     other = seen(2, workload=smaller, device_bytes=has, peak_bytes=GIB)
-    assert fit(WORK, offer, learned=knows(short, other)).drop is Drop.MEMORY
+    assert fit(WORK, offer, learned=knows(short, other)).drop is DropReason.MEMORY
     fits = seen(3, device_bytes=has, peak_bytes=estimated_need().peak)
     assert fit(WORK, offer, learned=knows(short, fits)).drop is None
 
@@ -251,14 +260,14 @@ def test_one_machine_that_lies_does_not_price_everybody_out() -> None:
 def test_a_jobs_own_change_of_plan_counts_before_anybody_has_learned_of_it() -> None:
     job = build.job(workload=WORK)
     changed = remedy(job, line(gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
-    need = NOTHING.need(replace(WORK, memory_scale=changed.memory_scale), estimated_need(), True, False)
-    assert need.correction == changed.memory_scale > 1
+    need = NO_CORRECTIONS.need(replace(WORK, memory_factor=changed.memory_factor), estimated_need(), True, False)
+    assert need.correction == changed.memory_factor > 1
 
 
 def test_alike_is_what_needs_the_same_memory() -> None:
     same = replace(WORK, steps=1, eval_rows=9, tokens_per_row=3.0, shape=replace(SHAPE, name="other", bundled=True))
-    assert like(same) == like(WORK)
-    assert like(replace(WORK, micro_batch=2)) != like(WORK)
+    assert memory_key(same) == memory_key(WORK)
+    assert memory_key(replace(WORK, micro_batch=2)) != memory_key(WORK)
 
 
 def test_of_what_is_divided_between_gpus_only_the_speed_is_learned() -> None:
@@ -266,5 +275,5 @@ def test_of_what_is_divided_between_gpus_only_the_speed_is_learned() -> None:
     learned = knows(seen(plan=plan, peak_bytes=GIB, tokens_per_s=1000.0))
     assert len(learned.speeds["l40s"]) == 1
     assert (learned.floors, learned.peaks) == ({}, [])
-    sharded = knows(seen(peak_bytes=GIB)).need(replace(WORK, memory_scale=1.5), estimated_need(), True, True)
+    sharded = knows(seen(peak_bytes=GIB)).need(replace(WORK, memory_factor=1.5), estimated_need(), True, True)
     assert (sharded.correction, sharded.floor) == (1.5, 0)

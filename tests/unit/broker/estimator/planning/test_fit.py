@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.domain.offer import GIB, Drop
+from broker.domain.offer import GIB, DropReason
 from broker.estimator.planning import fit as fits
 from broker.estimator.planning.fit import fit, probed
 from broker.estimator.speed.hardware import TABLE
@@ -22,7 +22,7 @@ def test_it_fits_with_what_it_needs_and_what_there_is() -> None:
 
 def test_too_little_memory_says_need_and_has() -> None:
     found = fit(WORK, offer(accelerator="l4", gpu_memory_bytes=16 * GIB))
-    assert found.drop is Drop.MEMORY
+    assert found.drop is DropReason.MEMORY
     assert found.reason.endswith("GiB per GPU, has 16.0")
     assert found.memory is not None
 
@@ -34,7 +34,7 @@ def test_an_offer_that_does_not_say_its_memory_has_the_gpus_own() -> None:
 def test_unknown_hardware_is_named() -> None:
     for unknown in (offer(accelerator="tpu-v5"), offer(emulated_on="abacus")):
         found = fit(WORK, unknown)
-        assert found.drop is Drop.UNKNOWN_HARDWARE
+        assert found.drop is DropReason.UNKNOWN_HARDWARE
         assert ("tpu-v5" in found.reason) or ("abacus" in found.reason)
 
 
@@ -75,7 +75,7 @@ def test_a_cpu_machine_by_its_own_memory() -> None:
     assert fit(small, cpu).drop is None
     assert "of memory, has 1.0" in fit(small, replace(cpu, gpu_memory_bytes=GIB)).reason
     found = fit(replace(small, precision="bf16"), cpu)
-    assert (found.drop, "precision auto" in found.reason) == (Drop.MEMORY, True)
+    assert (found.drop, "precision auto" in found.reason) == (DropReason.MEMORY, True)
 
 
 def test_a_script_fits_anywhere_and_uses_every_gpu() -> None:

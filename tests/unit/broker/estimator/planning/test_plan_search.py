@@ -8,11 +8,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.domain.offer import GIB, Drop, HostFacts
+from broker.domain.offer import GIB, DropReason, HostFacts
 from broker.domain.workload import Plan, Workload
 from broker.estimator.memory.job_memory import divides
 from broker.estimator.planning.fit import fit
-from broker.estimator.planning.plan_search import ABOUT, Planned, Planner, devices_of, dividers, ways
+from broker.estimator.planning.plan_search import (
+    SPEED_TIE_RATIO,
+    Planned,
+    Planner,
+    devices_of,
+    dividers,
+    parallelism_candidates,
+)
 from broker.estimator.speed.hardware import TABLE, Hardware
 from broker.estimator.speed.throughput import step_seconds
 from tests.support.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
@@ -71,10 +78,10 @@ def test_a_model_is_divided_only_where_no_gpu_holds_all_of_it() -> None:
     assert found.memory.margin >= 0.1
     small = best(replace(full, shape=SMOLLM2_135M), there=8)
     assert (small.fits, small.plan.parallelism) == (True, "ddp")
-    assert ways(1, 1, divided=True) == [["single"]]
-    assert ways(8, 1, divided=True) == [["ddp"], ["fsdp"]]
-    assert ways(16, 2, divided=True) == [["ddp"], ["fsdp", "hybrid"]]
-    assert ways(16, 2, divided=False) == [["ddp"]]
+    assert parallelism_candidates(1, 1, divided=True) == [["single"]]
+    assert parallelism_candidates(8, 1, divided=True) == [["ddp"], ["fsdp"]]
+    assert parallelism_candidates(16, 2, divided=True) == [["ddp"], ["fsdp", "hybrid"]]
+    assert parallelism_candidates(16, 2, divided=False) == [["ddp"]]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_a_model_is_divided_within_machines_where_their_network_is_slow() -> Non
     full = replace(FREE, method="full", free_micro_batch=False, micro_batch=1)
     found = Planner(full).best(slow, 80 * GIB, 16, computing=slow, nodes=2)
     assert (found.plan.parallelism, found.plan.devices) == ("hybrid", 16)
-    assert ways(2, 2, divided=True) == [["ddp"], ["fsdp"]]
+    assert parallelism_candidates(2, 2, divided=True) == [["ddp"], ["fsdp"]]
 
 
 def test_a_cpu_gets_no_more_rows_than_the_trainer_would_take() -> None:
@@ -116,7 +123,7 @@ def test_the_link_that_the_cloud_names_is_the_one_that_counts() -> None:
 
 
 def test_after_memory_ran_out_no_plan_has_more_rows_than_are_allowed() -> None:
-    first, again = best(FREE, "h200-sxm"), best(replace(FREE, most_rows=2), "h200-sxm")
+    first, again = best(FREE, "h200-sxm"), best(replace(FREE, max_micro_batch=2), "h200-sxm")
     assert first.plan.micro_batch > again.plan.micro_batch
     assert again.plan.micro_batch <= 2
     assert again.plan.micro_batch * again.plan.accumulation == FREE.global_batch
@@ -180,7 +187,7 @@ def test_no_plan_of_its_kind_that_fits_is_faster_than_the_one_taken(work: Worklo
             )  # fmt: skip
             if planner.need(other, gpu).required <= gpu.memory_bytes:
                 assert found.fits
-                assert found.step_s <= step_seconds(planner.run(other, gpu), gpu) * ABOUT
+                assert found.step_s <= step_seconds(planner.run(other, gpu), gpu) * SPEED_TIE_RATIO
 
 
 @settings(max_examples=30, deadline=None)
@@ -197,5 +204,5 @@ def test_more_shards_and_fewer_rows_never_need_more(
 
 def test_too_little_memory_for_any_plan_is_a_reason() -> None:
     found = fit(FREE, offer(accelerator="l4", gpu_memory_bytes=8 * GIB))
-    assert found.drop is Drop.MEMORY
+    assert found.drop is DropReason.MEMORY
     assert "has 8.0" in found.reason

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from broker.domain.workload import Plan
 from broker.estimator.memory import estimate as sizes
 from broker.estimator.memory.device_overhead import CONTEXT
-from broker.estimator.planning.scaling import Load, Point, counts_of, run_of, scaling
+from broker.estimator.planning.scaling import Point, TrainingLoad, counts_of, run_of, scaling
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.speed.roofline import model_flop
 from tests.support.machines import LLAMA_3_8B, MISTRAL_7B
 
-LOAD = Load(global_batch=512, tokens_per_row=2048, steps=100, usd_per_gpu_hour=2.0)
+LOAD = TrainingLoad(global_batch=512, tokens_per_row=2048, steps=100, usd_per_gpu_hour=2.0)
 H100 = TABLE["h100-sxm"]
 EVERY = (1, 2, 4, 8, 16, 64, 512)
 
 
-def table(counts: tuple[int, ...] = EVERY, load: Load = LOAD, **ask: object) -> dict[int, Point]:
-    points = scaling(LLAMA_3_8B, replace(sizes.Ask(length=2048), **ask), H100, counts, load)  # type: ignore[arg-type]
+def table(counts: tuple[int, ...] = EVERY, load: TrainingLoad = LOAD, **ask: object) -> dict[int, Point]:
+    points = scaling(LLAMA_3_8B, replace(sizes.EstimateOptions(length=2048), **ask), H100, counts, load)  # type: ignore[arg-type]
     return {point.gpus: point for point in points}
 
 
@@ -53,7 +53,7 @@ def test_copies_on_several_machines_need_what_the_estimate_of_that_plan_says() -
     assert hybrids
     for point in hybrids:
         assert point.plan
-        ask = sizes.Ask(
+        ask = sizes.EstimateOptions(
             method="full", length=2048, rows=point.plan.micro_batch, accumulated=point.plan.accumulation > 1,
             checkpointing=point.plan.gradient_checkpointing, gpus=point.plan.devices, nodes=point.nodes,
             sharding="hybrid",
@@ -88,7 +88,7 @@ def test_idle_gpus_put_no_network_between_the_others() -> None:
 
 
 def test_arithmetic_of_a_token_is_six_times_the_weights_and_attention() -> None:
-    ask, plan = sizes.Ask(method="full", length=2048), Plan(micro_batch=1, gradient_checkpointing=True)
+    ask, plan = sizes.EstimateOptions(method="full", length=2048), Plan(micro_batch=1, gradient_checkpointing=True)
     run = run_of(MISTRAL_7B, ask, plan, 2048)
     embedding = MISTRAL_7B.vocabulary * MISTRAL_7B.hidden
     weights = 6 * (MISTRAL_7B.parameters - embedding)
@@ -104,13 +104,13 @@ def test_arithmetic_of_a_token_is_six_times_the_weights_and_attention() -> None:
     ],
 )
 def test_what_cannot_be_said_is_refused(ask: dict[str, object], words: str) -> None:
-    with pytest.raises(sizes.Unanswerable, match=re.escape(words)):
+    with pytest.raises(sizes.InvalidEstimate, match=re.escape(words)):
         table(**ask)
 
 
 def test_a_mixture_of_experts_scales_within_a_wide_interval() -> None:
     mixture = replace(MISTRAL_7B, experts=8, active_experts=2)
-    (point,) = scaling(mixture, sizes.Ask(), H100, (1,), LOAD)
+    (point,) = scaling(mixture, sizes.EstimateOptions(), H100, (1,), LOAD)
     assert point.speed is not None
     assert point.speed.spread**2 > 1.9
 
@@ -144,8 +144,8 @@ def test_counts_that_make_no_sense_are_named(said: str) -> None:
     st.sampled_from([256, 4096]),
 )
 def test_more_gpus_never_train_slower_where_each_has_rows_enough(gpu: str, method: str, length: int) -> None:
-    ask = sizes.Ask(method=method, length=length)  # type: ignore[arg-type]
-    load = Load(global_batch=512, tokens_per_row=length, steps=1)
+    ask = sizes.EstimateOptions(method=method, length=length)  # type: ignore[arg-type]
+    load = TrainingLoad(global_batch=512, tokens_per_row=length, steps=1)
     points = scaling(LLAMA_3_8B, ask, TABLE[gpu], (1, 2, 4, 8), load)
     rates = [p.speed.tokens_per_s for p in points if p.speed]
     assert all(more >= 0.98 * fewer for fewer, more in pairwise(rates))

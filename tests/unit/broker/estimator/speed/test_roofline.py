@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import BUILDS, Numerics, build_of
+from broker.estimator.architecture.families import FAMILIES, Numerics, family_spec
 from broker.estimator.architecture.model_states import STATES
 from broker.estimator.memory.estimate import ATTENTIONS
 from broker.estimator.speed.calibration import FITTED, Calibration
 from broker.estimator.speed.hardware import TABLE, Hardware
 from broker.estimator.speed.memory_traffic import layer_bytes, optimizer_bytes, weight_bytes
-from broker.estimator.speed.roofline import Run, Terms, ideal, terms
+from broker.estimator.speed.roofline import RooflineStep, Terms, ideal, terms
 from tests.support.machines import LLAMA_3_8B
 
 A100 = TABLE["a100-80gb-sxm"]
@@ -31,23 +31,23 @@ def lora(**changes: Any) -> Numerics:
         full=False,
         autocast=True,
         rank=16,
-        adapted=frozenset(build_of(LLAMA_3_8B).names),
+        adapted=frozenset(family_spec(LLAMA_3_8B).names),
     )
     return replace(base, **changes)
 
 
-def run(**changes: Any) -> Run:
-    base = Run(shape=LLAMA_3_8B, numerics=FULL, tokens=8192, length=2048, trained=LLAMA_3_8B.parameters)
+def run(**changes: Any) -> RooflineStep:
+    base = RooflineStep(shape=LLAMA_3_8B, numerics=FULL, tokens=8192, length=2048, trained=LLAMA_3_8B.parameters)
     return replace(base, **changes)
 
 
-def of(what: Run, hardware: Hardware = A100) -> Terms:
+def of(what: RooflineStep, hardware: Hardware = A100) -> Terms:
     return terms(ideal(what, hardware), ALIKE)
 
 
 runs = st.builds(
-    Run,
-    shape=st.sampled_from([replace(LLAMA_3_8B, family=family) for family in [*BUILDS, "unheard-of"]]),
+    RooflineStep,
+    shape=st.sampled_from([replace(LLAMA_3_8B, family=family) for family in [*FAMILIES, "unheard-of"]]),
     numerics=st.sampled_from([FULL, replace(FULL, weight=4, autocast=True), replace(FULL, weight=4, compute=4), lora(),
                               lora(autocast=False, dropout=False), lora(bits=4, norms_float32=True), lora(bits=8),
                               lora(attention="eager"), lora(weight=4, compute=4, autocast=False)]),
@@ -64,7 +64,7 @@ runs = st.builds(
 
 
 @given(runs, st.floats(1, 1e5), st.integers(1, 8))
-def test_more_tokens_never_take_less_time(what: Run, more: float, nodes: int) -> None:
+def test_more_tokens_never_take_less_time(what: RooflineStep, more: float, nodes: int) -> None:
     here = replace(what, nodes=min(nodes, what.devices))
     least = of(here).total * (1 - 1e-12)
     assert of(replace(here, tokens=here.tokens + more)).total >= least
@@ -74,7 +74,7 @@ def test_more_tokens_never_take_less_time(what: Run, more: float, nodes: int) ->
 
 @given(runs, st.sampled_from(list(TABLE.values())), st.tuples(*[st.floats(1, 100)] * len(RATES)), st.integers(1, 8))
 def test_a_gpu_that_is_faster_in_all_is_never_slower(
-    what: Run, slower: Hardware, times: tuple[float, ...], nodes: int
+    what: RooflineStep, slower: Hardware, times: tuple[float, ...], nodes: int
 ) -> None:
     here = replace(what, nodes=min(nodes, what.devices))
     rates: dict[str, Any] = {name: getattr(slower, name) * by for name, by in zip(RATES, times, strict=True)}
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_faster_in_all_is_never_slower(
 
 
 @given(runs)
-def test_the_parts_are_the_whole_and_none_is_negative(what: Run) -> None:
+def test_the_parts_are_the_whole_and_none_is_negative(what: RooflineStep) -> None:
     found = of(what)
     assert min(getattr(found, f.name) for f in fields(found)) >= 0
     messages = found.within + found.between
@@ -92,7 +92,7 @@ def test_the_parts_are_the_whole_and_none_is_negative(what: Run) -> None:
 
 
 @given(runs)
-def test_checkpointing_costs_time_and_stopping_early_saves_some_of_it(what: Run) -> None:
+def test_checkpointing_costs_time_and_stopping_early_saves_some_of_it(what: RooflineStep) -> None:
     kinds: tuple[Literal["none", "early", "whole"], ...] = ("none", "early", "whole")
     none, early, whole = (of(replace(what, recompute=r)).total for r in kinds)
     assert none <= early * (1 + 1e-12)
@@ -128,7 +128,7 @@ def test_a_sharded_step_updates_its_own_part() -> None:
     assert of(eight).optimizer == pytest.approx(of(run(devices=8, sharding="ddp")).optimizer / 8)
 
 
-@pytest.mark.parametrize("family", [*BUILDS, "unheard-of"])
+@pytest.mark.parametrize("family", [*FAMILIES, "unheard-of"])
 def test_fused_kernels_move_less(family: str) -> None:
     shape: ModelShape = replace(LLAMA_3_8B, family=family, gated_mlp=family != "gpt2")
     assert layer_bytes(shape, FULL, 2048, fused=True) <= layer_bytes(shape, FULL, 2048, fused=False)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from broker.domain.workload import ModelShape, Workload
 from broker.estimator.speed.calibration import SPREAD_COUNTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
 from broker.estimator.speed.hardware import TABLE, Hardware, matches, nearest
-from broker.estimator.speed.roofline import Run, ideal, terms
-from broker.estimator.speed.throughput import UNHIDDEN, Pace, pace, run_of, speed, timing
+from broker.estimator.speed.roofline import RooflineStep, ideal, terms
+from broker.estimator.speed.throughput import UNHIDDEN, WorkloadTiming, pace, run_of, speed, timing
 from tests.support.machines import LLAMA_3_8B, LONG, SMOLLM2_135M, WORK
 
 GPUS = [h for h in TABLE.values() if h.gpu]
@@ -23,7 +23,7 @@ def step_s(
     return terms(ideal(run_of(work, shape, hardware, devices=devices, nodes=nodes), hardware, cores=cores)).total
 
 
-def paced(work: Workload, hardware: Hardware, *, cores: int = 1, local: bool = False) -> Pace:
+def paced(work: Workload, hardware: Hardware, *, cores: int = 1, local: bool = False) -> WorkloadTiming:
     assert work.shape is not None
     return pace(work, timing(run_of(work, work.shape, hardware), hardware, cores=cores), local=local)
 
@@ -118,7 +118,7 @@ def test_an_architecture_that_no_run_was_of_is_unchecked(changes: dict[str, Any]
     assert said in at.evidence
 
 
-def late(run: Run, hardware: Hardware) -> float:
+def late(run: RooflineStep, hardware: Hardware) -> float:
     """How many times as long it takes where launches take twice as long, and hide a part of the computing only."""
     at_best = ideal(run, hardware)
     slow = replace(at_best, launched=2 * at_best.launched)

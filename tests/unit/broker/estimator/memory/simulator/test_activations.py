@@ -22,7 +22,7 @@ COUNT = 512 * 64
 @pytest.mark.parametrize("autocast", [False, True])
 def test_each_keeps_its_own_and_lets_it_go(kind: str, autocast: bool) -> None:
     tape, width = Tape(), 2 if autocast else 4
-    tape.enter("all", "activations")
+    tape.begin_segment("all", "activations")
     x = tape.new(COUNT, width, grad=True)
     y = activate(tape, x, kind, autocast=autocast)
     tape.drop(x)

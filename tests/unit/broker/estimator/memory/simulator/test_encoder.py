@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker.estimator.memory.job_memory import memory
 from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.encoder_shape import ENCODERS, encoder_shape
-from broker.sizing.estimate import BadAsk, estimate
+from broker.sizing.estimate import EstimateError, estimate
 from tests.support.machines import WORK
 
 PUBLISHED = {
@@ -86,12 +86,12 @@ def test_an_image_models_dropout_keeps_a_mask_for_every_patch() -> None:
     ],
 )
 def test_a_config_that_no_encoder_can_have_is_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadAsk, match=told):
+    with pytest.raises(EstimateError, match=told):
         estimate(config={"model_type": "bert", **fields})
 
 
 def test_a_row_longer_than_the_positions_is_refused() -> None:
-    with pytest.raises(BadAsk, match="512 positions"):
+    with pytest.raises(EstimateError, match="512 positions"):
         estimate(PUBLISHED["roberta"], seq=513)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from broker.domain.workload import ModelShape, Plan
 from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
-from broker.estimator.memory.estimate import Ask, estimate, numerics
-from broker.estimator.memory.simulator.classifier import HeadedPlayer
-from broker.estimator.memory.simulator.decoder import Player
+from broker.estimator.memory.estimate import EstimateOptions, estimate, numerics
+from broker.estimator.memory.simulator.classifier import ClassifierSimulator
+from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.fsdp import Sharded, Unit, root_parameters, units
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.types import Step
@@ -23,7 +23,7 @@ FULL: dict[str, Any] = {"method": "full", "checkpointing": True}
 
 
 def peak(shape: ModelShape, **ask: Any) -> int:
-    return estimate(shape, Ask(sharding="fsdp", **ask)).peak_allocated - CUBLAS_WORKSPACE
+    return estimate(shape, EstimateOptions(sharding="fsdp", **ask)).peak_allocated - CUBLAS_WORKSPACE
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_every_gather_and_reduction_is_there_as_long_as_torch_names_it() -> None
     world = Sharded(tape, root, Unit(gathered=64, cast=16, reduced=128), 4, keeps=True)
 
     def worst(*steps: Callable[[], None]) -> int:
-        tape.enter(str(len(tape.peaks)), "temporary")
+        tape.begin_segment(str(len(tape.peaks)), "temporary")
         for step in steps:
             step()
         return tape.peaks[tape._segment][0]
 
     def made(size: int) -> Callable[[], None]:
-        return lambda: tape.shift("communication", size)
+        return lambda: tape.adjust("communication", size)
 
     ahead, last = partial(world.gather_back, ahead=True), partial(world.gather_back, ahead=False)
     assert worst(world.gather_root) == 2000  # received in one, copied out to another
@@ -83,7 +83,7 @@ def test_every_gather_and_reduction_is_there_as_long_as_torch_names_it() -> None
 
 
 def test_what_is_gathered_in_another_type_is_copied_first_and_so_is_what_comes_from_the_host() -> None:
-    asked = Ask(method="full", sharding="fsdp", gpus=4)
+    asked = EstimateOptions(method="full", sharding="fsdp", gpus=4)
     mixed, single = (numerics(SMOLLM2_135M, replace(asked, precision=p))[0] for p in ("bf16-autocast", "fp32"))
     whole = SMOLLM2_135M.parameters
     for how, offload, cast in ((mixed, False, 2 * whole // 4), (single, False, 0), (single, True, 4 * whole // 4)):
@@ -109,13 +109,13 @@ def test_what_was_gathered_and_sent_is_let_go_again(labels: int, ask: dict[str, 
     head: dict[str, Any] = {"labels": labels, "head": "words", "head_parameters": labels * 576} if labels else {}
     parameters = root_parameters(replace(SMOLLM2_135M, **head)) + layers * 3_540_096
     shape = replace(SMOLLM2_135M, layers=layers, parameters=parameters, **head)
-    asked = Ask(sharding="fsdp", gpus=2, length=8, **ask)
+    asked = EstimateOptions(sharding="fsdp", gpus=2, length=8, **ask)
     how, _ = numerics(shape, asked)
     step = Step(
         numerics=how, rows=1, length=8, checkpointing=asked.checkpointing, accumulated=asked.accumulated, shards=2,
         offload=asked.offload,
     )  # fmt: skip
-    player = (HeadedPlayer if labels else Player)(shape, step)
+    player = (ClassifierSimulator if labels else DecoderSimulator)(shape, step)
     found = player.play()
     by = found.segments["optimizer"]
     assert player.tape.live["communication"] == by["communication"] == 0
@@ -125,7 +125,9 @@ def test_what_was_gathered_and_sent_is_let_go_again(labels: int, ask: dict[str, 
 
 def test_gradients_that_machines_sum_are_named_to_the_end_of_the_pass() -> None:
     """torch keeps what hybrid sharding reduces between machines beside the gradients that it was added to."""
-    asked = Ask(method="full", precision="fp32", sharding="hybrid", gpus=4, nodes=2, length=64, checkpointing=True)
+    asked = EstimateOptions(
+        method="full", precision="fp32", sharding="hybrid", gpus=4, nodes=2, length=64, checkpointing=True
+    )
     once, again = (estimate(LLAMA_3_8B, replace(asked, accumulated=a)).peak_allocated for a in (False, True))
     within = replace(asked, sharding="fsdp", gpus=2, nodes=1)
     alone, added = (estimate(LLAMA_3_8B, replace(within, accumulated=a)).peak_allocated for a in (False, True))
@@ -149,6 +151,6 @@ def test_a_plan_needs_what_an_estimate_of_it_says(way: Any, nodes: int, method: 
     need = Planner(work).need(plan, TABLE["h100-sxm"], nodes)
     words = {"bf16": "bf16-autocast"}.get(precision, precision)
     more = {"gpus": 4, "nodes": nodes, "checkpointing": True, "accumulated": True}
-    said = estimate(LLAMA_3_8B, Ask(method=method, precision=words, sharding=way, **more))  # type: ignore[arg-type]
+    said = estimate(LLAMA_3_8B, EstimateOptions(method=method, precision=words, sharding=way, **more))  # type: ignore[arg-type]
     parts = need.weights + need.gradients + need.optimizer + need.activations + need.logits
     assert parts == said.peak_allocated - CUBLAS_WORKSPACE

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from broker.domain.workload import ModelShape
-from broker.estimator.memory.estimate import Ask, estimate, numerics
+from broker.estimator.memory.estimate import EstimateOptions, estimate, numerics
 from broker.estimator.memory.simulator.library_versions import is_read, loss_of, release_of, repeats_keys, table_bytes
-from broker.estimator.memory.simulator.simulate import play
+from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.types import Step
 from broker.model_catalog import catalog as catalogue
 from broker.sizing.estimate import model_shape
 from tests.support.machines import MISTRAL_7B
 
-QLORA = Ask(
+QLORA = EstimateOptions(
     method="qlora", optimizer="adamw_foreach", precision="bf16-autocast", length=4096, rows=4, checkpointing=True,
     targets=("q_proj", "k_proj", "v_proj", "o_proj"), dropout=0.1, attention="flash", transformers="4.45.2",
 )  # fmt: skip
@@ -59,7 +59,7 @@ def test_keys_were_repeated_until_kernels_shared_them(
 def test_one_head_of_keys_that_is_repeated_writes_no_scores_out() -> None:
     """It is a view, so that every kernel sees as many heads of keys as of queries: also where 32 bits have none that
     shares them."""
-    ask = Ask(method="full", precision="fp32", length=4096, rows=4, transformers="4.48.1")
+    ask = EstimateOptions(method="full", precision="fp32", length=4096, rows=4, transformers="4.48.1")
     one, all_heads = (estimate(replace(MISTRAL_7B, kv_heads=heads), ask) for heads in (1, MISTRAL_7B.heads))
     assert one.by_category["activations"] <= all_heads.by_category["activations"]
     own = estimate(replace(MISTRAL_7B, kv_heads=1), replace(ask, transformers=None))
@@ -169,7 +169,7 @@ def test_of_presents_the_whole_product_lives_that_they_are_views_of() -> None:
     """Queries, keys and values of every layer, in float32, until the head is done."""
     ask, shape = replace(QLORA, **QKV), SANTACODER
     step = Step(numerics=numerics(shape, ask)[0], rows=4, length=2048, checkpointing=True, reentrant=True, loss="own")
-    held, free = play(shape, step), play(shape, replace(step, numerics=replace(step.numerics, presents=False)))
+    held, free = simulate(shape, step), simulate(shape, replace(step, numerics=replace(step.numerics, presents=False)))
     one = 4 * 2048 * (2048 + 2 * 128) * 4
     more = {name: sum(by.values()) - sum(free.segments[name].values()) for name, by in held.segments.items()}
     assert more["forward head"] == 24 * one
@@ -187,7 +187,7 @@ def test_a_falcons_linear_modules_are_left_as_they_are_since_transformers_5() ->
 
 def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> None:
     tape = Tape()
-    tape.enter("all", "activations")
+    tape.begin_segment("all", "activations")
     whole, part = tape.new(1024, 4), tape.new(256, 4, grad=True)
     out = tape.added(whole, part)
     tape.drop(part)
@@ -202,7 +202,7 @@ def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> Non
 
 def test_nothing_is_kept_of_an_addition_that_no_gradient_reaches() -> None:
     tape = Tape()
-    tape.enter("all", "activations")
+    tape.begin_segment("all", "activations")
     part = tape.new(256, 4)
     out = tape.added(tape.new(1024, 4), part)
     tape.drop(part, out)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.estimator.memory.estimate import Ask
-from broker.sizing.estimate import BadAsk, estimate
+from broker.estimator.memory.estimate import EstimateOptions
+from broker.sizing.estimate import EstimateError, estimate
 from broker.sizing.what_if import what_if
 
 T5, FLAN, BART = "google-t5/t5-small", "google/flan-t5-base", "facebook/bart-base"
@@ -101,13 +101,13 @@ def test_other_kinds_of_t5_have_other_mlps() -> None:
     ],
 )
 def test_what_makes_no_sense_is_said_in_one_line(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadAsk, match=words) as raised:
+    with pytest.raises(EstimateError, match=words) as raised:
         estimate(**{"seq": 64, **asked})
     assert "\n" not in str(raised.value)
 
 
 def test_a_scaling_table_counts_what_is_read_and_written_and_says_how_little_is_known() -> None:
-    ask = Ask(length=512, target=128)
+    ask = EstimateOptions(length=512, target=128)
     found = what_if("gpus=1,2,16", model=T5, gpu="L40S", ask=ask, global_batch=1024, rows=6400 * 16)
     assert found["tokens_per_row"] == 640
     for row in found["points"]:

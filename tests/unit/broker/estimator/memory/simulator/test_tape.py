@@ -9,7 +9,7 @@ COUNT = 1024
 
 def tape_in(segment: str = "all") -> Tape:
     tape = Tape()
-    tape.enter(segment, "activations")
+    tape.begin_segment(segment, "activations")
     return tape
 
 
@@ -60,10 +60,10 @@ def test_a_second_gradient_is_added_in_place_unless_the_first_is_shared() -> Non
     for tape, passes in ((alone, False), (shared, True)):
         x = tape.new(COUNT, 4, grad=True)
         y = tape.op([x], COUNT, 4)
-        z = tape.op([x, y], COUNT, 4, passes=passes)
+        z = tape.op([x, y], COUNT, 4, passthrough_grad=passes)
         z.gradient = tape.new(COUNT, 4)
         tape.drop(x, y, z)
-        tape.enter("backward", "temporary")
+        tape.begin_segment("backward", "temporary")
         tape.backward()
         assert tape.total == 4 * COUNT
         assert x.gradient is not None
@@ -75,10 +75,10 @@ def test_a_second_gradient_is_added_in_place_unless_the_first_is_shared() -> Non
 def test_a_sum_of_shared_gradients_is_a_tensor_of_its_own() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
-    residual = tape.op([x], COUNT, 4, passes=True)
-    z = tape.op([x, residual], COUNT, 4, passes=True)
+    residual = tape.op([x], COUNT, 4, passthrough_grad=True)
+    z = tape.op([x, residual], COUNT, 4, passthrough_grad=True)
     held = z.gradient = tape.new(COUNT, 4)
-    held.hold()
+    held.retain()
     tape.backward()
     assert x.gradient is not held
     assert x.gradient is not None
@@ -88,7 +88,7 @@ def test_a_gradient_changes_type_where_an_addition_did() -> None:
     tape = tape_in()
     half = tape.new(COUNT, 2, grad=True)
     wide = tape.new(COUNT, 4, grad=True)
-    out = tape.op([half, wide], COUNT, 4, passes=True)
+    out = tape.op([half, wide], COUNT, 4, passthrough_grad=True)
     out.gradient = tape.new(COUNT, 4)
     tape.backward()
     assert half.gradient is not None
@@ -104,7 +104,7 @@ def test_a_gradient_is_there_beside_its_cast_to_a_narrower_type() -> None:
     tape.drop(narrow, wide)
     product.gradient = tape.new(COUNT, 4)
     tape.drop(product)
-    tape.enter("backward", "temporary")
+    tape.begin_segment("backward", "temporary")
     tape.backward()
     # both numbers, the product's gradient, theirs, and the first as wide as it was computed
     assert tape.peaks["backward"][0] == (2 + 4 + 4 + 2 + 4 + 4) * COUNT
@@ -141,7 +141,7 @@ def test_kernels_take_bytes_that_only_the_peak_knows() -> None:
     y = tape.op([x], COUNT, 4, scratch=1 << 20, back=1 << 21)
     assert tape.peaks["all"][1]["temporary"] == 1 << 20
     y.gradient = tape.new(COUNT, 4)
-    tape.enter("backward", "temporary")
+    tape.begin_segment("backward", "temporary")
     tape.backward()
     assert tape.peaks["backward"][0] >= 1 << 21
     assert tape.live["temporary"] == x.size
@@ -184,12 +184,12 @@ def test_a_tied_weights_gradients_are_added_in_place_unless_the_first_is_a_produ
     tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
     read = tape.op((), 1, 4, weights=[(weight, 4)])  # as an encoder does, last in the backward pass
     words = tape.op((), 1, 4, weights=[(weight, 4)])
-    logits = tape.op([words], 1, 4, weights=[(weight, computed)], keeps=True)
+    logits = tape.op([words], 1, 4, weights=[(weight, computed)], saves_matrix=True)
     logits.gradient, read.gradient = tape.new(1, 4), tape.new(1, 4)
     tape.drop(words, logits, read)
     tape.backward(1)
     assert tape.peaks["all"][0] // (4 * COUNT) == tensors
-    tape.enter("encoder", "temporary")
+    tape.begin_segment("encoder", "temporary")
     tape.backward()
     assert tape.peaks["encoder"][0] // (4 * COUNT) == 2, "the sum of two is nobody's view"
 
@@ -197,12 +197,12 @@ def test_a_tied_weights_gradients_are_added_in_place_unless_the_first_is_a_produ
 def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:
     tape = tape_in("one")
     tape.drop(tape.new(COUNT, 4))
-    tape.enter("two", "temporary")
+    tape.begin_segment("two", "temporary")
     tape.drop(tape.new(COUNT, 2))
-    tape.enter("one", "activations")
+    tape.begin_segment("one", "activations")
     tape.drop(tape.new(COUNT, 1))
     assert {name: peak for name, (peak, _) in tape.peaks.items()} == {"one": 4 * COUNT, "two": 2 * COUNT}
-    tape.leap({"weights": 10}, 3)
+    tape.repeat({"weights": 10}, 3)
     assert tape.live["weights"] == 30
     assert tape.peaks["one"][0] == 4 * COUNT
 
@@ -210,7 +210,7 @@ def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:
 def test_a_layer_is_computed_again_only_up_to_what_was_saved_last() -> None:
     """Non-reentrant checkpointing stops there; what comes after has no bytes, but still its place in the graph."""
     tape = Tape()
-    tape.enter("all", "activations")
+    tape.begin_segment("all", "activations")
     x = tape.new(1024, 4, grad=True)
     weight = Weight(1024, 4, trained=True, grad_width=4)
     tape.stop = 2
