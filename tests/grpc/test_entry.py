@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.api.grpc.anonymous_limits import OPEN
 from broker.api.grpc.interceptor import MARK
-from broker.api.grpc.jobs import Jobs
+from broker.api.grpc.jobs import JobServicer
 from broker.api.grpc.server import FILES
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
@@ -47,7 +47,7 @@ async def test_a_half_open_call_without_a_token_is_refused(house: House, method:
 async def test_a_method_whose_scope_was_forgotten_is_the_operators(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(Jobs.ListJobs, MARK)
+    monkeypatch.delattr(JobServicer.ListJobs, MARK)
     assert (await answer(half_open(house, "/gpubroker.v1.JobService/ListJobs"))).kind == "unauthenticated"
     stub = stubs.JobServiceStub(house.channel)
     all_but_admin = await signed(house, "read", "submit", "manage", "metrics")

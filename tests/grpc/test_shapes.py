@@ -20,12 +20,12 @@ from pydantic.fields import FieldInfo
 from broker.api.app import APIS
 from broker.api.grpc import artifacts
 from broker.api.grpc import queries as inputs
-from broker.api.grpc.artifacts import Artifacts
+from broker.api.grpc.artifacts import ArtifactServicer
 from broker.api.grpc.budgets import BudgetServicer
 from broker.api.grpc.codec import NAMED, fill, parse
 from broker.api.grpc.interceptor import MARK
-from broker.api.grpc.jobs import Jobs
-from broker.api.grpc.market import Offers, Providers, Quotes
+from broker.api.grpc.jobs import JobServicer
+from broker.api.grpc.market import OfferServicer, ProviderServicer, QuoteServicer
 from broker.api.grpc.server import FILES
 from broker.api.handlers import files, jobs
 from broker.api.handlers import job_data as costs
@@ -69,7 +69,7 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (artifact_pb.ListArtifactsResponse, models.ArtifactList, frozenset()),
     (artifact_pb.DownloadArtifactRequest, artifacts.DownloadQuery, frozenset({"job_id"})),
 )
-HANDLERS = (Jobs, Quotes, Offers, Providers, Artifacts, BudgetServicer)
+HANDLERS = (JobServicer, QuoteServicer, OfferServicer, ProviderServicer, ArtifactServicer, BudgetServicer)
 ONLY_MESSAGES = {"JobEnd", "LogPiece"}
 """What HTTP has as a stream's own frame."""
 INTEGERS = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)
@@ -93,7 +93,7 @@ def test_every_message_is_a_model_or_the_frame_of_a_call() -> None:
 def test_no_method_is_open_to_everyone() -> None:
     for file in FILES:
         for service in file.DESCRIPTOR.services_by_name.values():
-            handler = next(k for k in HANDLERS if k.__name__ == service.name.removesuffix("Service") + "s")
+            handler = next(k for k in HANDLERS if k.__name__ == service.name.removesuffix("Service") + "Servicer")
             for method in service.methods:
                 assert getattr(getattr(handler, method.name), MARK, None), f"{service.name}.{method.name} is open"
 

@@ -274,7 +274,10 @@ MUTANTS = (
     ),
     _mutant("idempotency keys are ignored", "one_job_a_key", (f"{TENANT}.submit", wrong.no_key)),
     _mutant("recovering jobs are forgotten", "drains", (f"{STORE}.claim_jobs", wrong.forget_recovering)),
-    _mutant("teams see each other", "other_team_unseen", ("broker.store.memory.state.MemoryPart._sees", wrong.always(True))),
+    _mutant(
+        "teams see each other", "other_team_unseen",
+        ("broker.store.memory.state.MemoryPart._sees", wrong.always(True)),
+    ),
     _mutant("a stop is not heard", "signal_is_heard", (f"{TENANT}.request_stop", wrong.deaf_to_stops)),
     _mutant(
         "a lease without a transaction", "lease_needs_database",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.agent.base.prepare import Unusable, unpack
+from trainer.agent.base.prepare import UnusableInput, unpack
 
 
 @pytest.fixture(params=["with data_filter", "without, as Debian 12's Python"])
@@ -47,6 +47,6 @@ def test_files_come_out_without_special_rights(python: None, tmp_path: Path) -> 
     ],
 )
 def test_what_leaves_the_folder_is_refused(python: None, tmp_path: Path, member: dict[str, object]) -> None:
-    with pytest.raises(Unusable, match=r"give a plain \.tar"):
+    with pytest.raises(UnusableInput, match=r"give a plain \.tar"):
         unpack(archive(tmp_path, **member), tmp_path / "out")
     assert not (tmp_path / "outside").exists()

@@ -17,7 +17,7 @@ from trainer.agent import preemption_notice as notices
 from trainer.agent.base import prepare
 from trainer.agent.base.background import background
 from trainer.agent.base.environment import Environment
-from trainer.agent.base.prepare import Unusable
+from trainer.agent.base.prepare import UnusableInput
 from trainer.agent.base.state import AgentState
 from trainer.agent.desired_state import DesiredStateWatcher
 from trainer.agent.final_report import FinalReport
@@ -92,7 +92,7 @@ class Agent:
         async with background(self._beater.run(), self._shipper.run()):
             try:
                 outcome, message, code = await self._attempt()
-            except Unusable as e:
+            except UnusableInput as e:
                 outcome, message = e.outcome, str(e)
                 self._state.bad_host = isinstance(e, host.HostNotUsable)
             except ObjectStoreError as e:
@@ -109,9 +109,9 @@ class Agent:
         spec = await prepare.read_spec(self._objects, self._env.attempt)
         self._state.spec, self._state.limits = spec, spec.limits
         if await self._objects.read(keys.final(self._env.attempt)) is not None:
-            raise Unusable(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
+            raise UnusableInput(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
         if missing := [name for name in spec.secrets if name not in self._sealed.secrets]:
-            raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
+            raise UnusableInput(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
         orders = DesiredStateWatcher(self._objects, self._state, self._renew, self._say)
         watching = [orders.run()]
         if asked := notices.endpoint():
@@ -129,7 +129,7 @@ class Agent:
         except TimeoutError:
             if (ending := self._state.ending) is None:
                 raise
-            raise Unusable(ending.outcome, f"{ending.reason}; it was still being prepared") from None
+            raise UnusableInput(ending.outcome, f"{ending.reason}; it was still being prepared") from None
 
     async def _renew(self) -> None:
         """Takes over a newer grant: credentials of the store, values of the secrets."""
@@ -144,7 +144,7 @@ class Agent:
     async def _train(self, spec: AttemptSpec) -> tuple[Outcome, str, int]:
         assert spec.train is not None
         if spec.data is None:
-            raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
+            raise UnusableInput(Outcome.DATA, "spec.json: a train job needs data")
         self._state.phase = "loading"
         self._say(await host.check(self._state.run.root, gpus=spec.world.gpus_per_node))
         data = await self._fetched(prepare.fetch(self._objects, spec.data, self._env.workdir / "data"))

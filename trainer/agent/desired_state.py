@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from pydantic import ValidationError
 
-from trainer.agent.base.prepare import Unusable
+from trainer.agent.base.prepare import UnusableInput
 from trainer.agent.base.state import AgentState
 from trainer.agent.dead_man_switch import DeadMan
 from trainer.contract import object_keys as keys
@@ -38,7 +38,7 @@ class DesiredStateWatcher:
         """One look at each object, the grant first: without it nothing else may be readable. Raises StoreError."""
         try:
             await self._renew()
-        except Unusable as e:
+        except UnusableInput as e:
             self._say(f"the renewed grant is ignored: {e}")
         self._obey(await self._objects.read(keys.desired(self._state.env.attempt)))
         lease = await self._objects.read(keys.BROKER_LEASE)

@@ -26,7 +26,7 @@ class DownloadQuery(Config):
     offset: Annotated[int, Field(ge=0)] = 0
 
 
-class Artifacts(stubs.ArtifactServiceServicer):
+class ArtifactServicer(stubs.ArtifactServiceServicer):
     def __init__(self, content: Content) -> None:
         self._content = content
 

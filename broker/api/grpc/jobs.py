@@ -25,7 +25,7 @@ PIECE_CHARACTERS = 256 * 1024
 """Of one message's text: at most 1 MiB."""
 
 
-class Jobs(stubs.JobServiceServicer):
+class JobServicer(stubs.JobServiceServicer):
     def __init__(self, service: Service, content: Content) -> None:
         self._service = service
         self._content = content

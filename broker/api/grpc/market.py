@@ -18,7 +18,7 @@ from broker.api.service import offers, views
 from broker.api.service.jobs import Service
 
 
-class Quotes(quote_service_pb2_grpc.QuoteServiceServicer):
+class QuoteServicer(quote_service_pb2_grpc.QuoteServiceServicer):
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -31,7 +31,7 @@ class Quotes(quote_service_pb2_grpc.QuoteServiceServicer):
         return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(*found, limit)))
 
 
-class Offers(offer_service_pb2_grpc.OfferServiceServicer):
+class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -46,7 +46,7 @@ class Offers(offer_service_pb2_grpc.OfferServiceServicer):
         return fill(offer_service_pb2.ListOffersResponse(), found)
 
 
-class Providers(provider_service_pb2_grpc.ProviderServiceServicer):
+class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):
     def __init__(self, service: Service) -> None:
         self._service = service
 

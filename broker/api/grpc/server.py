@@ -13,12 +13,12 @@ from broker.api.core.metrics import Metrics
 from broker.api.core.readiness import Readiness
 from broker.api.core.stream_limits import Streams
 from broker.api.grpc.anonymous_limits import HEALTH
-from broker.api.grpc.artifacts import Artifacts
+from broker.api.grpc.artifacts import ArtifactServicer
 from broker.api.grpc.budgets import BudgetServicer
 from broker.api.grpc.health import HealthServicer
 from broker.api.grpc.interceptor import AuthInterceptor
-from broker.api.grpc.jobs import Jobs
-from broker.api.grpc.market import Offers, Providers, Quotes
+from broker.api.grpc.jobs import JobServicer
+from broker.api.grpc.market import OfferServicer, ProviderServicer, QuoteServicer
 from broker.api.http.connections import MOST, bounded
 from broker.api.proto.gpubroker.v1 import (
     artifact_service_pb2,
@@ -99,12 +99,12 @@ async def serving(
     doorkeeper = AuthInterceptor(parts.auth, parts.streams, parts.metrics)
     options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded(connections)))
     server = grpc.aio.server(interceptors=[doorkeeper], options=options, maximum_concurrent_rpcs=CALLS_AT_ONCE)
-    job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(parts.service, parts.content), server)
-    quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(Quotes(parts.service), server)
-    offer_service_pb2_grpc.add_OfferServiceServicer_to_server(Offers(parts.service), server)
-    provider_service_pb2_grpc.add_ProviderServiceServicer_to_server(Providers(parts.service), server)
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(parts.service, parts.content), server)
+    quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(QuoteServicer(parts.service), server)
+    offer_service_pb2_grpc.add_OfferServiceServicer_to_server(OfferServicer(parts.service), server)
+    provider_service_pb2_grpc.add_ProviderServiceServicer_to_server(ProviderServicer(parts.service), server)
     budget_service_pb2_grpc.add_BudgetServiceServicer_to_server(BudgetServicer(parts.service), server)
-    artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(parts.content), server)
+    artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(ArtifactServicer(parts.content), server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(parts.readiness, SERVICES), server)
     if reflects:
         reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)

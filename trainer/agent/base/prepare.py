@@ -33,7 +33,7 @@ Load = Callable[[Sequence[str]], Awaitable[tuple[str, Manifest] | None]]
 """Of candidates the first that verifies."""
 
 
-class Unusable(Exception):
+class UnusableInput(Exception):
     """The attempt cannot begin."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
@@ -58,19 +58,19 @@ async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
     """The attempt's spec. Raises Unusable when it is absent or not for this trainer."""
     data = await insist(lambda: objects.read(keys.spec(attempt)), PATIENCE_S)
     if data is None:
-        raise Unusable(Outcome.INFRASTRUCTURE, f"{keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?")
+        raise UnusableInput(Outcome.INFRASTRUCTURE, f"{keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?")
     try:
         spec = AttemptSpec.model_validate_json(data)
     except ValidationError as e:
         first = e.errors()[0]
         place = ".".join(str(p) for p in first["loc"])
-        raise Unusable(Outcome.USER_ERROR, f"spec.json: {place}: {first['msg']}") from None
+        raise UnusableInput(Outcome.USER_ERROR, f"spec.json: {place}: {first['msg']}") from None
     if spec.version > CONTRACT_VERSION:
-        raise Unusable(
+        raise UnusableInput(
             Outcome.INFRASTRUCTURE, f"spec.json has version {spec.version}, this trainer knows {CONTRACT_VERSION}"
         )
     if (spec.train is None) == (spec.script is None):
-        raise Unusable(Outcome.USER_ERROR, "spec.json: exactly one of train and script must be given")
+        raise UnusableInput(Outcome.USER_ERROR, "spec.json: exactly one of train and script must be given")
     return spec
 
 
@@ -90,12 +90,12 @@ async def read_grant(objects: Objects, env: Environment, url: str | None = None)
     if data is None:
         return None
     if env.key is None:
-        raise Unusable(Outcome.INFRASTRUCTURE, "GPUBROKER_ATTEMPT_KEY is not set, and grant.json needs it")
+        raise UnusableInput(Outcome.INFRASTRUCTURE, "GPUBROKER_ATTEMPT_KEY is not set, and grant.json needs it")
     try:
         grant = Grant.model_validate_json(data)
         return grant, Sealed.model_validate_json(Fernet(env.key).decrypt(grant.sealed))
     except (InvalidToken, ValueError):
-        raise Unusable(Outcome.INFRASTRUCTURE, "grant.json does not open with GPUBROKER_ATTEMPT_KEY") from None
+        raise UnusableInput(Outcome.INFRASTRUCTURE, "grant.json does not open with GPUBROKER_ATTEMPT_KEY") from None
 
 
 def _download(url: str) -> bytes | None:
@@ -112,7 +112,7 @@ async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
     try:
         await insist(lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S)
     except BadContent as e:
-        raise Unusable(Outcome.DATA, f"data: {e}; submit the job again") from None
+        raise UnusableInput(Outcome.DATA, f"data: {e}; submit the job again") from None
     return path
 
 
@@ -126,7 +126,7 @@ def unpack(archive: Path, folder: Path) -> None:
             else:  # Python 3.11.0-3.11.3, which Debian 12 has
                 tar.extractall(folder, members=[_plain(member) for member in tar])
     except (tarfile.TarError, OSError) as e:
-        raise Unusable(Outcome.USER_ERROR, f"script.code: {e}; give a plain .tar of files and folders") from None
+        raise UnusableInput(Outcome.USER_ERROR, f"script.code: {e}; give a plain .tar of files and folders") from None
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-from trainer.agent.base.prepare import Unusable
+from trainer.agent.base.prepare import UnusableInput
 from trainer.contract.documents import Outcome
 
 BLOCK = 4 << 20
@@ -29,7 +29,7 @@ FATAL = {
 """Of NVIDIA's Xid errors (docs.nvidia.com/deploy/xid-errors), those after which a GPU is not to be trusted."""
 
 
-class HostNotUsable(Unusable):
+class HostNotUsable(UnusableInput):
     """This machine is not fit; another one may be."""
 
     def __init__(self, message: str) -> None:
