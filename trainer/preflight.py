@@ -229,8 +229,8 @@ def _warnings(train: TrainConfig, report: PreflightReport) -> list[str]:
 
 def _check_model(task: Task[Any], train: TrainConfig) -> None:
     """Raises UserFault for adapters of modules and for a kernel that the model does not have; it is built without
-    weights."""
-
+    weights.
+    """
     from trainer.models import accelerations as switches
 
     built = task.hollow()

@@ -40,7 +40,8 @@ def _stood_until(attempt: Attempt, until: datetime) -> datetime:
 
 def accrued(attempt: Attempt, until: datetime) -> Decimal:
     """Dollars for machines from the start of billing to `until`, in the provider's quantum rounded up; in every state
-    alike. A quantum in which the price changed costs the highest of it."""
+    alike. A quantum in which the price changed costs the highest of it.
+    """
     since, until = billed_since(attempt), _stood_until(attempt, until)
     if since is None or until <= since:
         return ZERO
@@ -127,7 +128,8 @@ def uncharged_after_end_usd(
 ) -> Decimal:
     """What is still to be charged for machines of an attempt that has ended, from their birth to `until`; never
     negative. `born` None: no cloud says when, so it was as soon as the attempt's charges end. `standing`: how many
-    there are; fewer than were bought count as if all stood."""
+    there are; fewer than were bought count as if all stood.
+    """
     more = max(0, standing - attempt.line.nodes)
     now = replace(latest_price(attempt), since=attempt.charged_to or attempt.created_at, surplus=more)
     attempt = replace(attempt, prices=(*(p for p in attempt.prices if p.since < now.since), now))

@@ -20,13 +20,15 @@ def _save_bytes(line: QuoteLine) -> int:
 
 def _saves(every_s: float, during_s: float) -> int:
     """Checkpoints that a trainer may still send when it is drained so much later: one under way, those whose time
-    comes, and the last."""
+    comes, and the last.
+    """
     return 2 + int(during_s / every_s)
 
 
 def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Traffic:
     """Traffic by the end of a drain; nothing was made that could be saved before the first beat, or is waited for
-    when no time is left."""
+    when no time is left.
+    """
     moved, beat = traffic(attempt, until), attempt.beat
     if beat is None or not during_s:
         return moved
@@ -37,7 +39,8 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
 
 def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: DrainBudget) -> Decimal:
     """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
-    would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints."""
+    would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints.
+    """
     offer = line.offer
     least_s = max(lead_s(offer, caps, tempo), offer.billing_minimum_s)
     price = ceiling(offer, offer.usd_per_hour)
@@ -66,7 +69,8 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Dr
 
 def limit(attempt: Attempt, job: Job) -> Decimal:
     """What the job may have spent by the end of this attempt: its cap, and no more than was reserved for the attempt.
-    Less was with `max_duration`; a cap that is raised reserves more only for an attempt that is not on its way out."""
+    Less was with `max_duration`; a cap that is raised reserves more only for an attempt that is not on its way out.
+    """
     return min(job.cap_usd, job.spent_usd - attempt.charged_usd + attempt.reserved_usd)
 
 
@@ -78,7 +82,8 @@ def reservation(job: Job) -> Decimal:
 def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: DrainBudget) -> Decimal:
     """What an attempt reserves: all that is left under the cap, or less where `max_duration` allows less: the highest
     rate for the time that is left and a drain, and the traffic of a save at each interval. What a script sends is not
-    known before."""
+    known before.
+    """
     left, most = reservation(job), job.spec.max_duration
     unknown = line.memory is None and traffic_cost(line.offer, Traffic(sent=GIB)) > 0
     if most is None or unknown:

@@ -16,7 +16,8 @@ from broker.domain.offer import Offer
 @dataclass(frozen=True, kw_only=True)
 class MachineSpan:
     """A machine that was listed under an attempt's name. `since`: when it did not stand yet; None: that is not known.
-    `shown`: when it was listed first. `until`: by when it was listed no more; None: it may stand."""
+    `shown`: when it was listed first. `until`: by when it was listed no more; None: it may stand.
+    """
 
     id: str
     since: datetime | None
@@ -106,7 +107,8 @@ def surplus_changes(
 ) -> tuple[PriceChange, ...]:  # fmt: skip
     """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
     what is accrued already of machines too many is theirs. Where it was so when one was first listed, somebody has told
-    of it who knew when it came: so before that it counts no more."""
+    of it who knew when it came: so before that it counts no more.
+    """
     if _as_bought(attempt, stood):
         return ()
     stood = [_told_of(attempt, prices, stood, one) for one in stood]
@@ -168,7 +170,8 @@ def _since(attempt: Attempt, one: MachineSpan) -> datetime:
 
 def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> Decimal:
     """Of one machine, the mean of several. One that does not move by itself is not believed to have fallen below the
-    offer's, which may hold the disk too; and none to have fallen while not all machines tell."""
+    offer's, which may hold the disk too; and none to have fallen while not all machines tell.
+    """
     told = [machine.usd_per_hour for machine in seen if machine.usd_per_hour is not None]
     if not told:
         return known

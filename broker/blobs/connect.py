@@ -83,6 +83,6 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
 
 
 def one_line(error: BaseException) -> str:
-    """obstore's message without its debug dump and the server's page."""
+    """Obstore's message without its debug dump and the server's page."""
     text = str(error).split("\n\nDebug source", 1)[0]
     return " ".join(text.split())[:300] or type(error).__name__

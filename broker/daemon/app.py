@@ -277,7 +277,8 @@ def costs_of(config: DaemonConfig) -> CostSettings:
 
 def rhythm_of(config: DaemonConfig) -> Intervals:
     """Where SkyPilot launches, no more is asked of it than it does at once: what waits for its turn is not yet sent, so
-    it costs nothing, and its price is looked at again."""
+    it costs nothing, and its price is looked at again.
+    """
     rhythm = Intervals(**config.rhythm.model_dump())
     if not config.providers.rented():
         return rhythm

@@ -76,7 +76,8 @@ def make_home(home: Path) -> None:
 def holding(home: Path) -> Iterator[None]:
     """While inside, no other daemon works in this home: it would take this one's address, launchers and SkyPilot server
     for its own. The kernel lets go of a dead one's. What a killed one left half written, keys and tokens among it, is
-    removed. Raises HomeInUse."""
+    removed. Raises HomeInUse.
+    """
     lock = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -20,7 +20,8 @@ _BOARDS = frozenset({"h100", "h200", "a100"})
 
 def gpu_name(said: str) -> str:
     """`NVIDIA A100-SXM4-80GB` as `a100-80gb-sxm`, `H100` as `h100`, which means all of that name; of what is none of
-    the known products, the words as they are with hyphens between."""
+    the known products, the words as they are with hyphens between.
+    """
     every = re.findall(r"[a-z0-9]+", said.lower())
     text = "-".join([word for word in every if word != "nvidia"] or every)
     text = re.sub(r"\bpci-?e(-?xpress)?\b", "pcie", text)

@@ -101,7 +101,8 @@ class Forecast:
 @dataclass(frozen=True, kw_only=True)
 class PlanAdjustment:
     """How a job's plan was changed since its memory ran out. Its method and its global batch stay as they were asked
-    for."""
+    for.
+    """
 
     failed_plans: tuple[str, ...]
     """The plans that ran out, in words, oldest first."""

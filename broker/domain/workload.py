@@ -183,7 +183,8 @@ class Workload:
     @property
     def counted_per_row(self) -> float:
         """What the trainer counts of a row in its tokens/s: all tokens that the model reads and writes; a picture is
-        one."""
+        one.
+        """
         if self.shape is not None and self.shape.pixels:
             return 1.0
         return self.sequences * self.tokens_per_row + self.target_tokens_per_row

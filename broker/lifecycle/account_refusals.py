@@ -73,7 +73,8 @@ def of_account(offer: Offer, message: str) -> AccountRefusal | None:
 
 def account_refused(attempt: Attempt) -> bool:
     """Its create was refused by its account, and nothing stands: it costs neither money nor a retry. Its detail then
-    begins with the words for that; what was refused before any cloud was asked never does."""
+    begins with the words for that; what was refused before any cloud was asked never does.
+    """
     if attempt.reason is not Reason.REJECTED or not refused(attempt):
         return False
     found = of_account(attempt.line.offer, attempt.detail)
@@ -82,7 +83,8 @@ def account_refused(attempt: Attempt) -> bool:
 
 def refused_in_a_row(earlier: Sequence[Attempt]) -> Sequence[Attempt]:
     """Refused attempts of a job, oldest first, after the last one that came up: what that pulled and bought is proof
-    that what was refused before it had passed. `earlier`: in order."""
+    that what was refused before it had passed. `earlier`: in order.
+    """
     up = max((place for place, one in enumerate(earlier, 1) if one.first_beat_at is not None), default=0)
     return [one for one in earlier[up:] if refused(one) or one.reason is Reason.IMAGE]
 

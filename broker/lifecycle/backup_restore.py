@@ -29,7 +29,8 @@ def unknown(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...]:
 
 def drained_for(desired: Desired) -> Reason | None:
     """What a drain was for that the database does not know of, as the broker told the machine; None: it does not end
-    the job."""
+    the job.
+    """
     return next((reason for reason in _BY_BROKER if reason.value == desired.reason), None)
 
 

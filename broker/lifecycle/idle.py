@@ -108,7 +108,8 @@ def judge_idle(watched: Watched, policy: IdlePolicy) -> Idle | None:
 
 def idle_signal(found: Idle) -> Signal | None:
     """What is raised for it; None: people are told, and that is all. A set-up that stands still is the machine's fault
-    or its network's, so its job goes on elsewhere."""
+    or its network's, so its job goes on elsewhere.
+    """
     if found.action == "notify":
         return None
     if found.kind == "download":

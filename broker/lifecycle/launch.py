@@ -80,7 +80,8 @@ def _judge_absent(attempt: Attempt, look: LaunchLook, *, late: bool) -> AttemptE
 
 def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
     """What trains since may be what a listing leaves out: a row may be much older than the process that reads it (a
-    backup's). Where a launcher starts the agents, what has not beaten by the deadline does not train."""
+    backup's). Where a launcher starts the agents, what has not beaten by the deadline does not train.
+    """
     unproven = look.dead_s is not None and not look.seen
     trains = look.beating or not look.store_ok or caps.agent_start_s is None
     return unproven or (look.omits and trains)

@@ -46,7 +46,8 @@ class LivenessTimeouts:
     @property
     def stopped_after_s(self) -> float:
         """Without a beat for so long, one has failed to come, and a machine that its cloud lists as stopped is; a
-        host's listing may blink."""
+        host's listing may blink.
+        """
         return max(self.stopped_s, 2 * self.beat_s)
 
     @property
@@ -58,7 +59,8 @@ class LivenessTimeouts:
 @dataclass(frozen=True, kw_only=True)
 class AttemptObservation:
     """All that one look showed. `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, but for those
-    in which it could see none; None: there is no beat. Of several machines both are the first one's."""
+    in which it could see none; None: there is no beat. Of several machines both are the first one's.
+    """
 
     beat: Beat | None = None
     beat_age_s: float | None = None
@@ -90,7 +92,8 @@ class AttemptObservation:
 
 def recorded_machines(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
     """Of what is shown under its name the recorded machines, once all are: one beside them, which is on its way out,
-    tells nothing of the attempt."""
+    tells nothing of the attempt.
+    """
     recorded = {handle.id for handle in attempt.handles}
     return tuple(o for o in seen if o.handle.id in recorded) if len(recorded) >= attempt.line.nodes else seen
 
@@ -202,7 +205,8 @@ def _notice(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
 
 def _hung(nodes: int, seen: AttemptObservation, patience: LivenessTimeouts, boot_deadline_s: float) -> bool:
     """Silent or stuck although the cloud shows all; never while our own store probe fails, nor before a beat would show
-    after it did. A machine that it leaves out may be gone, and one that starts again is given the time to."""
+    after it did. A machine that it leaves out may be gone, and one that starts again is given the time to.
+    """
     readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
     stands = [o for o in seen.seen if o.state not in TAKEN_AWAY]
     if len(stands) < max(1, nodes - seen.finished) or not readable:

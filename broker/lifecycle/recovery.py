@@ -23,7 +23,8 @@ LESS = 0.8
 def remedy(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
     """How the plan changes after `job` has run out of memory on `line`: a smaller micro-batch, then gradient
     checkpointing, then a larger machine. `host`: it was the memory of a machine with GPUs that ran out, which only a
-    machine with more helps."""
+    machine with more helps.
+    """
     offer, before = line.offer, job.remedy or PlanAdjustment(failed_plans=())
     changed = replace(before, failed_plans=(*before.failed_plans, _words(job, line, host=host)))
     if host:
@@ -64,7 +65,8 @@ def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
 
 def _smaller(ran: Workload, devices: int) -> Iterator[Workload]:
     """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them,
-    and so are the `devices`, which share the model where it is divided."""
+    and so are the `devices`, which share the model where it is divided.
+    """
     sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % (size * devices) == 0]
     for size in sizes:
         yield replace(ran, micro_batch=size)
@@ -141,7 +143,8 @@ def planned(job: Job) -> Workload:
 
 def as_planned(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | None) -> TrainConfig:
     """What an attempt's machines are told: its plan's numbers. Where nothing was planned the trainer's own, within what
-    memory has allowed so far."""
+    memory has allowed so far.
+    """
     if plan is not None:
         rows, again = plan.micro_batch, plan.gradient_checkpointing
     else:
@@ -158,7 +161,8 @@ def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
 
 def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     """Of those of a job from which another starts on several machines, which each look for themselves, the ones that
-    stay meanwhile: a live attempt removes its own as it goes on, so they count only where there are no others."""
+    stay meanwhile: a live attempt removes its own as it goes on, so they count only where there are no others.
+    """
     live = {one.id for one in attempts if one.live}
     ended = tuple(key for key in manifests if key.split("/")[2] not in live)
     return ended or tuple(manifests)

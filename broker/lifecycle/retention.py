@@ -98,7 +98,8 @@ def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
 
 def leftovers(job: Job, attempts: Sequence[Attempt], kept: RetainedObjects) -> tuple[str, ...]:
     """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints
-    and the milestones, of whichever attempts they are."""
+    and the milestones, of whichever attempts they are.
+    """
     if job.state not in RESTING_JOB_STATES:
         return ()
     doomed = [key for kind in KINDS if kind in job.deleted for key in kept.by_kind.get(kind, ())]
@@ -114,7 +115,8 @@ def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
 
 def newest_rows(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
     """Manifests of the tokenised rows that a later attempt takes: of each identity the last attempt's, as each one that
-    could not fetch them has put a copy."""
+    could not fetch them has put a copy.
+    """
     number = {str(attempt.id): attempt.number for attempt in attempts}
     found = sorted(keys.rows_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
     return {*{keys.rows_identity(key): key for key in found}.values()}
@@ -122,7 +124,8 @@ def newest_rows(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]
 
 def _beyond(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -> list[str]:
     """Of the committed ones the furthest and the milestones stay, and the newest tokenised rows where the job may yet
-    go on; what was never committed is of no use to anybody."""
+    go on; what was never committed is of no use to anybody.
+    """
     every, config = list(checkpoints), job.spec.checkpoint
     stay = {*furthest_first(every)[: config.keep], *milestones(every, config.keep_every)}
     if job.state is not JobState.SUCCEEDED:

@@ -93,7 +93,8 @@ def kind_of(config: Fields) -> str:
 
 def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
     """(the config with its architecture's defaults and as the kind that has the same code, the fields that were left
-    out)."""
+    out).
+    """
     known = DEFAULTS.get(str(config.get("model_type", "")), {})
     lacking = []
     for field in known:

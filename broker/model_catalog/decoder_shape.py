@@ -30,7 +30,8 @@ MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 
 def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape | None:
     """The shape of an encoder with the head of that task, by default a class of a text or an image; None for what is
-    no encoder that is estimated. Raises InvalidInput."""
+    no encoder that is estimated. Raises InvalidInput.
+    """
     config, _ = filled(config)
     if config.get("model_type") not in ENCODERS:
         return None
@@ -72,7 +73,8 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
-    it may be a mixture of experts."""
+    it may be a mixture of experts.
+    """
     config, _ = filled(text_of(config))
     try:
         check(config)

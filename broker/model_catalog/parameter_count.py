@@ -42,7 +42,8 @@ MOST_STRETCHED = 10_000
 
 def positions(c: Config) -> int | None:
     """How many tokens a sequence may have, rotary positions stretched as transformers reads them; None: nothing says.
-    Raises ValueError."""
+    Raises ValueError.
+    """
     made = number(c, "max_position_embeddings", "n_positions", default=0) or None
     rope = c.get("rope_parameters") or c.get("rope_scaling")
     if made is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):

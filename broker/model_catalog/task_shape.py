@@ -38,7 +38,8 @@ BUILT_FOR = {
 
 def built_for(config: Mapping[str, Any]) -> str | None:
     """The task of the class that `architectures` names, of the families that are estimated with such a head; None for
-    any other, which is taken for what its kind is mostly trained for."""
+    any other, which is taken for what its kind is mostly trained for.
+    """
     named = config.get("architectures")
     if not (isinstance(named, list) and named and isinstance(named[0], str)):
         return None
@@ -48,7 +49,8 @@ def built_for(config: Mapping[str, Any]) -> str | None:
 
 def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | None:
     """The shape of the model that `task` trains; None where nobody estimates such a one, which is no reason not to
-    train it. Raises InvalidInput for a config that is broken, and for a model that the task cannot train."""
+    train it. Raises InvalidInput for a config that is broken, and for a model that the task cannot train.
+    """
     try:
         check_kind(_of_texts(config))
     except ValueError as e:

@@ -1,5 +1,6 @@
 """Whether policies let a job start, and what their thresholds call for. The store asks under the policies' row locks,
-placement to say why a job waits, the dry run over the past: all ask here."""
+placement to say why a job waits, the dry run over the past: all ask here.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

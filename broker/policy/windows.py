@@ -1,5 +1,6 @@
 """When a budget's window begins. Spending is kept by quarter-hours, and a window that begins within one has all of it:
-what is counted is never less than what was spent."""
+what is counted is never less than what was spent.
+"""
 
 from datetime import UTC, datetime, timedelta, tzinfo
 

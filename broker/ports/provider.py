@@ -39,7 +39,8 @@ class Provider(Protocol):
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         """What create makes sure of beyond what `list` reads back, of machines whose create was not heard. `boot`:
-        `nodes` and `options` are looked at. Raises Rejected: what is wrong with one; Throttled, OutcomeUnknown."""
+        `nodes` and `options` are looked at. Raises Rejected: what is wrong with one; Throttled, OutcomeUnknown.
+        """
         ...
 
     async def cancel(self, name: InstanceName) -> None:
@@ -55,7 +56,7 @@ class Provider(Protocol):
         ...
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
-        """argv of a process of this host that runs `command` (empty: a shell) beside the agent on that machine.
+        """Argv of a process of this host that runs `command` (empty: a shell) beside the agent on that machine.
 
         Raises Rejected when there is no way to it, Gone when it is absent.
         """

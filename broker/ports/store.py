@@ -52,7 +52,8 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
 
     async def end_leases(self, *, owner: str) -> None:
         """Ends every lease on an attempt that `owner` has, in whatever lane and epoch: an answer was lost, so that it
-        does not know what it holds. All are due at once, and what was read under those leases is fenced off."""
+        does not know what it holds. All are due at once, and what was read under those leases is fenced off.
+        """
         ...
 
     async def live_attempts(self) -> Sequence[Leased]:
@@ -69,7 +70,8 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
 
     async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
         """Clears `launched_by` where it is as it was read and the attempt is terminating still, whoever has leased it:
-        from there on nothing can create its machine, and no lease is needed to say so."""
+        from there on nothing can create its machine, and no lease is needed to say so.
+        """
         ...
 
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
@@ -118,7 +120,8 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
 
     async def blob_store(self, proposed: str) -> str:
         """The mark of the blob store that its jobs lie in, of an installation that is known; `proposed` becomes it
-        where there is none."""
+        where there is none.
+        """
         ...
 
     async def adopt_blob_store(self, mark: str) -> None:
@@ -127,7 +130,8 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
 
     async def master_key(self, proposed: str | None) -> str | None:
         """The mark of the key that its secrets are sealed by, of an installation that is known; `proposed` becomes it
-        where there is none."""
+        where there is none.
+        """
         ...
 
     async def adopt_master_key(self, mark: str) -> None:

@@ -127,7 +127,8 @@ class Unshaped:
 
 async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | Unshaped:
     """The shape of the model as the task trains it. Raises InvalidInput as `find`, and for a model that the task cannot
-    train."""
+    train.
+    """
     found = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
     if train.task == "text_to_image":
         if (kind := found.config.get("_class_name")) not in DIFFUSION:

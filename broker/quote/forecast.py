@@ -127,7 +127,8 @@ def _late(left_s: float, job: Job, now: datetime, *, told: bool) -> bool:
 
 def sufficient_cap_usd(made: Forecast, job: Job, room: Decimal) -> Decimal:
     """A cap in whole cents under which the job is expected to finish: with a margin on what is still to be spent, and
-    `room` for the drain that would otherwise begin before."""
+    `room` for the drain that would otherwise begin before.
+    """
     rest = max(Decimal(0), made.usd - job.spent_usd)
     return (job.spent_usd + rest * MARGIN + room).quantize(CENT, rounding=ROUND_CEILING)
 

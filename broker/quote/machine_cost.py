@@ -148,7 +148,8 @@ class MachineCost:
 
     def worked(self, rate: float) -> float:
         """Expected seconds from the first step to the last, with stalls, lost work and other set-ups; infinite where
-        preemptions leave no time for work."""
+        preemptions leave no time for work.
+        """
         every = self.every(rate)
         calm = 1 - rate * (every / 2 + self.saving + self.setup)
         return self.work * (1 + self.stall / every) / calm if calm > 0 else inf
@@ -176,7 +177,8 @@ class MachineCost:
 
     def usd(self, price: float, rate: float) -> float:
         """Expected dollars to finish at `price` dollars an hour of all nodes and `rate` preemptions a second, by what
-        `p50`, `billed` and `traffic` say, in one call for each of tens of thousands of offers."""
+        `p50`, `billed` and `traffic` say, in one call for each of tens of thousands of offers.
+        """
         work = self.worked(rate)
         if work == inf:
             return inf

@@ -32,7 +32,8 @@ class OtherBroker(GpubrokerError):
 @dataclass(frozen=True, kw_only=True)
 class BrokerIdentity:
     """A broker's own, as its lease tells it. `clouds`: names of providers; with whose machines they are where those are
-    processes of one computer, else with nothing. `database`: which one; empty where that is not known."""
+    processes of one computer, else with nothing. `database`: which one; empty where that is not known.
+    """
 
     home: str = ""
     clouds: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +74,8 @@ async def refuse_conflicting_brokers(blobs: Blobs, clock: Clock, own: BrokerIden
 
 async def lease_is_renewed(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
     """Whether some broker lives: watched for `watch_s`, and for two rounds by the rhythm that the lease tells at the
-    least. Raises BlobsUnavailable."""
+    least. Raises BlobsUnavailable.
+    """
     first = await blobs.get(keys.BROKER_LEASE)
     if (lease := _parsed(first)) is not None:
         watch_s = max(watch_s, _two_rounds_s(lease))

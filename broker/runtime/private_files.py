@@ -11,7 +11,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 def private_folder(folder: Path) -> None:
     """Makes it with mode 0700, and so those above it: `mkdir` gives its mode to the last one only, and the first of
-    them may be the daemon's home. One that is there stays as it is. Raises OSError."""
+    them may be the daemon's home. One that is there stays as it is. Raises OSError.
+    """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:

@@ -66,7 +66,8 @@ class CallPriority(IntEnum):
     @property
     def kind(self) -> "CallPriority":
         """What waits together when the cloud wants a pause. Clouds count calls by what they do: one that will launch
-        nothing now may well end a bill."""
+        nothing now may well end a bill.
+        """
         return CallPriority.END if self is CallPriority.REPEATED_DESTROY else self
 
 

@@ -26,7 +26,8 @@ def optimizer_of(said: str) -> tuple[str, tuple[str, ...]]:
 
 def stack_of(said: str | None) -> tuple[str | None, tuple[str, ...]]:
     """(version of transformers, what is to be said of the others) of `transformers=4.48.1,peft==0.14.0`. Raises
-    Unanswerable."""
+    Unanswerable.
+    """
     if said is None:
         return None, ()
     found: dict[str, str] = {}
@@ -44,7 +45,8 @@ def stack_of(said: str | None) -> tuple[str | None, tuple[str, ...]]:
 
 def unquantised(config: Mapping[str, Any], method: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """(the config, what is to be said of it) without a quantisation that is the method's own: bitsandbytes' of 4 bits
-    for `qlora`."""
+    for `qlora`.
+    """
     said = config.get("quantization_config")
     if method != "qlora" or not isinstance(said, Mapping) or said.get("load_in_4bit") is not True:
         return config, ()

@@ -79,7 +79,8 @@ def of_spec(
     usd_per_gpu_hour: float | None, written: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`; `written`: those
-    that an encoder-decoder writes for one. Raises EstimateError."""
+    that an encoder-decoder writes for one. Raises EstimateError.
+    """
     lora = train.adapters
     if lora and lora.dora:
         raise EstimateError("--what-if: DoRA is not estimated; leave train.method.dora out")

@@ -66,7 +66,8 @@ def load(folder: Path) -> dict[int, Migration]:
 def pending(files: Mapping[int, Migration], applied: Mapping[int, tuple[str, str]]) -> list[Migration]:
     """What is left to apply, in order; `applied` maps a number to (name, sha256).
 
-    Raises SchemaNewer when the schema is newer than the files, MigrationError when it was made by other files."""
+    Raises SchemaNewer when the schema is newer than the files, MigrationError when it was made by other files.
+    """
     newest = max(applied, default=0)
     if newest > max(files):
         raise newer(applied[newest][0], files[max(files)])

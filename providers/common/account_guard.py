@@ -25,12 +25,14 @@ class Owned(Protocol):
     def name(self) -> str: ...
     async def credential(self) -> str:
         """Digest of the credentials as they lie there now; behind a `/`, the key that was got by them, where that may
-        change while they do not. Raises Rejected where there are none."""
+        change while they do not. Raises Rejected where there are none.
+        """
         ...
 
     async def account(self) -> Sequence[str]:
         """Marks of the account that they belong to, the first for people; two accounts have none in common, two
-        answers about one account have at least one. The credentials are read anew. Raises as `list` does."""
+        answers about one account have at least one. The credentials are read anew. Raises as `list` does.
+        """
         ...
 
 

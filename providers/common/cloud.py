@@ -93,11 +93,12 @@ class Launcher(Protocol):
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness: ...
     async def started(self, name: InstanceName) -> bool | str:
         """True: the task runs, or has run. False: not yet, as far as can be learned. A text: it failed, and why, in
-        one line without secrets. Raises the broker's ProviderErrors."""
+        one line without secrets. Raises the broker's ProviderErrors.
+        """
         ...
 
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
-        """argv to which one word for the shell of node 0 may be appended. Raises Rejected when it knows no way."""
+        """Argv to which one word for the shell of node 0 may be appended. Raises Rejected when it knows no way."""
         ...
 
     async def cancel(self, name: InstanceName) -> None: ...

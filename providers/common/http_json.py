@@ -18,7 +18,8 @@ AGAIN_S = 5.0
 
 class Rest:
     """One cloud's API at `base`. `key_help`: where people get a key, for the message of a 401. `absent`: the API's own
-    words, in an answer with status 404, for an object that is not there; without them such a status says nothing."""
+    words, in an answer with status 404, for an object that is not there; without them such a status says nothing.
+    """
 
     def __init__(
         self, cloud: str, base: str, headers: Mapping[str, str], *, key_help: str, absent: re.Pattern[str] | None = None

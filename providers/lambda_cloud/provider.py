@@ -181,7 +181,8 @@ class LambdaCloud:
 
     async def account(self) -> Sequence[str]:
         """Nothing in the API says whose a key is. The ids of SSH keys are an account's own, and no machine is launched
-        without one: SkyPilot enters its own with the first."""
+        without one: SkyPilot enters its own with the first.
+        """
         credential = await self.credential()
         keys = await self._call("GET", "/ssh-keys")
         try:

@@ -13,7 +13,8 @@ ReadKeys = Callable[[], Mapping[str, Mapping[str, bytes]]]
 
 class KeyCopies:
     """Made anew when their source changed. SkyPilot reads them at each request: see
-    `providers.skypilot.plugin.fresh_keys`."""
+    `providers.skypilot.plugin.fresh_keys`.
+    """
 
     def __init__(self, home: Path, read: ReadKeys) -> None:
         self._home, self._read = home, read

@@ -77,7 +77,8 @@ class SkyLauncher:
     ) -> None:
         """`keys`, `env`: the clouds' credentials for the daemon's own server, see `providers.common.credentials`.
         `keys` is
-        read before each launch."""
+        read before each launch.
+        """
         self._config, self._state = config, state
         self._user = user_of(installation)
         self._secrets = [config.token, *(word for value in (env or {}).values() for word in words_of(value.encode()))]
@@ -125,7 +126,8 @@ class SkyLauncher:
 
     async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
         """Whoever is cancelled here leaves the launch to the server, where `liveness` finds it and `cancel` ends it:
-        a daemon that is restarted picks up the machine."""
+        a daemon that is restarted picks up the machine.
+        """
         self._under_way[name] += 1
         try:
             rows = self._catalog.holding(purchase.catalog) if self._catalog else nullcontext()
@@ -287,8 +289,9 @@ class SkyLauncher:
         return (await self._ways(name, tty=tty))[0]
 
     async def _ways(self, name: InstanceName, *, tty: bool) -> list[list[str]]:
-        """ssh to each machine. Raises Rejected when none of that name was launched here, OutcomeUnknown when it cannot
-        be learned."""
+        """Ssh to each machine. Raises Rejected when none of that name was launched here, OutcomeUnknown when it cannot
+        be learned.
+        """
         api = self._live()
         try:
             way = await api.way_in(name) if api is not None else {}

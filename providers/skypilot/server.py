@@ -68,7 +68,8 @@ class SkyServer:
         launch_s: float,
     ) -> None:
         """`env`, `config` (SkyPilot's): what it is made of, beside the keys in its home, which may change.
-        `launch_s`: what a server that is to be replaced is given to finish its launches."""
+        `launch_s`: what a server that is to be replaced is given to finish its launches.
+        """
         self._state, self._port, self._launch_s = state, port, launch_s
         self._user = user_of(installation)
         self._env = dict(env)

@@ -94,7 +94,8 @@ def _name_of(state: Path) -> str:
 @contextmanager
 def launch_lock(state: Path, cluster: str) -> Iterator[None]:
     """A shared flock on the cluster's name while a worker acts on it, which a request's status does not tell:
-    a cancelled one is marked before its worker has stopped."""
+    a cancelled one is marked before its worker has stopped.
+    """
     path = state / LAUNCHING / cluster
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:

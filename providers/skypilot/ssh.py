@@ -30,7 +30,7 @@ _NO_WAY = 255
 
 
 def argv(way: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
-    """ssh to the machine of `way` (host, port, user, proxy); a word for the remote shell may be appended."""
+    """Ssh to the machine of `way` (host, port, user, proxy); a word for the remote shell may be appended."""
     options = [*_OPTIONS, *([f"ProxyCommand={way['proxy']}"] if way.get("proxy") else [])]
     flags = [word for option in options for word in ("-o", option)]
     login = f"{way['user']}@{way['host']}"

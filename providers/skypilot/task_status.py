@@ -90,7 +90,8 @@ async def _ask(process: asyncio.subprocess.Process, answers: BinaryIO) -> bytes:
 
 def verdict(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:
     """See `providers.common.cloud.Launcher.started`. `secrets`: of account and task; None: the task's are unknown,
-    and only what our own scripts say is told on."""
+    and only what our own scripts say is told on.
+    """
     lines = _task_lines(job.log)
     ended = next((int(found[1]) for line in reversed(lines) if (found := _ENDED.match(line))), None)
     if job.status in _FAILED or (ended is not None and ended not in _TELLS):

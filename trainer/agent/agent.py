@@ -349,7 +349,8 @@ class Agent:
 
     async def _completed(self, *, script: bool) -> tuple[Outcome, str]:
         """What has come to a good end: its results are in the store, and those of a training go where they are wanted.
-        A script that leaves no file has none."""
+        A script that leaves no file has none.
+        """
         spec, key = self._state.spec, self._state.complete
         assert spec is not None
         if self._env.node > 0 or (script and key is None):

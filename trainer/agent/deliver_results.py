@@ -40,7 +40,8 @@ async def deliver(
     within: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
 ) -> str:
     """Fetches the results from the store, checked by hash, and publishes them where `output` says so; why not, or
-    nothing. `within`: cuts its body by a TimeoutError after so many seconds at the most."""
+    nothing. `within`: cuts its body by a TimeoutError after so many seconds at the most.
+    """
     if output.push is None and output.copy_to is None:
         return ""
     left = output

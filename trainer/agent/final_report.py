@@ -28,7 +28,8 @@ WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
 
 class FinalReport:
     """Of one machine. Node 0 says how the attempt ended. Another one that fails says so too, since node 0 may wait for
-    it for ever."""
+    it for ever.
+    """
 
     def __init__(
         self, objects: Objects, env: Environment, state: AgentState, *, beater: Beater, shipper: Shipper

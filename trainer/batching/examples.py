@@ -47,7 +47,7 @@ def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Exa
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> torch.Tensor:
-    """rows x longest row, int64, padded on the right."""
+    """Rows x longest row, int64, padded on the right."""
     longest = max(len(row) for row in rows)
     filled = torch.full((len(rows), longest), pad, dtype=torch.long)
     for number, row in enumerate(rows):

@@ -1,5 +1,6 @@
 """What a task made of its rows, in files that are mapped into memory: so a data set may be larger than the memory, any
-row is read in its turn, and the processes of a machine share one copy."""
+row is read in its turn, and the processes of a machine share one copy.
+"""
 
 import dataclasses
 import fcntl
@@ -25,7 +26,8 @@ WIDTH = array("i").itemsize
 
 class _Form:
     """How an example of a dataclass lies in the file: the lengths of its lists of numbers, the lists, then the rest as
-    JSON. Every process reads what another wrote, so nothing is pickled."""
+    JSON. Every process reads what another wrote, so nothing is pickled.
+    """
 
     def __init__(self, kind: type) -> None:
         self.kind = kind

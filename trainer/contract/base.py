@@ -26,7 +26,8 @@ def shaped(pattern: str, words: str, **rules: Any) -> Any:
 
 class Config(BaseModel):
     """Written by people: frozen, an unknown key is an error, as is a number that JSON has not; attribute docstrings are
-    the published descriptions."""
+    the published descriptions.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 

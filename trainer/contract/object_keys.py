@@ -106,7 +106,8 @@ def step_of(manifest: str) -> int:
 
 def rows(job: str, attempt: str, identity: str, nonce: str) -> str:
     """The folder of what an attempt made of the job's rows; `identity`: a hash of all that they depend on. Among its
-    checkpoints, whose rights and retention it shares, and never taken for one."""
+    checkpoints, whose rights and retention it shares, and never taken for one.
+    """
     return f"{checkpoints(job)}{attempt}/rows-{identity}-{nonce}/"
 
 

@@ -29,7 +29,8 @@ def daly_s(cost_s: float, losses_per_hour: float) -> float:
 def interval_s(cost_s: float, losses_per_hour: float, most_s: float) -> float:
     """Seconds between the beginnings of two saves, each of which takes `cost_s`: with that the work that may be lost
     is the `most_s` that the user allows, unless a save takes more than half of it; then the next one follows at
-    once."""
+    once.
+    """
     wanted = min(daly_s(cost_s, losses_per_hour), most_s - cost_s)
     return max(wanted, min(most_s, max(most_s / OFTENER, cost_s)))
 

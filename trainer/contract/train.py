@@ -226,7 +226,8 @@ class DiffusionConfig(Config):
 
 class SamplesConfig(Config):
     """Texts that the tuned model writes at the end, beside the base model's (greedy decoding); pictures that it makes
-    (`text_to_image`)."""
+    (`text_to_image`).
+    """
 
     prompts: Annotated[tuple[Annotated[Text, Field(max_length=4096)], ...], Field(max_length=16)] = ()
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48

@@ -62,7 +62,8 @@ class YamlDocument:
 
 def parse(text: str, name: str, *, may_be_empty: bool = False) -> YamlDocument:
     """Raises BadYaml for what is not YAML, holds a key twice, or is no mapping. `may_be_empty`: no mapping is one
-    without keys."""
+    without keys.
+    """
     if name.endswith(".json"):
         text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE)  # JSON may indent by tabs
     loader = _Loader(text)

@@ -167,7 +167,8 @@ def packed(folder: Path) -> bytes:
 
 def pack(files: Mapping[str, Path], archive: BinaryIO) -> None:
     """As `packed`, of files by their name in the archive, which is written piece by piece; hidden ones are left out.
-    Raises OSError."""
+    Raises OSError.
+    """
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, path in files.items():
             if any(part.startswith(".") for part in PurePosixPath(name).parts):

@@ -71,7 +71,8 @@ Pixels = list[list[int | float | list[int | float]]]
 
 def picture(value: Any) -> Picture | bytes | Pixels | None:
     """A file of an archive, an encoded picture (base64, also as `data:` URL), or rows of columns of one or three
-    numbers from 0 to 255, as a list or as its JSON; None for anything else."""
+    numbers from 0 to 255, as a list or as its JSON; None for anything else.
+    """
     if isinstance(value, Picture):
         return value if _begins_a_picture(value) else None
     if isinstance(value, str) and value.lstrip().startswith("["):

@@ -36,7 +36,8 @@ def identity(row: Mapping[str, Any]) -> int:
 
 def too_many(bad: int, rows: int, share: float, first: str) -> str | None:
     """Why a data set with so many rows that cannot be used is refused; None when `share` allows them. `first`: what is
-    wrong with the first of them."""
+    wrong with the first of them.
+    """
     if bad <= share * rows:
         return None
     return first if bad == 1 and not share else f"{first} ({bad} of {rows} rows are bad, data.bad_share is {share:g})"

@@ -1,5 +1,6 @@
 """How rows are read: one after the other, so that a file may be larger than the memory; the same code before a GPU is
-bought and while it trains."""
+bought and while it trains.
+"""
 
 import codecs
 import contextlib
@@ -133,7 +134,8 @@ def _csv_rows(text: Iterable[str], where: str) -> Rows:
 
 def _broken(error: csv.Error, first: int, last: int, where: str) -> DataError:
     """What is wrong with a row of these lines. Raises DataError where it may have swallowed others: an open quote takes
-    in all up to the next one, or to the end, or until the cell is too long."""
+    in all up to the next one, or to the end, or until the cell is too long.
+    """
     if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
         lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
         raise DataError(f"{where} {lines}: {error}; check the quotes of this CSV") from None
@@ -178,7 +180,8 @@ def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
 
 def _object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
     """The row, which was `written` so; an error for what is no object, for a byte that is not UTF-8, and for half a
-    surrogate pair, which no text can hold."""
+    surrogate pair, which no text can hold.
+    """
     if not isinstance(row, dict):
         return DataError(f"{place}: is not an object; map columns to values")
     torn = NOT_UTF8.search(written) is not None
@@ -256,7 +259,8 @@ def _line(error: BaseException) -> str:
 
 def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
     """`image` and `label`, the name of the folder that the picture is in; or, of an archive with a metadata file, what
-    that one says of each."""
+    that one says of each.
+    """
     try:
         files = archives.files(data, fmt)
     except BadArchive as e:

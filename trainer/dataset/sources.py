@@ -1,5 +1,6 @@
 """Where a data set lies, and how its files come to this machine: a file, a folder, several files by a pattern; here, on
-the Hub, or in a bucket. What comes from elsewhere is kept, and fetched again only if it has changed there."""
+the Hub, or in a bucket. What comes from elsewhere is kept, and fetched again only if it has changed there.
+"""
 
 import hashlib
 import json

@@ -127,7 +127,8 @@ class DeviceEmulation(TorchFunctionMode):
     def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **kwargs: Any) -> Any:
         """On a GPU, float32 with grouped heads has no kernel but the one that writes the scores out; keys of fewer
         heads without `enable_gqa` (falcon) have no other on any device: torch's fused kernels ask for equal heads. Nor
-        have a bias that wants a gradient and dropout (T5's) on a CPU: torch's sdp_utils_cpp asks for neither."""
+        have a bias that wants a gradient and dropout (T5's) on a CPU: torch's sdp_utils_cpp asks for neither.
+        """
         if not q.is_meta:
             return functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **kwargs)
         grouped = bool(kwargs.get("enable_gqa"))
@@ -153,7 +154,8 @@ class DeviceEmulation(TorchFunctionMode):
 
 def _aligned(bias: Any) -> Any:
     """The memory-efficient kernel copies a bias whose rows are no multiple of 8 elements, or that has none: torch's
-    `preprocess_mask`."""
+    `preprocess_mask`.
+    """
     *rows, last = bias.stride()
     if last == 1 and not any(step % 8 for step in rows):
         return bias

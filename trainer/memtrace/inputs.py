@@ -117,7 +117,8 @@ def _pair(length: int, target: int) -> Pair:
 
 def untie(model: Any, config: Mapping[str, Any]) -> None:
     """A T5 whose config says that its head is not the table of words is tied when it is made, and untied by its
-    checkpoint, which has both."""
+    checkpoint, which has both.
+    """
     if config.get("model_type") == "t5" and config.get("tie_word_embeddings") is False:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
 

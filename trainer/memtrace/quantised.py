@@ -14,7 +14,8 @@ from trainer.models import loading as models
 
 def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dtype, *, norms: bool) -> Any:
     """In place, as loading does; the weights' bytes are those of NF4 with quantised scales. `norms`: they are raised to
-    float32, as the trainer has them. Raises ValueError for 8 bits, whose kernels have no sizes of their own."""
+    float32, as the trainer has them. Raises ValueError for 8 bits, whose kernels have no sizes of their own.
+    """
     import bitsandbytes
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.auto import AutoHfQuantizer
@@ -55,7 +56,8 @@ def scales(model: Any) -> Iterator[torch.Tensor]:
 
 def in_parts(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """A product with a matrix of 4 bits: its scales and the matrix are unpacked first, for many rows (bitsandbytes'
-    own default; its kernel for few rows does without). None for any other operation."""
+    own default; its kernel for few rows does without). None for any other operation.
+    """
     if str(func) != "bitsandbytes.gemm_4bit.default":
         return None
     from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl

@@ -29,7 +29,8 @@ def in_backward() -> bool:
 
 def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
     """Whether autograd adds a second gradient to one that nobody else holds and that is no view. It does that in place,
-    but under a mode such as ours never: torch's input_buffer.cpp, `can_accumulate_inplace`."""
+    but under a mode such as ours never: torch's input_buffer.cpp, `can_accumulate_inplace`.
+    """
     if func is not aten.add.Tensor or not in_backward() or torch.is_grad_enabled():
         return False
     first, second = args

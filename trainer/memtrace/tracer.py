@@ -198,7 +198,8 @@ def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
 
 def measure(config: Mapping[str, Any], ask: TraceOptions, lasts_s: float, steps: int = 3) -> dict[str, float]:
     """What the same steps really take of this machine's GPU: bytes, and `step_s`, the mean of the steps in `lasts_s`
-    seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody else may use it."""
+    seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody else may use it.
+    """
     probe = on_gpu(config, ask)
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()
@@ -241,7 +242,8 @@ Traced = tuple[Sequence[int], Mapping[str, dict[str, int]]]
 
 def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[str, int]]:
     """The segments' categories with so many layers: a line from the first trace through that of each stack with more
-    layers."""
+    layers.
+    """
     few, first = traces[0]
     low = _kinds(first, few)
     higher = [(next(i for i, n in enumerate(at) if n != few[i]), _kinds(s, at)) for at, s in traces[1:]]

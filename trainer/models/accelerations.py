@@ -26,7 +26,7 @@ def notice(line: str) -> None:
 
 
 def attention(wanted: Attention) -> str:
-    """transformers' name of the kernel."""
+    """Transformers' name of the kernel."""
     if wanted != "flash":
         return wanted
     if torch.cuda.is_available() and importlib.util.find_spec("flash_attn"):
@@ -95,7 +95,8 @@ def _takes_none(layers: Iterable[torch.nn.Module]) -> str:
 
 def _takes_fp8(module: torch.nn.Module) -> bool:
     """Neither quantised, nor divided by FSDP or tensor parallelism, nor a frozen one: torchao would compute its
-    gradient."""
+    gradient.
+    """
     if type(module) is not torch.nn.Linear or type(module.weight) is not torch.nn.Parameter:
         return False
     return module.weight.requires_grad and not module.in_features % 16 and not module.out_features % 16
@@ -103,7 +104,8 @@ def _takes_fp8(module: torch.nn.Module) -> bool:
 
 def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **how: Any) -> bool:
     """Compiles each layer in place, for rows of any length from the start: a kernel made for the first length that
-    comes would make a resumed run differ. Not where a product cannot be compiled, as without a C compiler."""
+    comes would make a resumed run differ. Not where a product cannot be compiled, as without a C compiler.
+    """
     try:
         probe = torch.compile(_probe, **how)
         probe(torch.ones(4, 4, device=device, requires_grad=True)).backward()

@@ -17,7 +17,8 @@ BUSY = (408, 429)
 
 def check_model_available(model: str, files: Sequence[str] = MODEL_FILES, *, revision: str | None = None) -> str:
     """Where the model lies, in words; no weight is read. A folder has to have `files` (patterns). Raises UserFault,
-    with the page of a licence that has to be accepted, and Fault when the Hub does not answer."""
+    with the page of a licence that has to be accepted, and Fault when the Hub does not answer.
+    """
     folder = Path(model)
     if folder.is_dir():
         missing = [p for p in files if not any(folder.glob(p))]
@@ -33,7 +34,8 @@ def check_model_available(model: str, files: Sequence[str] = MODEL_FILES, *, rev
 
 def not_read(config: TrainConfig, error: BaseException) -> Fault | None:
     """Why the model could not be read, where it is not to blame: this machine, or the Hub, which is asked once more.
-    None: the model itself. The libraries call every failure an OSError."""
+    None: the model itself. The libraries call every failure an OSError.
+    """
     causes = [*_causes(error)]
     for cause in causes:
         if isinstance(cause, OSError) and cause.errno in OF_THE_MACHINE:

@@ -1,5 +1,6 @@
 """What of a model is not in a checkpoint, and must be the same when it goes on: the weights under adapters, and the
-code that the model brings."""
+code that the model brings.
+"""
 
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -377,7 +377,8 @@ def save_adapter(folder: Path, model: Any, state: dict[str, torch.Tensor] | None
 
 def save_whole(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
     """As transformers saves it; `state`: in place of the model's own weights. It refuses settings for generation that
-    contradict each other, with which it loads a model all the same: these are left as they were published."""
+    contradict each other, with which it loads a model all the same: these are left as they were published.
+    """
     settings: Any = getattr(model, "generation_config", None)
     if not (wrong := _contradicts(settings)):
         model.save_pretrained(folder, state_dict=state)

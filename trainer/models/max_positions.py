@@ -10,7 +10,8 @@ from trainer.models import loading as models
 
 def learned(config: TrainConfig) -> int | None:
     """Tokens that a model reaches at the most, where its positions are a table; None for rotary ones, which go on, and
-    where nothing says. Raises UserFault."""
+    where nothing says. Raises UserFault.
+    """
     found = models.config_of(config).get_text_config()
     made = getattr(found, "max_position_embeddings", None)
     rotary = getattr(found, "rope_parameters", None) is not None
@@ -19,7 +20,8 @@ def learned(config: TrainConfig) -> int | None:
 
 def insist(config: TrainConfig, longest: int) -> None:
     """`longest`: tokens of the longest sequence within `max_length`. Raises UserFault for rows that the model has no
-    positions for: at the first of them it would fail, and the machine would be blamed."""
+    positions for: at the first of them it would fail, and the machine would be blamed.
+    """
     positions = _reach(models.config_of(config))
     trained = config.max_length if config.packing else longest
     if positions is not None and trained > positions:
@@ -30,7 +32,8 @@ def insist(config: TrainConfig, longest: int) -> None:
 
 def _reach(config: Any) -> int | None:
     """Of a model; None where nothing says. Scaled rotary ones reach further than it was made for: of `llama3` and
-    `longrope` the config's own count is that already."""
+    `longrope` the config's own count is that already.
+    """
     made = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     if not isinstance(made, int) or made < 1:  # XLNet's say -1

@@ -63,7 +63,8 @@ def _references(config: TrainConfig, name: str) -> list[str]:
 
 def _file(config: TrainConfig, name: str) -> Path | None:
     """A file of the model on this machine; None where the model has none. Raises UserFault, and Fault where the Hub or
-    this machine is to blame."""
+    this machine is to blame.
+    """
     if Path(config.model).is_dir():
         path = Path(config.model) / name
         return path if path.exists() else None

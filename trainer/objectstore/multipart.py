@@ -56,7 +56,8 @@ async def upload(
 
 async def _settled(call: Awaitable[Any], within_s: float = math.inf) -> None:
     """To its end, also where this task is cancelled meanwhile, however often: given up `ABORT_S` after the first time.
-    Raises TimeoutError after `within_s`."""
+    Raises TimeoutError after `within_s`.
+    """
     future, cancelled = asyncio.ensure_future(call), False
     until = time.monotonic() + within_s
     while not future.done() and (left := until - time.monotonic()) > 0:

@@ -18,7 +18,8 @@ UNSET = 0.0
 
 def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
     """Vectors (norms, biases) are not decayed; each step sets its own learning rate. `divided`: weights are shared out
-    (FSDP). Raises UserFault."""
+    (FSDP). Raises UserFault.
+    """
     if divided and optim.name in WHOLE:
         raise UserFault(f"train.optim.name: {optim.name} cannot be divided by FSDP; use adamw, or a plan with DDP")
     groups: dict[Any, list[torch.nn.Parameter]] = {}

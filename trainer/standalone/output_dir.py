@@ -17,7 +17,8 @@ class BadOutput(ValueError):
 @contextlib.contextmanager
 def holding(output: Path) -> Iterator[None]:
     """While inside, no other run works in this folder: two would remove each other's files. The kernel lets go of
-    what a dead one held. Raises BadOutput."""
+    what a dead one held. Raises BadOutput.
+    """
     try:
         (output / STORE).mkdir(parents=True, exist_ok=True)
         lock = os.open(output / STORE / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

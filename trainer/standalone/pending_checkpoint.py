@@ -1,5 +1,6 @@
 """A checkpoint that a run on this machine alone could not bring into its store: it stays, and goes there first when the
-run goes on."""
+run goes on.
+"""
 
 import contextlib
 import shutil

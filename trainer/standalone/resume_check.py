@@ -20,7 +20,8 @@ later version adds."""
 
 def changed(began: AttemptSpec, data: DataFile, train: TrainConfig) -> str | None:
     """What is no longer as it was when the run began, and the fix, in one line. A batch that is left
-    open now is the one that was settled then."""
+    open now is the one that was settled then.
+    """
     if began.data is not None and began.data.sha256 != data.sha256:
         was, now = f"{began.data.sha256[:12]}...", f"{data.sha256[:12]}..."
         return (

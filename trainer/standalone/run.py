@@ -98,7 +98,8 @@ def main(
 
 def _secrets(train: TrainConfig) -> dict[str, str]:
     """What the environment has of the secrets that the configuration names. Raises BadConfig for one of its output,
-    which would be missed only once everything is trained."""
+    which would be missed only once everything is trained.
+    """
     if missing := [name for name in train.output.secrets if not os.environ.get(name)]:
         raise BadConfig(f"output: the environment variable {missing[0]} is not set; set it to the secret's value")
     named = (*train.output.secrets, *train.metrics.secrets, *filter(None, (train.data.secret,)))
@@ -201,7 +202,8 @@ async def _put_data(
     objects: Objects, train: TrainConfig, beside: Path, store: Path, resumed: AttemptSpec | None
 ) -> DataFile:
     """The data set's copy in the store. `resumed`: the run that is gone on with. Raises BadConfig, DataError, OSError,
-    NoRoom."""
+    NoRoom.
+    """
     with places.readable(train.data, beside) as found:
         sha256 = digest(found.path)
         key = keys.job_data(ME, sha256)

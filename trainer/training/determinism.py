@@ -14,7 +14,8 @@ LACKS = re.compile(r"(\S+) does not have a deterministic implementation")
 
 def begin() -> None:
     """Such kernels where there are any, until it is known whether they can be insisted on. With `warn_only` attention
-    may take kernels that add in any order, so this is not enough."""
+    may take kernels that add in any order, so this is not enough.
+    """
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Meant for finding bugs: it writes NaNs into every tensor that is made.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

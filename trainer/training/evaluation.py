@@ -55,7 +55,8 @@ def without_adapter(model: Any) -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def watched(model: Any, between: Callable[[], None]) -> Iterator[None]:
     """Around what calls a model, as it is or the one inside its adapters: `between` is called before each pass of it,
-    such as of every new token, and may raise."""
+    such as of every new token, and may raise.
+    """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     hooks = [one.register_forward_pre_hook(lambda *_: between()) for one in {model, inner}]
     try:

@@ -85,7 +85,8 @@ class Evaluator:
 
     def write_samples(self, progress: Progress, after: float | None) -> list[dict[str, str]]:
         """Samples of the weights as they are, where this process has any to write; entered by all. `after`: the loss
-        that was judged. Raises Drained."""
+        that was judged. Raises Drained.
+        """
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
         samples: list[dict[str, str]] = []
         with meeting.long_barrier("samples"), contextlib.suppress(Drained):  # which all are told of next
@@ -143,7 +144,8 @@ class Evaluator:
 
     def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
         """Repeats an action of all processes until it has failed for none; it may take one of them longer than a
-        collective waits. `wanted`: bytes. Raises Unwritten, Drained."""
+        collective waits. `wanted`: bytes. Raises Unwritten, Drained.
+        """
 
         def together() -> str:
             with meeting.long_barrier("results"):

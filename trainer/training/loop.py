@@ -245,7 +245,8 @@ class Loop(Steps):
 
     def _takes_long(self) -> bool:
         """Whether the results may come to an end much later than the training, or to none at all: what was trained is
-        saved before. With held-out rows alone a single process leaves at once when it is asked to."""
+        saved before. With held-out rows alone a single process leaves at once when it is asked to.
+        """
         config = self._config
         return bool(config.samples.prompts) or config.output.merge or (bool(self._held) and self._parallel.world > 1)
 

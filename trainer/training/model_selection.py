@@ -59,7 +59,8 @@ def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
 
 class Selection:
     """Keeps the weights of the best evaluation in host memory, where they are asked for. `min_delta` is no matter of
-    these: it says when to stop, and the lowest loss is the lowest by however little."""
+    these: it says when to stop, and the lowest loss is the lowest by however little.
+    """
 
     def __init__(self, config: SelectionConfig, job: str = "") -> None:
         """`job`: its id, as scores of other held-out rows tell nothing here."""
@@ -85,7 +86,8 @@ class Selection:
 
     def restore(self, stored: StoredSnapshot, parameters: Mapping[str, torch.Tensor]) -> Progress:
         """The checkpoint's state, with the scores that count here: none of another job, or by another metric, and none
-        whose weights should have been kept and were not. Raises KeyError, ValueError."""
+        whose weights should have been kept and were not. Raises KeyError, ValueError.
+        """
         progress = stored.progress
         other = progress.scores_by != self._by
         found = None if other or not self.config.best else progress.best
@@ -99,7 +101,8 @@ class Selection:
         self, progress: Progress, settle: Callable[[], None], parameters: Mapping[str, torch.Tensor]
     ) -> Iterator[int | None]:
         """The best weights in place of the last ones, and their step; None where the last ones are the best, or where
-        that was not asked for. `settle`: called before weights are changed."""
+        that was not asked for. `settle`: called before weights are changed.
+        """
         found = progress.best
         if found is None or found.step == progress.step:
             yield None

@@ -180,14 +180,16 @@ class Steps(ABC):
 
     def _probe(self) -> None:
         """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
-        for them shows now, not in an hour. Nothing is learned of them."""
+        for them shows now, not in an hour. Nothing is learned of them.
+        """
         longest = kept.largest(self._train, self._micro, self._task.size)
         self._dry_forward_backward(longest, self._model)
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
     def _check_determinism(self) -> None:
         """The first rows of all, forward and back, to see whether every kernel gives the same bits each time: then they
-        are insisted on. Past DDP, which would wait for gradients that it is not told of."""
+        are insisted on. Past DDP, which would wait for gradients that it is not told of.
+        """
         if not torch.are_deterministic_algorithms_enabled():
             return
         self._report.set(0, phase="loading", message="trying the first rows")

@@ -49,7 +49,8 @@ def sweep(folder: Path) -> None:
 
 def sweep_halves(folder: Path) -> None:
     """Removes from a blob store that is a folder what it began to write when a daemon was killed: files that no listing
-    of it shows. Those of the last hour may be another broker's, under way."""
+    of it shows. Those of the last hour may be another broker's, under way.
+    """
     for path in folder.glob("*#*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > HALF_S:

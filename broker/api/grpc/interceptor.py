@@ -111,7 +111,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     async def _look(self, given: str | None) -> float:
         """When to look at the token again. What needs the database no more goes on without it, yet not past the expiry:
-        that is known, and `Streams` ends it. Raises Unauthenticated."""
+        that is known, and `Streams` ends it. Raises Unauthenticated.
+        """
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._auth.still(given)
@@ -227,7 +228,7 @@ async def _abort(context: Any, code: grpc.StatusCode, status: status_pb2.Status)
 
 
 def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """gRPC calls it a fault of the server when bytes are no message; it is the client's."""
+    """GRPC calls it a fault of the server when bytes are no message; it is the client's."""
 
     def tolerant(raw: bytes) -> Any:
         try:

@@ -54,7 +54,8 @@ async def healthz(call: Call) -> models.Health:
 @api.op("GET", "/readyz", scope=None)
 async def readyz(call: Call) -> models.Health | web.Response:
     """Database, blob store and a broker at work: 200 when all are there, else 503 with the parts that are failing. A
-    wrong clock of this host is told of in `clock`, and makes nobody unready. With the scope `metrics`: why."""
+    wrong clock of this host is told of in `clock`, and makes nobody unready. With the scope `metrics`: why.
+    """
     checks = await call.request.app[READINESS].check()
     shown = checks if await _may_know_why(call) else words(checks)
     wrong = [Problem(field=part, message=text) for part, text in unready(shown).items()]

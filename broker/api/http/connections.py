@@ -1,5 +1,6 @@
 """What HTTP connections may do before, between and instead of requests. aiohttp's own answers are no problem documents,
-and its log repeats what was sent, tokens too."""
+and its log repeats what was sent, tokens too.
+"""
 
 import asyncio
 import logging
@@ -22,7 +23,8 @@ MOST = 4096
 
 def bounded(most: int = MOST) -> int:
     """Never more than a third of the files that the process may open: else callers could keep the broker itself from
-    its database and its clouds."""
+    its database and its clouds.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return most if soft == resource.RLIM_INFINITY else min(most, soft // 3)
 

@@ -59,7 +59,8 @@ class Content:
         self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes], *, sha256: str | None
     ) -> Upload:
         """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, NoRoom,
-        InvalidInput; then nothing of it is kept."""
+        InvalidInput; then nothing of it is kept.
+        """
         fmt = _format(name, declared)
         async with self._of_team[caller.team], self._uploading:
             settings = self._service.settings
@@ -79,7 +80,8 @@ class Content:
 
     def _examine(self, data: Path, fmt: Format) -> Mapping[str, Any] | None:
         """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
-        trained on. Runs in a thread."""
+        trained on. Runs in a thread.
+        """
         if fmt == "tar" and not _is_tar(data):
             raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
         try:
@@ -104,7 +106,8 @@ class Content:
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
         """Newest first: by the attempt's number, then by step, and of one step first what the attempt ended with.
-        Folders of unknown attempts are nobody's."""
+        Folders of unknown attempts are nobody's.
+        """
         attempts = await self._service.attempts(caller, job)
         numbers = {a.id: a.number for a in attempts}
         ends = {a.final.checkpoint.manifest for a in attempts if a.final and a.final.checkpoint}
@@ -118,7 +121,8 @@ class Content:
 
     async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
         """One file and its pieces, of which the last comes only when all are what the manifest says. Raises NotFound;
-        the pieces raise Corrupt."""
+        the pieces raise Corrupt.
+        """
         found = await self.manifest(caller, wanted)
         file = next((f for f in found[1].files if f.path == path), None) if found else None
         if found is None or file is None:

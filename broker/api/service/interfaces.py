@@ -48,7 +48,8 @@ class Preflight(Protocol):
 
     def permit(self, spec: JobSpec) -> JobSpec:
         """The spec with what was looked at in the place of names for it. Raises InvalidInput for what the installation
-        does not allow, whatever was allowed before."""
+        does not allow, whatever was allowed before.
+        """
         ...
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:

@@ -349,7 +349,8 @@ class Service:
 
     async def raise_cap(self, caller: Caller, wanted: JobId, cap_usd: Decimal) -> Job:
         """The same again changes nothing: who had no answer asks again. Raises Conflict for a job that ended,
-        InvalidInput for a cap that is lower, or where only a higher one lets the job go on."""
+        InvalidInput for a cap that is lower, or where only a higher one lets the job go on.
+        """
         job = await self.job(caller, wanted)
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"job {wanted} is {job.state}; retry it with a higher cap instead")

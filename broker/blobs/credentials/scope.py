@@ -52,5 +52,6 @@ class Scope:
     @property
     def list_prefixes(self) -> tuple[str, ...]:
         """A store that denies instead of saying "absent" is asked by listing; see
-        `trainer.objectstore.objects.Objects.read`."""
+        `trainer.objectstore.objects.Objects.read`.
+        """
         return (*self.checkpoints, self.documents)

@@ -68,7 +68,8 @@ def interruptible() -> Iterator[None]:
 
 def client(*, patience_s: float = 0.0) -> AsyncClient:
     """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to, and
-    Misconfigured."""
+    Misconfigured.
+    """
     return AsyncClient.found(patience_s=patience_s)
 
 

@@ -20,7 +20,8 @@ async def adopt(
     as_json: Json = False,
 ) -> None:
     """Let the configured blob store take the place of the one that this database's jobs lie in, which is lost with
-    their checkpoints. Stop every daemon first."""
+    their checkpoints. Stop every daemon first.
+    """
     from broker.blobs import ObstoreBlobs
     from broker.daemon.installation import mark_of
 

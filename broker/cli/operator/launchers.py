@@ -42,7 +42,8 @@ async def lost(
     as_json: Json = False,
 ) -> None:
     """Vouch that a launcher can create nothing any more, since its process or computer is lost for good: its attempt
-    ends once the cloud shows no machine, and the job goes on. Needs no daemon."""
+    ends once the cloud shows no machine, and the job goes on. Needs no daemon.
+    """
     from broker.controllers.provisioning.lost_launchers import StillLives, vouch
 
     out = Output(as_json=as_json)

@@ -21,7 +21,8 @@ async def adopt(
     as_json: Json = False,
 ) -> None:
     """Let the home's master key, or $GPUBROKER_MASTER_KEY, take the place of the one that this database's secrets are
-    sealed by, which is lost: secrets, channels and Slack's apps must be set again. Stop every daemon first."""
+    sealed by, which is lost: secrets, channels and Slack's apps must be set again. Stop every daemon first.
+    """
     from broker.runtime.secret_box import MASTER_KEY_FILE, MASTER_KEY_VARIABLE, SecretBox, master_key
 
     out = Output(as_json=as_json)

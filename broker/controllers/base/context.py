@@ -58,7 +58,8 @@ class Intervals:
 
     def tempo(self, drain_s: float) -> DrainBudget:
         """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its
-        end, to destroy, and to look twice, each at a listing that begins after what it is to show."""
+        end, to destroy, and to look twice, each at a listing that begins after what it is to show.
+        """
         round_s = self.poll_s + min(1.0, self.look_s)
         return DrainBudget(
             detect_s=self.billing_s + round_s, drain_s=drain_s, teardown_proof_s=4 * round_s + 2 * self.list_s
@@ -100,7 +101,8 @@ class ControllerContext:
     @property
     def at_once(self) -> Mapping[str, float]:
         """Turns of a claim that leaves nothing to other brokers: ends of bills are asked for by whoever is first, and
-        a cloud that is not heard may hear."""
+        a cloud that is not heard may hear.
+        """
         return dict.fromkeys(self.providers, 0.0)
 
     @property

@@ -37,7 +37,8 @@ def moved_prices(context: ControllerContext, inventory: Inventory, attempt: Atte
 def surplus(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Charge | None:
     """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
     more; None: there are none, or it is known, or no listing is young enough: another broker may have seen them go. It
-    covers no time: the next charge makes up for it."""
+    covers no time: the next charge makes up for it.
+    """
     prices = moved_prices(context, inventory, attempt)
     more = max((price.surplus for price in prices), default=0) > latest_price(attempt).surplus
     return priced(attempt, prices) if more else None

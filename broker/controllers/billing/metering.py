@@ -121,7 +121,8 @@ class Billing:
     def _until(self, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
         """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:
         no charge is ever taken back. Where it stands after all, the next charge makes up for it. What went while all
-        brokers were away is charged at its end alone: how long it may have stood counts from the charge before."""
+        brokers were away is charged at its end alone: how long it may have stood counts from the charge before.
+        """
         provider, born_by = attempt.line.offer.provider, attempt.booted_at
         shown, stood_until = self._inventory.shows(provider, attempt.name), self._stood_until(one, now)
         if stood_until < now:

@@ -54,7 +54,8 @@ class HeartbeatReader:
     @property
     def readable_s(self) -> float | None:
         """For how long beats could be written and seen, but for moments in which nobody could miss one; None: they
-        cannot be seen now."""
+        cannot be seen now.
+        """
         return self._context.clock.monotonic() - self._readable_since if self._readable else None
 
     async def refresh(self) -> None:
@@ -99,14 +100,16 @@ class HeartbeatReader:
 
     def peers_silent_s(self, attempt: AttemptId, nodes: int) -> float | None:
         """Since a beat was seen of the machine beside the first that has been silent for longest, and is not known to
-        be done; infinite: of one there was none yet; None: there is no such machine."""
+        be done; infinite: of one there was none yet; None: there is no such machine.
+        """
         mates = [self._watched.get((attempt, node)) for node in range(1, nodes)]
         ages = (self._listed - one.changed if one else math.inf for one in mates if one is None or not one.done)
         return max(ages, default=None)
 
     async def finished(self, attempt: AttemptId, nodes: int) -> int:
         """How many machines beside the first have said that they are done: each may end itself while that one goes on
-        to deliver. Raises BlobsUnavailable."""
+        to deliver. Raises BlobsUnavailable.
+        """
         mates = [await self.latest(attempt, node) for node in range(1, nodes)]
         return sum(one is not None and one.done for one in mates)
 

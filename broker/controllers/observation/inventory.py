@@ -112,7 +112,8 @@ class Inventory:
 
     def _born_after(self, provider: str, machine: Observed, shown: datetime) -> datetime | None:
         """When what the latest listing is the first to show did not stand yet: a lag before the two listings before it,
-        or when its cloud says that it was born, whose clock may be wrong. None: neither is known."""
+        or when its cloud says that it was born, whose clock may be wrong. None: neither is known.
+        """
         times, born = self._times[provider], machine.created_at
         if len(times) > 2:
             unlisted = self._by_the_wall(times[-3][0] - self._context.providers[provider].caps.list_lag_s)
@@ -160,7 +161,8 @@ class Inventory:
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Follows no others any more that it was told of before: `live` may have been read before a machine came that
-        is listed."""
+        is listed.
+        """
         own = self._context.installation
         for provider, followed in self._followed.items():
             others = {name for name in followed if attempt_of(own, name) not in live}
@@ -262,7 +264,8 @@ class Inventory:
 
     def stood(self, attempt: Attempt, *, max_age_s: float) -> Sequence[MachineSpan]:
         """All machines that listings have shown under an attempt's name. Where no listing is young enough, it is known
-        of none that it stands after the latest."""
+        of none that it stands after the latest.
+        """
         provider = attempt.line.offer.provider
         one, latest = self._followed.get(provider, {}).get(attempt.name), self._young(provider, math.inf)
         if one is None or latest is None:

@@ -48,7 +48,8 @@ class Boot:
 
     async def prepare(self, one: Leased) -> BootSpec:
         """Raises Unusable when a secret is gone, Rejected when the trainer cannot be handed out, BlobsUnavailable when
-        the store cannot be written."""
+        the store cannot be written.
+        """
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
         granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)

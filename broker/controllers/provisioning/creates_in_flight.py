@@ -31,7 +31,8 @@ class CreatesInFlight:
 
     def register(self, attempt: Attempt) -> None:
         """Before the create is committed; `end` when it was not, else `carry` the call that sends it. What was known of
-        an earlier create's launcher says nothing of this one's, also where it is the same."""
+        an earlier create's launcher says nothing of this one's, also where it is the same.
+        """
         self._in_flight[attempt.name] = None
         self._dead_since = {key: at for key, at in self._dead_since.items() if key[0] != attempt.id}
 

@@ -27,7 +27,8 @@ class Intents:
 
     async def change(self, one: Leased) -> tuple[Change, bool]:
         """What becomes of it, and whether its create is to be sent once that is committed. One that was sent already,
-        as the blob store tells of a row that a backup brought back, is looked up instead."""
+        as the blob store tells of a row that a backup brought back, is looked up instead.
+        """
         attempt = one.attempt
         try:
             was_sent = await self._restored.was_sent(attempt)

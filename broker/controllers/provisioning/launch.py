@@ -156,7 +156,8 @@ class Launch:
 
     async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
         """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
-        look it up: a look-up changes nothing while the launcher is not proven dead."""
+        look it up: a look-up changes nothing while the launcher is not proven dead.
+        """
         while not await self._write(change(one)):
             now = (await self._context.store.attempts_by_id([one.attempt.id])).get(one.attempt.id)
             if now is None or now.state is not AttemptState.LAUNCHING:
@@ -177,7 +178,8 @@ class Launch:
 
     def _unsent(self, one: Leased, first: bool, why: str) -> Change:
         """No cloud was asked, since what the machine is to be given could not be written: any broker may create it, at
-        no cost if it is the `first` create of that name, else once two listings show nothing."""
+        no cost if it is the `first` create of that name, else once two listings show nothing.
+        """
         unsent = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
         own = one.attempt.launched_by == self._context.provider_of(unsent).launcher_id()
         if not (first and own and no_machine_known(unsent) and unsent.charged_to is None):
@@ -227,7 +229,8 @@ class Launch:
 
     def _answered(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         """Whoever carried it out is through with it, and so need not be proven dead once the attempt is over: another
-        broker cannot prove that of a host that is lost."""
+        broker cannot prove that of a host that is lost.
+        """
         complete = len(handles) == one.attempt.line.nodes
         change = self._created(one, handles) if complete else self._miscounted(one, handles)
         assert change.attempt is not None
@@ -236,7 +239,8 @@ class Launch:
 
     def _miscounted(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever.
-        Or more than were bought, which would bill without being paid for here."""
+        Or more than were bought, which would bill without being paid for here.
+        """
         now = self._context.clock.now()
         ended = step(one.attempt, AttemptEvent.MISMATCH, now).attempt
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
@@ -250,7 +254,8 @@ class Launch:
 
     async def _read_beats(self, launching: Sequence[Leased]) -> bool:
         """False: the blob store cannot be read, or could not a moment ago, so nothing is known of agents that launchers
-        start."""
+        start.
+        """
         asked = {self._context.providers.get(one.attempt.line.offer.provider) for one in launching} - {None}
         if all(provider.caps.agent_start_s is None for provider in asked if provider is not None):
             return True
@@ -263,7 +268,8 @@ class Launch:
 
     async def _look_at(self, one: Leased, store_ok: bool) -> None:
         """A create that has not answered: adopt what the cloud shows, or end what went wrong; create again only when
-        that is proven safe."""
+        that is proven safe.
+        """
         attempt, context = one.attempt, self._context
         provider = context.provider_of(attempt)
         signal = signalled(one.attempt, one.job)
@@ -336,7 +342,8 @@ class Launch:
 
     async def _again(self, one: Leased) -> None:
         """The same name and the first `create_sent_at`: no second machine, and no second left uncharged. So the time of
-        the first, whose outcome is unknown, is charged now: the next one may be refused."""
+        the first, whose outcome is unknown, is charged now: the next one may be refused.
+        """
         attempt, now = one.attempt, self._context.clock.now()
         self._launchers.register(attempt)
         sent = step(attempt, AttemptEvent.ABSENT, now).attempt

@@ -1,5 +1,6 @@
 """Destroys under way. What is to be destroyed stays so, and no name is used twice: a call needs no lease of a row, and
-keeps its place in its cloud's queue however often, and by whomever, that row is looked at meanwhile."""
+keeps its place in its cloud's queue however often, and by whomever, that row is looked at meanwhile.
+"""
 
 import asyncio
 from collections.abc import Set

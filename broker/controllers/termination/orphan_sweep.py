@@ -104,7 +104,8 @@ class Sweep:
 
     async def _listing(self, provider: str) -> Listing | None:
         """A new one; else the latest, if it is not old: where few calls are answered a destroy of what was found before
-        does not wait for the next listing."""
+        does not wait for the next listing.
+        """
         try:
             await self._inventory.refresh(provider, max_age_s=0.0)
         except ProviderError as e:
@@ -172,7 +173,8 @@ class Sweep:
 
     async def _charge(self, provider: str, key: str, orphan: Orphan) -> None:
         """What stands beside or after its attempt is charged to its job: the cloud will too. Fenced, so each second
-        once. What is not listed any more is charged once, and no further while its destruction is not answered."""
+        once. What is not listed any more is charged once, and no further while its destruction is not answered.
+        """
         if orphan.attempt is None or key in self._paid:
             return
         store, handle = self._context.store, orphan.observed.handle
@@ -193,7 +195,8 @@ class Sweep:
 
     def _late(self, provider: str, key: str, orphan: Orphan, attempt: Attempt) -> Charge | None:
         """The time after `ended`; None: nothing is owed. A charge of nothing would move the time up to which it is
-        charged."""
+        charged.
+        """
         now, handle = self._context.clock.now(), orphan.observed.handle
         standing = [o for o in self._inventory.seen(provider, handle.name) if o.state is not InstanceState.GONE]
         machines = uncharged_after_end_usd(attempt, handle, self._born(key, orphan, now), now, standing=len(standing))

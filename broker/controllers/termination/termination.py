@@ -110,7 +110,8 @@ class Termination:
 
     async def _image_refused(self, attempt: Attempt) -> bool:
         """Whether an attempt before this one, which has, ended for the trainer's image as well, and none pulled it
-        since. The first one's host is passed over for a while, so that the second opinion is another's."""
+        since. The first one's host is passed over for a while, so that the second opinion is another's.
+        """
         if attempt.reason is not Reason.IMAGE:
             return False
         offer, store = attempt.line.offer, self._context.store
@@ -131,7 +132,8 @@ class Termination:
 
     async def _destroy(self, one: Leased, *, standing: bool, launcher_dead: bool, again_s: float) -> Change:
         """`again_s`: 0 where the cloud was not heard, for whoever comes next; who is cut off must not be first at a row
-        each time that another one comes to it."""
+        each time that another one comes to it.
+        """
         # An absence that was proven stays so for a broker without a proof of its own, until it is shown to stand.
         attempt = one.attempt
         if standing:

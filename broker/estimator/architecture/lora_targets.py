@@ -87,7 +87,8 @@ _UNESTIMATED: Mapping[str, tuple[str, ...]] = {
 @dataclass(frozen=True, kw_only=True)
 class SelectedModules:
     """`roles`: what the chosen modules do; `missing`: targets that choose none; `partly`: roles that are chosen in some
-    layers only."""
+    layers only.
+    """
 
     roles: frozenset[str]
     missing: tuple[str, ...] = ()
@@ -172,7 +173,8 @@ def _pattern(written: str) -> Callable[[str], bool]:
 @lru_cache(maxsize=256)
 def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple[str, str], ...]) -> SelectedModules:
     """`targets`: names, or one pattern. `roles`: (role, name) of the linear modules that a layer has. Raises
-    ValueError for a pattern that cannot be read, and for targets that choose what gets no adapter."""
+    ValueError for a pattern that cannot be read, and for targets that choose what gets no adapter.
+    """
     of = dict(roles)
     if targets in (ALL_LINEAR, (ALL_LINEAR,)):
         return SelectedModules(roles=frozenset(of) | ({POOLER} if shape.pooled_adapter else set()))

@@ -74,7 +74,8 @@ def embedded(shape: ModelShape) -> int:
 
 def optimizer_bytes(optimizer: str, width: int, trained: int, whole: int = 0) -> tuple[int, int]:
     """(states, what its update takes besides) for so many trained weights, each of `width` bytes. `whole`: those among
-    them whose states an optimizer of 8 bits keeps in float32."""
+    them whose states an optimizer of 8 bits keeps in float32.
+    """
     match optimizer:
         case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
             return 2 * (trained - whole) + 2 * 4 * ((trained - whole) // 256) + 2 * 4 * whole, 0
@@ -87,7 +88,8 @@ def optimizer_bytes(optimizer: str, width: int, trained: int, whole: int = 0) ->
 
 def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = True) -> int:
     """Bytes of what FSDP 1 has whole within a segment: the root's weights and those of one layer; in a layer's own pass
-    also those of the next (`ahead`)."""
+    also those of the next (`ahead`).
+    """
     if segment == "optimizer":
         return 0
     scales = 0
@@ -102,7 +104,8 @@ def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = Tru
 
 def divided(shape: ModelShape, ways: int) -> ModelShape:
     """What one of so many tensor-parallel devices has of every layer: some heads and columns of the MLP. Raises
-    ValueError where they do not divide."""
+    ValueError where they do not divide.
+    """
     for what, size in (("heads", shape.heads), ("heads of keys", shape.kv_heads), ("columns", shape.intermediate)):
         if size % ways:
             raise ValueError(f"{ways} devices do not divide {size} {what}")

@@ -186,7 +186,8 @@ def _check_devices(shape: ModelShape, ask: EstimateOptions) -> None:
 
 def recompute(ask: EstimateOptions) -> Literal["early", "whole"]:
     """How checkpointed blocks are computed again: to the last tensor that is asked for, or to the end, as the reentrant
-    way does, which is the default of 4.x. Raises Unanswerable."""
+    way does, which is the default of 4.x. Raises Unanswerable.
+    """
     return "whole" if is_fourth(_release(ask)) else "early"
 
 

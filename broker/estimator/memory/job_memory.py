@@ -45,7 +45,8 @@ def bits_of(workload: Workload) -> Literal[0, 4, 8]:
 
 def divides(workload: Workload) -> bool:
     """Whether a plan may divide it by FSDP: what the trainer can divide, and of that what the form of its memory was
-    compared with the tracer for."""
+    compared with the tracer for.
+    """
     return (
         workload.shape is not None
         and workload.task == "causal_lm"
@@ -55,7 +56,8 @@ def divides(workload: Workload) -> bool:
 
 def divisible(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
     """A decoder of tokens without a quantised base, an optimizer whose states are of its weights' shapes, and no fp16,
-    whose scaler was never run over shares."""
+    whose scaler was never run over shares.
+    """
     decoder = shape.head == "tokens" and not shape.decoder_layers and not precision.startswith("fp16")
     return decoder and method in ("full", "lora") and optimizer not in ("adamw_8bit", "adafactor")
 
@@ -74,7 +76,8 @@ def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[s
 
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
     """How the trainer holds weights and computes: a LoRA base in the compute precision, all that is trained in
-    float32, autocast around both. `bf16`: the device has it, which is what precision `auto` takes."""
+    float32, autocast around both. `bf16`: the device has it, which is what precision `auto` takes.
+    """
     half = workload.precision in ("bf16", "fp16") or (workload.precision == "auto" and bf16)
     full = workload.method == "full"
     return Numerics(

@@ -11,6 +11,7 @@ MOST = 2.5
 
 def shortfall(device_bytes: int, need: MemoryNeed) -> float:
     """What an estimate is to be multiplied by after it ran out of `device_bytes`, so that it does not fit there any
-    more; between 1 and `MOST`."""
+    more; between 1 and `MOST`.
+    """
     wanted = SHORT * device_bytes / (1 + need.margin) - need.context
     return min(MOST, max(1.0, wanted / need.peak))

@@ -85,7 +85,8 @@ class Corrections:
 
     def need(self, workload: Workload, need: MemoryNeed, gpu: bool, sharded: bool) -> MemoryNeed:
         """An estimate corrected, its margin by the evidence: never less than what was seen with no more rows, and no
-        longer ones. Of what is divided between GPUs nothing was observed."""
+        longer ones. Of what is divided between GPUs nothing was observed.
+        """
         if sharded:
             return replace(need, correction=workload.memory_factor)
         path = _path("gpu" if gpu else "cpu", workload)

@@ -18,7 +18,8 @@ _PROBE = "; its longest rows are tried after the first step"
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """`drop` is None when it fits; then `plan` is the best one. A workload without a shape has neither memory nor
-    pace, and runs on all devices."""
+    pace, and runs on all devices.
+    """
 
     drop: DropReason | None
     reason: str
@@ -30,7 +31,8 @@ class Fit:
 
 def probed(workload: Workload, plan: Plan | None) -> bool:
     """Nobody knows what its steps take, or nobody has measured it: an attempt tries its longest rows before the long
-    run."""
+    run.
+    """
     if workload.method == "script":
         return False
     if workload.shape is None or (plan is not None and plan.parallelism in DIVIDED):

@@ -198,7 +198,8 @@ class Planner:
 
     def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
         """The least plan has run out of memory on as large devices, of which no fewer shared the model, or it would
-        have more rows than that one."""
+        have more rows than that one.
+        """
         work = self._workload
         most = work.oom_micro_batch or plan.micro_batch
         more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= most

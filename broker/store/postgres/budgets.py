@@ -23,7 +23,8 @@ def policy_of(document: str) -> Policy:
 
 async def with_standing(connection: Connection, found: Sequence[asyncpg.Record]) -> tuple[datetime, dict[int, Applied]]:
     """Rows of `policies` with what their jobs have spent and hold. Windows begin by the clock that came with the rows:
-    an earlier one has what a later one has, and more."""
+    an earlier one has what a later one has, and more.
+    """
     now = found[0]["now"]
     policies = {row["id"]: policy_of(row["document"]) for row in found}
     asked = [

@@ -223,7 +223,8 @@ def _fresh_aws(original: Replacement) -> Replacement:
 
 def _no_doubt(original: Replacement) -> Replacement:
     """All our clouds are in use: what is bought was listed with the same key a moment ago, and SkyPilot's own check,
-    made once and cached, would leave out for good a cloud that did not answer then."""
+    made once and cached, would leave out for good a cloud that did not answer then.
+    """
 
     def get_cached_enabled_clouds_or_refresh(*args: Any, **kwargs: Any) -> Any:
         if not private():

@@ -38,7 +38,8 @@ def ready(record: common.ProvisionRecord) -> common.ProvisionRecord:
 
 def no_wheel(original: Replacement) -> Replacement:
     """SkyPilot would build its wheel for machines, for which pip downloads what builds it, and go through its own files
-    at each launch. An empty folder is in its place."""
+    at each launch. An empty folder is in its place.
+    """
 
     def build_sky_wheel() -> tuple[Path, str]:
         if not ours():

@@ -187,7 +187,8 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
 
 async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
     """What the jobs have committed that the spec names checkpoints of, but for its own, the furthest step first. One
-    that still runs removes what was named as it goes on."""
+    that still runs removes what was named as it goes on.
+    """
     jobs = {key.split("/")[1] for key in spec.resume_from} - {spec.job}
     found = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]
     return sorted(found, key=keys.step_of, reverse=True)

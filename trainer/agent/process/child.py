@@ -149,7 +149,8 @@ class Child:
     def killed_for_memory(self) -> bool:
         """True when the kernel has killed in this control group for memory since the start: the child, or one of its
         own, whose death a shell reports as 137 and a launcher as 1. Without such a mark a SIGKILL is no lack of
-        memory."""
+        memory.
+        """
         return oom_kills() > self._oom_before
 
     def outcome(self, code: int, *, script: bool) -> Outcome:

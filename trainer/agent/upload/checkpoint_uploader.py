@@ -96,7 +96,8 @@ class Saver:
 
     async def settle(self) -> None:
         """Waits for the upload that is under way, unless a later snapshot can be sent in its place, and no longer than
-        the attempt may last or the store stay away."""
+        the attempt may last or the store stay away.
+        """
         started = time.monotonic()
         while (sending := self._own()) is not None and self._patience(started) > 0:
             newest = max(self._state.run.waiting(), default=sending.folder)
@@ -173,7 +174,8 @@ class Saver:
 
 async def _remove(folder: Path) -> None:
     """At once for whoever looks next: a removal goes on in its thread when its caller is cancelled, and half a snapshot
-    must not be taken for a whole one."""
+    must not be taken for a whole one.
+    """
     doomed = folder.with_name(f".{folder.name}.gone")
     folder.rename(doomed)
     info_of(folder).unlink(missing_ok=True)

@@ -44,14 +44,16 @@ class SaveCost:
 
     def save_s(self, sending: Sending | None) -> float | None:
         """Seconds that a new save takes; None while nothing is known. `sending`: what is under way, whose upload alone
-        is the least that another one takes."""
+        is the least that another one takes.
+        """
         if self._saves_s:
             return min(self._saves_s)
         return self.upload_s(sending.bytes, sending) if sending else None
 
     def upload_s(self, count: int, sending: Sending | None) -> float | None:
         """Seconds that so many bytes take, by the highest rate of the latest uploads and of the one under way; None
-        while there is none."""
+        while there is none.
+        """
         own = sending.rate if sending else None
         rate = max([*self._rates, *([own] if own else [])], default=None)
         return count / rate if rate else None

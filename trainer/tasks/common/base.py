@@ -101,7 +101,8 @@ class Task(ABC, Generic[E]):
 
     def _learned(self, found: Sequence[Any]) -> Iterator[int]:
         """Which rows something is learned of. Raises UserFault for a token that the model has no embedding of: the
-        tokenizer may have more of them, as long as no row does."""
+        tokenizer may have more of them, as long as no row does.
+        """
         for number, e in enumerate(found):
             if self._embedded is not None:
                 self._insist_on_embeddings(e, self._embedded)
@@ -286,7 +287,8 @@ class Task(ABC, Generic[E]):
 
     def ahead(self, examples: Sequence[E]) -> None:
         """Before a step is trained, for a task that `looks_ahead`: this process's rows of the next one, which another
-        thread may make ready meanwhile. What is trained does not depend on it."""
+        thread may make ready meanwhile. What is trained does not depend on it.
+        """
 
     def choose(self, held: Sequence[E]) -> None:
         """Before held-out rows are judged: which of them to look at closer."""
@@ -313,7 +315,8 @@ class Task(ABC, Generic[E]):
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
         """`adapter/` (peft's format, and the tokenizer) or `model/`, a whole folder. `state`: tensors in place of the
-        model's own."""
+        model's own.
+        """
         if self.config.adapters is not None:
             models.save_adapter(folder / "adapter", model, state)
             self.tokenizer.save_pretrained(folder / "adapter")

@@ -31,7 +31,8 @@ KEPT_BYTES = 1024**3
 
 def taken(row: dict[str, Any], column: str, where: str, number: int) -> Image.Image:
     """The picture of a row, in RGB, as a camera's note of its orientation has it. Raises DataError, and OSError where
-    the machine could not read it."""
+    the machine could not read it.
+    """
     cell = cells.taken("picture", row, column, where, number)
     try:
         return opened(cell)
@@ -74,7 +75,8 @@ def spare_threads() -> int:
 
 class Ahead:
     """Pictures that are made ready by threads while the step before them trains: of the step that trains, and of the
-    next."""
+    next.
+    """
 
     def __init__(self, make: Callable[[Row, int], Array], threads: int = 1) -> None:
         """`make`: of a row and its number; the same array however often and wherever it is called."""

@@ -64,7 +64,8 @@ Span = tuple[str, int, int]
 
 def spans(tags: Sequence[str]) -> frozenset[Span]:
     """What is named by tags in IOB2 (`B-PER I-PER O`); an `I-` that continues nothing begins a span, as conlleval has
-    it."""
+    it.
+    """
     found: set[Span] = set()
     kind, start = "", 0
     for number, tag in enumerate([*tags, "O"]):

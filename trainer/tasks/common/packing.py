@@ -68,7 +68,8 @@ def collate(packs: Sequence[Pack], pad: int, device: torch.device) -> dict[str, 
 @torch.no_grad()
 def check(model: Any, device: torch.device) -> None:
     """Raises UserFault for a model in which a row of a pack sees the one before it: other tokens there must not change
-    a bit of what it computes."""
+    a bit of what it computes.
+    """
     model.eval()
     try:
         apart = torch.equal(*(_second(model, other, device) for other in (1, 2)))

@@ -40,7 +40,8 @@ class PipelineKind:
 @contextlib.contextmanager
 def refusals(config: TrainConfig) -> Iterator[None]:
     """Turns what the libraries raise for a model that they cannot read into a UserFault, or into the Fault of the
-    machine or the Hub."""
+    machine or the Hub.
+    """
     try:
         yield
     except (OSError, ValueError, KeyError) as e:
@@ -110,7 +111,8 @@ def unet(config: TrainConfig, kept: torch.dtype, *, hollow: bool) -> Any:
 
 def targets(model: Any, config: TrainConfig) -> list[str]:
     """Modules of a UNet that the words for adapters mean, which peft itself knows of transformers' models only; none
-    where they are named."""
+    where they are named.
+    """
     wanted = config.adapters.targets if config.adapters is not None else ()
     if wanted == "attention":
         return list(ATTENTION)
@@ -146,7 +148,7 @@ def save_lora(folder: Path, kind: PipelineKind, model: Any, state: dict[str, tor
 
 
 def _in_order(file: Path) -> None:
-    """safetensors writes several metadata in an order of chance: a run that was resumed would leave other bytes."""
+    """Safetensors writes several metadata in an order of chance: a run that was resumed would leave other bytes."""
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])

@@ -35,7 +35,8 @@ class Frozen:
 
     def __init__(self, model: str, device: torch.device, precision: torch.dtype, *, two: bool) -> None:
         """`two` text encoders, as SDXL has. The VAE computes in float32: in fp16 that of SDXL overflows. Raises
-        OSError, ValueError."""
+        OSError, ValueError.
+        """
         from diffusers import AutoencoderKL
         from transformers import CLIPTextModel, CLIPTextModelWithProjection
 

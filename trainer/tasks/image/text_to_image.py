@@ -1,5 +1,6 @@
 """A picture from a text: the UNet of Stable Diffusion 1.x, 2.x or SDXL, in full or by adapters, its VAE and text
-encoders frozen (Rombach et al. 2022, arXiv 2112.10752; Podell et al. 2023, arXiv 2307.01952)."""
+encoders frozen (Rombach et al. 2022, arXiv 2112.10752; Podell et al. 2023, arXiv 2307.01952).
+"""
 
 import base64
 import contextlib
@@ -146,7 +147,8 @@ class TextToImage(Task[Drawn]):
 
     def collate(self, examples: Sequence[Drawn], device: torch.device) -> Batch:
         """Noised latents, what is to be predicted, and what the UNet is told; drawn on the host, so alike on any
-        device."""
+        device.
+        """
         made = [self._made(e, device) for e in examples]
         drawn = [self._draw(e, one) for e, one in zip(examples, made, strict=True)]
         latents, noise, steps = (stacked(column, device) for column in zip(*drawn, strict=True))

@@ -1,5 +1,6 @@
 """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290): the better of two answers, without a reward
-model. The reference is the base under the adapters, so there is no second model in memory."""
+model. The reference is the base under the adapters, so there is no second model in memory.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

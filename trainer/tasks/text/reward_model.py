@@ -1,5 +1,6 @@
 """A reward model: which of two answers people like better (Bradley, Terry 1952; Christiano et al. 2017, arXiv
-1706.03741)."""
+1706.03741).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -302,7 +302,8 @@ class DecoderSimulator:
     def _probe(self, masked: bool, x: Tensor) -> tuple[int, int]:
         """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
         saved and computes the layer again, the operation before which that stops). Of inputs of that width: what is in
-        float32 already is not cast to it, which is an operation less."""
+        float32 already is not cast to it, which is an operation less.
+        """
         if (kind := (masked, x.width)) not in self.probed:
             tape = Tape()
             tape.begin_segment("ahead", "temporary")

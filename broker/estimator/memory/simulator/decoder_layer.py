@@ -78,7 +78,8 @@ class Layer:
 
     def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
         """bitsandbytes: the matrix is unpacked for each use; the result has the type of the input. 8 bits are computed
-        with in fp16, whatever that is."""
+        with in fp16, whatever that is.
+        """
         width = 2 if self.numerics.bits == 8 else self.numerics.compute
         into = self.cast(x, width)
         beside = count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens)
@@ -97,7 +98,7 @@ class Layer:
         return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
 
     def adapt(self, x: Tensor, base: Tensor, role: str, outputs: int) -> Tensor:
-        """peft's LoRA: in the adapters' own type, under autocast in half precision."""
+        """Peft's LoRA: in the adapters' own type, under autocast in half precision."""
         n, tape = self.numerics, self.tape
         kept = n.bits and n.autocast  # peft's bnb layers do not cast then
         into = self.cast(x, x.width if kept else n.adapters)
@@ -230,7 +231,8 @@ class Layer:
 
     def _for_every_head(self, count: int, width: int, *heads: Tensor) -> list[Tensor]:
         """Keys and values repeated for the queries' heads, and only then cast; what is cast keeps its name meanwhile.
-        Of one head they are a view, which a cast makes whole (`repeat_kv` in transformers' sdpa_attention.py)."""
+        Of one head they are a view, which a cast makes whole (`repeat_kv` in transformers' sdpa_attention.py).
+        """
         made, named, tape = [], [], self.tape
         for t in heads:
             if self.shape.kv_heads > 1:
@@ -243,7 +245,7 @@ class Layer:
         return made + named
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """torch's attention without a fused kernel: in float32, the scores whole."""
+        """Torch's attention without a fused kernel: in float32, the scores whole."""
         tape, width = self.tape, q.width
         scores = self.rows * self.shape.heads * self.length * self.length
         wide = [self.cast(t, 4) for t in (q, k, v)]
@@ -273,7 +275,7 @@ class Layer:
         return [heads[0], *more]
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """transformers' own attention: product, scale, mask, softmax in float32; keys and values repeated."""
+        """Transformers' own attention: product, scale, mask, softmax in float32; keys and values repeated."""
         tape = self.tape
         scores = self.rows * self.shape.heads * self.length * self.length
         if k.count != q.count:

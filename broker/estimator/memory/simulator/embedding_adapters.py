@@ -20,7 +20,7 @@ def adapt_head(layer: Layer, x: Tensor, logits: Tensor, *, accumulated: bool) ->
 
 
 def adapt_embeddings(layer: Layer, x: Tensor, *, accumulated: bool) -> Tensor:
-    """peft looks up rows of the first matrix and multiplies them by the second, without dropout. Consumes `x`."""
+    """Peft looks up rows of the first matrix and multiplies them by the second, without dropout. Consumes `x`."""
     tape, n, hidden = layer.tape, layer.numerics, layer.shape.hidden
     _weights(layer, "embeddings", layer.shape.vocabulary, hidden, accumulated=accumulated)
     first = layer.weights["embeddingsA"]

@@ -8,7 +8,8 @@ from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
 
 class EncoderPlayer(DecoderSimulator):
     """Embeddings are summed and normalised (of images: patches are multiplied by a matrix); the head reads the first
-    token, or every one."""
+    token, or every one.
+    """
 
     def _weight(self, count: int, *, whole: bool = False) -> Weight:
         """`whole`: of a head, which a LoRA trains too."""

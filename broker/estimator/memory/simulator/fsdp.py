@@ -36,7 +36,8 @@ class NoSharding:
 
     def reduce(self) -> None:
         """After a layer's backward pass. Where nothing before the first layer wants a gradient, torch reduces that one
-        after the root, which takes no more."""
+        after the root, which takes no more.
+        """
 
     def reduce_root(self) -> None:
         """The backward pass is over."""

@@ -35,7 +35,8 @@ class Depth:
 
     def extremes(self, played: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
         """(place, how many more layers of each played one have run before than on the tape) of those that the played
-        one stands for: the first and the last that is run."""
+        one stands for: the first and the last that is run.
+        """
         between, kind = self._between(), self.played[played]
         at = [i for i, one in enumerate(between) if one == kind]
         numbers = range(1, len(self.played) - 1)

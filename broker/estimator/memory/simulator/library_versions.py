@@ -70,7 +70,8 @@ def keeps_presents(family: str, release: tuple[int, int] | None, *, checkpointin
 
 def is_quantised(family: str, release: tuple[int, int] | None) -> bool:
     """Whether bitsandbytes' modules take the place of the family's: since 5.0 transformers replaces linear modules
-    themselves and no classes made of them, as Falcon's are."""
+    themselves and no classes made of them, as Falcon's are.
+    """
     return family != "falcon" or is_fourth(release)
 
 

@@ -187,7 +187,8 @@ class Seq2SeqLayer(Layer):
 
     def _backward_bytes(self, q: Tensor, keys: int, masks: list[Tensor]) -> int:
         """What the kernel takes besides: sums of the queries' gradients in float32, padded to its tiles, and after
-        these the bias's gradient of every row."""
+        these the bias's gradient of every row.
+        """
         s = self.shape
         padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
         sums = self.rows * s.heads * padded[0] * padded[1] * 4
@@ -214,7 +215,7 @@ class Seq2SeqLayer(Layer):
         return mask
 
     def _written(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
-        """transformers' own attention: product, scale, bias, mask, softmax."""
+        """Transformers' own attention: product, scale, bias, mask, softmax."""
         n, tape = self.numerics, self.tape
         scores = self.rows * self.shape.heads * self.length * keys
         q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)

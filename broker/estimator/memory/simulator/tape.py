@@ -147,7 +147,8 @@ class Tape:
         that their gradient is computed in; `scratch`, `back`: bytes that only the kernels take, forward and backward;
         `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too; `keeps`: a
         product of flattened rows, which saves its matrix too, and whose gradient is a view; `late`: some of `saves`
-        are results of its own."""
+        are results of its own.
+        """
         grad = bool(weights) or any(t.grad for t in inputs)
         self.operations += 1
         if grad and (saves or weights or saves_out or saves_matrix):
@@ -169,7 +170,8 @@ class Tape:
     def product(self, x: Tensor, y: Tensor) -> Tensor:
         """Of two tensors, number by number; each is kept for the other's gradient, which is as wide as the result, and
         still there while it is cast (`validate_outputs` in torch's engine.cpp). So is what was kept, unless
-        checkpointing's hooks hand it out, when it has gone by then."""
+        checkpointing's hooks hand it out, when it has gone by then.
+        """
         kept = [one for one, other in ((x, y), (y, x)) if other.grad]
         width = max(x.width, y.width)
         cast = sum(t.count * (width - t.width * self.unpacks) for t in (x, y) if t.grad and t.width < width)
@@ -177,7 +179,8 @@ class Tape:
 
     def added(self, into: Tensor, more: Tensor) -> Tensor:
         """The first, for its holder, with the second added in place to some of its rows: index_add, whose derivative
-        keeps what it adds."""
+        keeps what it adds.
+        """
         out = Tensor(into.count, into.width, into.category, into.grad or more.grad, base=into.base or into)
         self.operations += 1
         if out.grad and self.recording:

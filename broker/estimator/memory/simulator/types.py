@@ -57,7 +57,8 @@ class Step:
     @property
     def gathered(self) -> "Step":
         """As it is computed. By FSDP 2 with whole weights as they are gathered, whose gradients are of their type, and
-        added to none: earlier ones are divided."""
+        added to none: earlier ones are divided.
+        """
         if not self.divided:
             return self
         n = self.numerics
@@ -67,7 +68,8 @@ class Step:
     def hooked(self) -> bool:
         """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and
         where checkpointing is reentrant, which makes leaves of them, their gradients too. Every adapter is a unit of
-        its own (peft's wrapping policy), so what is fetched ahead of a layer's pass is an adapter, no second layer."""
+        its own (peft's wrapping policy), so what is fetched ahead of a layer's pass is an adapter, no second layer.
+        """
         return self.fsdp == 1 and self.shards > 1 and not self.numerics.full
 
 
