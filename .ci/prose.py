@@ -16,41 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FIRST_WORDS = frozenset(
-    [
-        "Of",
-        "What",
-        "Whose",
-        "By",
-        "Where",
-        "That",
-        "As",
-        "And",
-        "But",
-        "Or",
-        "For",
-        "From",
-        "With",
-        "Without",
-        "Before",
-        "Beside",
-        "Until",
-        "Because",
-        "Since",
-        "Whether",
-        "Which",
-        "Who",
-        "Whom",
-        "How",
-        "So",
-        "Else",
-        "In",
-        "On",
-        "At",
-        "To",
-        "Than",
-        "Those",
-        "Such",
-    ]
+    {
+        *("Of", "What", "Whose", "By", "Where", "That", "As", "And", "But", "Or", "For", "From", "With", "Without"),
+        *("Before", "Beside", "Until", "Because", "Since", "Whether", "Which", "Who", "Whom", "How", "So", "Else"),
+        *("In", "On", "At", "To", "Than", "Those", "Such"),
+    }
 )
 WORDS = re.compile(
     r"\b(house|houses|doors?|rooms?|nobody|somebody|anybody|whoever|whatever|whom|stands|stood|beside|anew|likewise"
