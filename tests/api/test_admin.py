@@ -54,9 +54,10 @@ async def test_a_secret_is_stored_sealed_and_never_shown(api: Running, caplog: p
     assert refused["errors"][0]["field"] == "secrets.0"
 
 
-async def test_ready_names_the_part_that_fails_and_says_why_to_operators_and_the_log(
+async def test_readyz_names_the_failing_part_and_tells_operators_why(
     api: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Ready names the part that fails and says why to operators and the log."""
     why = "postgresql://gpubroker@db.internal:5432 does not answer"
 
     async def away() -> None:

@@ -60,7 +60,8 @@ async def test_only_managers_of_the_team_and_operators_see_a_channel(api: Runnin
     assert (await added(api, bob))["id"] != made["id"]
 
 
-async def test_only_operators_make_channels_of_the_installation_or_of_other_teams(api: Running) -> None:
+async def test_only_operators_create_installation_or_foreign_team_channels(api: Running) -> None:
+    """Only operators make channels of the installation or of other teams."""
     ann, root = await api.token("ann", "manage"), await api.token("root", "admin")
     await api.token("bob", "manage", team="red")
     await api.call("POST", "/v1/channels", ann, 403, json=HOOK | {"installation": True})

@@ -111,7 +111,8 @@ async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.
         assert await told(api, b"GET /v1/me HTTP/1.1\r\nHost:") == ""
 
 
-async def test_beyond_the_bound_a_connection_is_dropped_and_the_others_are_served() -> None:
+async def test_connections_beyond_the_limit_are_dropped() -> None:
+    """Beyond the bound a connection is dropped and the others are served."""
     async with serving(MemoryStore(SystemClock()), memory_blobs(), connections=3) as api:
         port = int(api.url.rsplit(":", 1)[1])
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]

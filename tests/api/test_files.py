@@ -170,7 +170,7 @@ async def test_without_room_an_upload_is_refused_in_one_line(api: Running, monke
     assert (spool(api), await api.service.blobs.list("uploads/")) == ([], [])
 
 
-async def test_what_the_blob_folder_has_no_room_for_is_refused_before_it_is_written_there(
+async def test_upload_larger_than_free_disk_is_refused_before_writing(
     api: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Often one disk has the spool, the store and the database: a second copy must not take what is kept for that."""
@@ -204,7 +204,7 @@ async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
             pass
 
 
-def test_a_start_removes_what_a_killed_daemon_had_begun_to_write_into_a_folder_store(tmp_path: Path) -> None:
+def test_start_removes_partial_writes_of_a_killed_daemon(tmp_path: Path) -> None:
     """What obstore leaves where it is killed within a write, which none of its listings shows."""
     for name, age_s in (("whole", 9e4), ("half#1", 9e4), ("under-way#1", 60)):
         (tmp_path / name).touch()

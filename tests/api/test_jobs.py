@@ -19,7 +19,8 @@ async def submitted(api: Running, me: dict[str, str], **changes: Any) -> dict[st
     return await api.call("POST", "/v1/jobs", me, 202, json=spec(ref, **changes))
 
 
-async def test_a_quote_ranks_offers_says_why_and_proposes_a_cap_without_one_in_the_spec(api: Running) -> None:
+async def test_quote_ranks_offers_explains_and_proposes_a_cap(api: Running) -> None:
+    """A quote ranks offers says why and proposes a cap without one in the spec."""
     me = await api.token("ada")
     body = spec((await api.upload(me))["ref"])
     del body["cap_usd"]

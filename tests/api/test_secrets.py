@@ -71,9 +71,10 @@ async def store() -> MemoryStore:
     return store
 
 
-async def test_the_key_is_made_for_a_new_database_and_its_mark_gives_nothing_away(
+async def test_key_is_created_for_a_new_database_and_its_mark_reveals_nothing(
     store: MemoryStore, tmp_path: Path
 ) -> None:
+    """The key is made for a new database and its mark gives nothing away."""
     box = await sealing(store, tmp_path / "master.key", {})
     assert (await sealing(store, tmp_path / "master.key", {})).open(box.seal("hf_verysecret")) == "hf_verysecret"
     key = (tmp_path / "master.key").read_text().strip()

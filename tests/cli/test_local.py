@@ -219,9 +219,10 @@ BEFORE = [("doctor",), ("blobs", "init", "{home}/blobs"), ("sweep", "--once", "-
 
 
 @pytest.mark.parametrize("words", BEFORE)
-def test_what_is_tried_before_the_first_start_does_not_keep_the_daemon_from_it(
+def test_commands_before_the_first_start_do_not_block_the_daemon(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
+    """What is tried before the first start does not keep the daemon from it."""
     home = own_home / "state" / "home"
     monkeypatch.setenv("GPUBROKER_HOME", str(home))
     before = os.umask(0o022)  # as on most systems

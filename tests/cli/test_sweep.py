@@ -53,7 +53,7 @@ def test_without_either_nobodys_machines_are_touched(theirs: Path) -> None:
     ("words", "watched_s"),
     [((), 120), (("--destroy",), 120 + 800 + 90), (("--destroy", "--watch", "30"), 30), (("--watch", "30"), 30)],
 )
-def test_the_lease_is_watched_until_trainers_have_saved_where_machines_are_destroyed(
+def test_lease_is_watched_until_trainers_have_saved(
     words: tuple[str, ...], watched_s: float, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker whose database is away touches no lease, and its trainers train on meanwhile."""
@@ -83,7 +83,7 @@ def stands(name: str, spared: str = "") -> FoundMachine:
 @pytest.mark.parametrize(
     ("words", "ended", "code"), [((), ["nobodys"], 1), (("--spared",), ["nobodys", "anothers"], 0)]
 )
-def test_what_an_older_database_cannot_know_is_left_alone_until_a_person_asks_for_that(
+def test_sweep_spares_machines_newer_than_a_restored_database(
     words: tuple[str, ...], ended: list[str], code: int, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A living broker with the newer database may train on it."""

@@ -77,7 +77,8 @@ def test_machines_are_counted_and_priced_by_name() -> None:
     assert bill.by_name() == {"gb-x-head": Decimal("0.03"), "gb-y-head": Decimal("0.1")}
 
 
-def test_lambdas_machines_that_are_taken_are_gone_and_others_are_still_ours() -> None:
+def test_lambda_machines_taken_back_are_gone_and_others_remain_ours() -> None:
+    """Lambdas machines that are taken are gone and others are still ours."""
     bill = Bill(
         log("lambda", (0, "running", "3.6"), (9, "evicted", "0"), machine="a")
         + log("runpod", (0, "created", "3.6"), (9, "evicted", "0"), machine="b"),

@@ -201,7 +201,8 @@ async def docked(fleet: Fleet) -> NamespaceMachine:
     return machine
 
 
-async def test_docker_runs_the_command_as_the_user_with_the_given_environment_only(fleet: Fleet) -> None:
+async def test_docker_runs_the_command_as_the_user_with_only_the_given_env(fleet: Fleet) -> None:
+    """Docker runs the command as the user with the given environment only."""
     machine = await docked(fleet)
     program = "import os, trainer.contract; print(os.getuid(), os.getpid(), os.getcwd(), sorted(os.environ)); " \
               "print(os.environ['A'], os.listdir('/home'), open('left', 'w').write('x'))"  # fmt: skip

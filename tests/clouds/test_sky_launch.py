@@ -224,9 +224,10 @@ async def test_vast_sells_the_very_ask_for_the_bid_and_gets_no_key(sky: SkyLaunc
 # ------------------------------------------------------------------------------------------------------ cut short
 
 
-async def test_a_launch_past_its_deadline_is_cancelled_and_its_machine_left_to_the_sweep(
+async def test_launch_past_its_deadline_is_cancelled_and_left_to_the_sweep(
     sky: SkyLauncher, clouds: Clouds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A launch past its deadline is cancelled and its machine left to the sweep."""
     config, limit_s, names = sky._config, 12, iter("hqr")
     clouds.control.hold_boots()
     while True:  # a busy machine needs longer until one is created

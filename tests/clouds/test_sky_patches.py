@@ -51,9 +51,8 @@ async def bootstrapped(home: Path, url: str, *clusters: str) -> list[str]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-async def test_a_launch_leaves_the_placement_group_of_another_that_is_still_empty(
-    aws: tuple[Front, str], tmp_path: Path
-) -> None:
+async def test_launch_keeps_the_empty_placement_group_of_another_launch(aws: tuple[Front, str], tmp_path: Path) -> None:
+    """A launch leaves the placement group of another that is still empty."""
     made, url = aws
     one, two, again = await bootstrapped(tmp_path, url, ONE, TWO, TWO)
     assert one.startswith(ONE)

@@ -222,7 +222,8 @@ async def test_a_server_that_is_to_be_replaced_may_finish_its_launches(state: Pa
     assert processes(state) == {}
 
 
-async def test_an_idle_server_that_is_to_be_replaced_ends_with_a_daemon_that_needs_none(state: Path) -> None:
+async def test_idle_server_due_for_replacement_ends_with_its_last_daemon(state: Path) -> None:
+    """An idle server that is to be replaced ends with a daemon that needs none."""
     first = opened(state)
     await first.warm()
     former = first.id

@@ -209,7 +209,8 @@ async def test_local_takes_one_job_at_a_time(make_world: Callable[..., World], t
 # -------------------------------------------------------------------------------------------------- faults of a cloud
 
 
-async def test_after_a_lying_timeout_the_launcher_is_alive_until_the_machine_comes(faulty: Any) -> None:
+async def test_launcher_counts_as_alive_after_a_false_timeout(faulty: Any) -> None:
+    """After a lying timeout the launcher is alive until the machine comes."""
     world = await faulty(lying_timeout=1.0, lying_delay_s=0.3)
     provider, name = world.open(), new_name()
     with pytest.raises(OutcomeUnknown):

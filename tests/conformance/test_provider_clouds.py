@@ -96,7 +96,9 @@ def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_create_that_is_called_off_ends_and_leaves_what_it_made_under_its_name(kind: str, tmp_path: Path) -> None:
+def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, tmp_path: Path) -> None:
+    """A create that is called off ends and leaves what it made under its name."""
+
     async def story() -> None:
         async with cloud_world(kind, tmp_path) as world:
             provider, other, name = world.open(), world.open(), new_name()

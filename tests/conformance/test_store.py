@@ -223,7 +223,8 @@ async def test_a_row_is_due_again_after_its_time(house: House) -> None:
     assert again.state is JobState.RECOVERING
 
 
-async def test_a_released_row_is_due_after_the_time_given_and_only_its_holder_releases(house: House) -> None:
+async def test_released_row_is_due_later_and_only_its_holder_releases_it(house: House) -> None:
+    """A released row is due after the time given and only its holder releases."""
     store = house.store
     attempt, _ = await running(store)
     (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=9)
@@ -303,7 +304,8 @@ async def test_a_stop_during_a_lease_makes_the_row_due_when_it_is_given_back(sto
     assert due.attempt.id == attempt.id
 
 
-async def test_a_stop_that_the_ending_of_an_attempt_did_not_see_makes_the_job_due(store: Store) -> None:
+async def test_stop_missed_by_the_ending_attempt_makes_the_job_due(store: Store) -> None:
+    """A stop that the ending of an attempt did not see makes the job due."""
     _, job = await running(store, AttemptState.TERMINATING)
     (leased,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=9)
     await store.request_stop(job.id, make_event(job))

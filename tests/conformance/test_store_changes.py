@@ -73,7 +73,8 @@ async def test_controllers_do_not_overwrite_billing_and_the_api(store: Store) ->
     assert (after.charged_usd, after.charged_to, after.signal) == (1, START, Signal.CAP)
 
 
-async def test_whoever_launched_says_that_it_is_through_while_another_holds_the_lease(store: Store) -> None:
+async def test_launching_broker_reports_completion_while_another_leases_the_row(store: Store) -> None:
+    """Whoever launched says that it is through while another holds the lease."""
     await running(store, AttemptState.LAUNCHING)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
     sent = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="a")
@@ -146,7 +147,8 @@ async def test_a_change_happens_whole_or_not_at_all(store: Store) -> None:
     assert (await store.attempts(good.job_id))[0].state is AttemptState.DRAINING
 
 
-async def test_a_row_that_breaks_a_rule_is_refused_aloud_and_the_others_are_written(store: Store) -> None:
+async def test_row_that_breaks_a_rule_is_refused_and_the_others_are_written(store: Store) -> None:
+    """A row that breaks a rule is refused aloud and the others are written."""
     _, job = await running(store, AttemptState.INTENDED)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
     await submitted(store)

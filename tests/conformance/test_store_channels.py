@@ -23,7 +23,8 @@ async def test_every_installation_has_a_log_that_is_told_everything(store: Store
     assert (stream.snapshot.job.id, stream.snapshot.attempts) == (job.id, ())
 
 
-async def test_an_event_goes_to_the_channels_of_its_team_and_the_installations_that_want_it(store: Store) -> None:
+async def test_event_reaches_subscribed_channels_of_team_and_installation(store: Store) -> None:
+    """An event goes to the channels of its team and the installations that want it."""
     await store.put_team("nlp", "")
     await only(
         store,

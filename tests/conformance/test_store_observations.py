@@ -41,7 +41,8 @@ async def end(store: Store, *, seen: str = "l40s", rate: float = 100.0, stale: b
     return held, one.job
 
 
-async def test_an_observation_is_kept_with_the_end_of_its_attempt_and_the_plan_with_its_job(store: Store) -> None:
+async def test_observation_is_stored_with_the_attempts_end(store: Store) -> None:
+    """An observation is kept with the end of its attempt and the plan with its job."""
     held, job = await end(store)
     assert held
     (kept,) = await store.observations(each=9)

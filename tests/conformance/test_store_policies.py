@@ -172,7 +172,8 @@ async def test_a_policy_that_is_deleted_or_changed_holds_nobody_any_more(store: 
 # -------------------------------------------------------------------------------------------------------------- money
 
 
-async def test_what_is_charged_moves_from_reserved_to_spent_and_the_rest_comes_back(store: Store) -> None:
+async def test_charges_move_from_reserved_to_spent_and_the_rest_is_released(store: Store) -> None:
+    """What is charged moves from reserved to spent and the rest comes back."""
     await store.put_policy(policy(budgets=[budget("20"), {"limit_usd": "20", "per": "day"}]))
     _, job = await running(store)
     await charge(store, job, "3.5")
@@ -241,7 +242,8 @@ async def test_a_higher_cap_that_needs_approval_is_approved_first(store: Store) 
     assert raised.cap_usd == 20
 
 
-async def test_the_cap_of_a_job_that_does_not_run_is_raised_without_a_reservation(store: Store) -> None:
+async def test_cap_of_an_idle_job_is_raised_without_a_reservation(store: Store) -> None:
+    """The cap of a job that does not run is raised without a reservation."""
     await store.put_policy(policy(max_jobs=0, budgets=[budget("1")]))
     job = await submitted(store)
     raised = await store.raise_cap(job.id, Decimal(20), make_event(job))

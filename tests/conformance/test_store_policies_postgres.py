@@ -112,9 +112,8 @@ async def test_however_many_admit_at_once_no_limit_is_passed(brokers: list[Postg
     assert [tuple(row) for row in counted] == [tuple(row) for row in await raw.fetch(USAGE_BY_LEDGER)]
 
 
-async def test_an_admission_waits_for_whoever_holds_the_policy_and_sees_what_he_wrote(
-    brokers: list[PostgresStore], raw: Any
-) -> None:
+async def test_admission_waits_for_the_policy_lock_and_sees_its_writes(brokers: list[PostgresStore], raw: Any) -> None:
+    """An admission waits for whoever holds the policy and sees what he wrote."""
     store = brokers[0]
     await store.put_policy(policy(budgets=month("20")))
     attempt, other = await running(store)

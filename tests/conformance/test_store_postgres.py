@@ -203,7 +203,8 @@ async def test_a_client_killed_amid_submits_loses_none_that_was_acknowledged(
     assert await connection.fetchval(halves) == 0
 
 
-def test_a_server_that_dies_while_it_is_connected_to_is_one_that_gave_no_answer() -> None:
+def test_server_that_dies_during_connect_gives_no_answer() -> None:
+    """A server that dies while it is connected to is one that gave no answer."""
     with pytest.raises(StoreUnavailable, match="read again"), store_errors("claim"):
         raise asyncpg.InternalClientError("got result for unknown protocol state 3")
 

@@ -46,7 +46,8 @@ async def test_spot_machines_are_added_up_by_market(store: Store) -> None:
     ]  # fmt: skip
 
 
-async def test_every_node_counts_and_what_was_never_asked_for_or_is_on_demand_does_not(store: Store) -> None:
+async def test_preemption_history_counts_every_requested_spot_node(store: Store) -> None:
+    """Every node counts and what was never asked for or is on demand does not."""
     await stood(store, 2.0, Reason.PREEMPTED, nodes=3)
     await stood(store, 9.0, Reason.PREEMPTED, spot=False)
     await stood(store, None, None, region="us")

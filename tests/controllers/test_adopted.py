@@ -68,7 +68,7 @@ async def taken_over(broker: House, job: JobId) -> None:
     await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_what_create_makes_sure_of_is_asked_for_of_an_adopted_machine_as_well(house: Build) -> None:
+async def test_guarantees_of_create_are_requested_for_adopted_machines_too(house: Build) -> None:
     """As AWS's answer to a shutdown; a cloud that does not say is asked again."""
     broker = house(Rented, virtual=ENDLESS)
     await broker.market.step()

@@ -95,9 +95,8 @@ async def test_a_job_that_needs_approval_waits_for_it_and_is_asked_once(house: B
     assert (kinds.count("job.awaiting_approval"), kinds.count("job.approved")) == (1, 1)
 
 
-async def test_a_job_that_awaits_approval_can_be_stopped_and_is_freed_with_the_policy(
-    house: Build, store: Store
-) -> None:
+async def test_job_awaiting_approval_can_be_stopped_and_is_freed_with_its_policy(house: Build, store: Store) -> None:
+    """A job that awaits approval can be stopped and is freed with the policy."""
     here = house()
     await store.put_policy(policy(approval_above_usd="5"))
     async with here.running():
@@ -179,9 +178,8 @@ async def test_what_held_a_job_is_not_shown_once_it_is_let_through(house: Build,
     )  # fmt: skip
 
 
-async def test_each_budget_of_a_policy_is_told_though_the_same_share_is_reached_at_once(
-    house: Build, store: Store
-) -> None:
+async def test_each_budget_of_a_policy_is_reported_when_reached_at_once(house: Build, store: Store) -> None:
+    """Each budget of a policy is told though the same share is reached at once."""
     here = house()
     first = day("0.006", ("0.0001", "notify"))
     await store.put_policy(policy(budgets=[*first, {**first[0], "per": "week"}]))

@@ -96,9 +96,7 @@ def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Pat
 
 
 @pytest.mark.parametrize("billed_first", [False, True])
-def test_an_absence_of_days_is_charged_no_longer_than_a_machine_stands_alone(
-    tmp_path: Path, billed_first: bool
-) -> None:
+def test_long_broker_absence_is_charged_up_to_the_self_stop_only(tmp_path: Path, billed_first: bool) -> None:
     """So it does not use up the cap: the price of 60 hours is above it. Whoever of the broker looks at it first."""
 
     async def story() -> None:
@@ -175,7 +173,7 @@ def freeze(controller: Any, awake: asyncio.Event) -> None:
     controller.step = when_awake
 
 
-def test_a_cap_is_held_also_where_the_cloud_lists_nothing_to_who_comes_back(tmp_path: Path) -> None:
+def test_cap_holds_when_listings_are_empty_after_a_restart(tmp_path: Path) -> None:
     """Its blob store was away as well, so the agent waited for that, and trains on."""
 
     async def down() -> Sequence[Observed]:

@@ -160,7 +160,7 @@ async def test_a_wrong_machine_is_ended_also_while_the_blob_store_is_down(
         assert (await broker.attempts(job))[0].reason is Reason.MISMATCH
 
 
-async def test_a_machine_that_dies_while_the_blob_store_is_down_is_charged_no_longer_than_it_is_listed(
+async def test_machine_lost_during_a_blob_outage_is_charged_while_listed(
     house: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it died or had ended cannot be told by then, so its attempt trains on."""

@@ -93,7 +93,7 @@ async def test_a_real_spot_attempt_becomes_history_of_its_own_market(house: Call
     assert (lessons().spots[place(offer)].hours > 0) if offer.spot else not lessons().spots
 
 
-async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_job_with_what_was_tried(
+async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every attempt of a virtual machine writes that its memory ran out, as soon as it trains."""
@@ -133,7 +133,7 @@ async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_jo
     assert all(line.endswith("; global batch 24 as before") for line in told)
 
 
-async def test_a_model_that_no_gpu_holds_is_divided_between_the_machines_and_tried_first(
+async def test_model_too_large_for_one_gpu_is_sharded_and_preferred(
     house: Callable[..., House],
 ) -> None:
     """Eight billion weights in full take 120 GiB; H100s have 80."""

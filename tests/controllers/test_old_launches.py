@@ -87,9 +87,11 @@ def test_an_outage_of_the_blob_store_charges_nothing_for_what_vanished(
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("launcher", [Liveness.DEAD, Liveness.UNKNOWN])
-def test_what_trains_outlives_its_old_boot_deadline_where_a_listing_leaves_a_machine_out(
+def test_training_attempt_survives_its_old_boot_deadline(
     build: Callable[[], Built], monkeypatch: pytest.MonkeyPatch, nodes: int, launcher: Liveness
 ) -> None:
+    """What trains outlives its old boot deadline where a listing leaves a machine out."""
+
     async def story() -> None:
         house, store = build()
         cloud_of(house).set_up.set()
@@ -108,9 +110,11 @@ def test_what_trains_outlives_its_old_boot_deadline_where_a_listing_leaves_a_mac
     told(story())
 
 
-def test_a_job_that_was_stopped_since_is_cancelled_also_where_its_machine_is_listed_as_gone(
+def test_stopped_job_is_cancelled_though_its_machine_is_listed_as_gone(
     build: Callable[[], Built],
 ) -> None:
+    """A job that was stopped since is cancelled also where its machine is listed as gone."""
+
     async def story() -> None:
         house, store = build()
         cloud_of(house).set_up.set()
@@ -129,9 +133,11 @@ def test_a_job_that_was_stopped_since_is_cancelled_also_where_its_machine_is_lis
     told(story())
 
 
-def test_a_cloud_that_leaves_out_machines_by_turns_does_not_hold_the_boot_deadline_back(
+def test_alternating_listings_do_not_delay_the_boot_deadline(
     build: Callable[[], Built], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A cloud that leaves out machines by turns does not hold the boot deadline back."""
+
     async def story() -> None:
         house, _ = build()
         cloud = cloud_of(house)

@@ -103,7 +103,9 @@ def broke_house(state: Path, broke: set[str] | None = None) -> tuple[Virtual, Br
     return house, house.provider
 
 
-def test_a_cloud_without_credit_is_passed_over_by_all_jobs_and_costs_no_retry(tmp_path: Path) -> None:
+def test_cloud_without_credit_is_skipped_and_costs_no_retry(tmp_path: Path) -> None:
+    """A cloud without credit is passed over by all jobs and costs no retry."""
+
     async def story() -> None:
         house, cloud = broke_house(tmp_path)
         async with house.running():

@@ -142,7 +142,8 @@ async def _ended(broker: House, job: JobId) -> bool:
     return not (await broker.attempts(job))[0].live
 
 
-async def test_the_machine_of_a_failed_job_is_kept_until_its_owner_has_seen_enough(house: Build) -> None:
+async def test_machine_of_a_failed_job_is_kept_for_its_owner(house: Build) -> None:
+    """The machine of a failed job is kept until its owner has seen enough."""
     broker = house(Rented, virtual=SILENT)
     cloud = cloud_of(broker)
     cloud.set_up.set()

@@ -162,9 +162,10 @@ async def drained(here: House, job: JobId, reason: str) -> None:
         ("", (JobState.RECOVERING, JobState.QUEUED)),  # it drained by itself
     ],
 )
-async def test_a_drain_that_the_database_does_not_know_of_is_what_its_machine_was_told(
+async def test_drain_unknown_to_the_database_is_read_from_the_machine(
     house: Build, reason: str, states: tuple[JobState, ...]
 ) -> None:
+    """A drain that the database does not know of is what its machine was told."""
     here = house(virtual=ENDLESS)
     async with here.running():
         job = await here.submit()
@@ -183,7 +184,7 @@ async def test_a_drain_that_the_database_does_not_know_of_is_what_its_machine_wa
     assert attempt.reason is (Reason(reason) if reason else Reason.PREEMPTED)
 
 
-async def test_nothing_is_deleted_of_a_job_with_checkpoints_of_an_attempt_that_has_no_row(
+async def test_nothing_is_deleted_of_a_job_with_an_unknown_attempts_checkpoints(
     house: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its machine may train on, and save: the job was resumed after the backup."""

@@ -78,9 +78,9 @@ def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: Build, later_
 
 
 @pytest.mark.parametrize("at", [AttemptState.INTENDED, AttemptState.LAUNCHING])
-def test_a_machine_that_the_first_listing_leaves_out_is_not_ended_by_the_deadline_of_an_old_row(
-    build: Build, at: AttemptState
-) -> None:
+def test_old_row_deadline_does_not_end_a_machine_missing_once(build: Build, at: AttemptState) -> None:
+    """A machine that the first listing leaves out is not ended by the deadline of an old row."""
+
     async def story() -> None:
         house, store, created = build(at)
         async with house.running():
@@ -140,9 +140,9 @@ def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Bui
     told(story())
 
 
-def test_an_intent_that_was_never_sent_and_that_another_has_followed_is_not_sent(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsent_intent_followed_by_another_is_not_sent(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An intent that was never sent and that another has followed is not sent."""
+
     async def story() -> None:
         house, store, created = build(AttemptState.INTENDED)
         with monkeypatch.context() as sold_out:

@@ -250,9 +250,7 @@ async def test_the_sweep_destroys_what_nobody_answers_for(house: Build) -> None:
     ("sealed", "fix"),
     [(None, "gpubroker secret set HF_TOKEN"), (b"by another key", "secret HF_TOKEN: .* restore the key file")],
 )
-async def test_a_secret_that_cannot_be_given_fails_its_job_at_once_and_nothing_else(
-    house: Build, sealed: bytes | None, fix: str
-) -> None:
+async def test_unavailable_secret_fails_its_job_at_once(house: Build, sealed: bytes | None, fix: str) -> None:
     """Nothing is bought, no other cloud is tried, and what was to be bought is still for sale to others."""
     async with house().running() as broker:
         if sealed is not None:

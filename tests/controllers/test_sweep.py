@@ -100,7 +100,9 @@ def fails(times: int, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     return asked
 
 
-def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(tmp_path: Path) -> None:
+def test_unknown_machine_is_destroyed_after_the_list_lag(tmp_path: Path) -> None:
+    """What nobody knows is destroyed once it is older than a listing may lag."""
+
     async def story() -> None:
         yard = Yard(tmp_path, "one")
         name = await yard.stray()
@@ -114,7 +116,7 @@ def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(
     told(story())
 
 
-def test_a_restored_older_database_destroys_nothing_that_was_bought_after_the_backup(tmp_path: Path) -> None:
+def test_restored_database_destroys_nothing_bought_after_the_backup(tmp_path: Path) -> None:
     """Its machines are known by their specs, which lie in the blob store before they are created."""
 
     async def story() -> None:
@@ -159,7 +161,7 @@ def test_a_new_database_only_reports(tmp_path: Path) -> None:
     told(story())
 
 
-def test_what_cannot_be_destroyed_or_listed_at_first_does_not_wait_for_the_next_sweep(
+def test_failed_destroys_and_listings_do_not_wait_for_the_next_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of ten listings and ten destroys each the first nine fail."""
@@ -224,9 +226,10 @@ def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
 
 
 @pytest.mark.parametrize("late", ["effect", "answer"])
-def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged_while_its_machine_is_listed(
+def test_slow_destroy_is_requested_once_and_charged_while_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
+    """A destroy that takes longer than a look is asked for once and charged while its machine is listed."""
 
     async def story() -> None:
         yard, asked, charged = Yard(tmp_path, "one"), list[Handle](), list[Charge]()
@@ -259,9 +262,11 @@ def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged_w
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
-def test_a_machine_that_came_late_is_charged_from_its_birth_and_from_when_it_was_seen_by_a_clock_that_is_ahead(
+def test_late_machine_billed_from_birth_despite_clock_skew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
+    """A machine that came late is charged from its birth and from when it was seen by a clock that is ahead."""
+
     async def story() -> None:
         yard = Yard(tmp_path, "one")
         clock, provider = yard.context.clock, yard.clouds["one"]
@@ -314,9 +319,11 @@ def _notices(yard: Yard) -> list[tuple[str, str]]:
     return [(one.kind, one.message) for one in store._state.outbox.notices.values()]
 
 
-def test_people_hear_of_an_orphan_that_cannot_be_destroyed_less_and_less_often(
+def test_undestroyable_orphan_is_reported_with_growing_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """People hear of an orphan that cannot be destroyed less and less often."""
+
     async def story() -> None:
         yard = Yard(tmp_path, "one")
         name = await yard.stray()
@@ -340,7 +347,9 @@ def test_people_hear_of_an_orphan_that_cannot_be_destroyed_less_and_less_often(
     told(story())
 
 
-def test_people_hear_once_of_a_machine_that_is_younger_than_a_restored_database(tmp_path: Path) -> None:
+def test_machine_younger_than_a_restored_database_is_reported_once(tmp_path: Path) -> None:
+    """People hear once of a machine that is younger than a restored database."""
+
     async def story() -> None:
         yard = Yard(tmp_path, "one")
         name = await yard.stray()

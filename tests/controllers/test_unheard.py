@@ -102,7 +102,9 @@ def test_what_a_broker_cannot_end_another_one_may_at_once(tmp_path: Path) -> Non
     told(story())
 
 
-def test_people_hear_once_where_neither_a_machine_nor_its_cloud_says_anything(tmp_path: Path) -> None:
+def test_silent_machine_of_a_silent_cloud_is_reported_once(tmp_path: Path) -> None:
+    """People hear once where neither a machine nor its cloud says anything."""
+
     async def story() -> None:
         house, cloud = strange(tmp_path, SILENT)
         async with house.running():

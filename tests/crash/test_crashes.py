@@ -113,7 +113,8 @@ async def test_the_points_of_a_life_are_its_effects_and_commits(rig: Rig) -> Non
         assert {f"before {what}", f"after {what}"} <= names
 
 
-async def test_a_start_that_is_broken_off_leaves_no_process_and_no_number_to_the_next_one() -> None:
+async def test_interrupted_start_leaves_no_process_and_frees_its_number() -> None:
+    """A start that is broken off leaves no process and no number to the next one."""
     async with nursery_of("tests.crash.forks") as nursery:
         first = asyncio.create_task(nursery.fork(seconds=600))
         await asyncio.sleep(0)  # it has asked

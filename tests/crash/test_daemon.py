@@ -53,9 +53,10 @@ def rests(detail: JobDetail) -> bool:
     return detail.state in RESTING
 
 
-async def test_an_upload_that_a_killed_daemon_left_is_removed_by_the_next_and_by_no_other(
+async def test_upload_left_by_a_killed_daemon_is_removed_by_the_next_one(
     daemon: Callable[..., Awaitable[Daemon]],
 ) -> None:
+    """An upload that a killed daemon left is removed by the next and by no other."""
     house = await daemon()
     at = json.loads((house.home / "client.json").read_text())
     headers = {"Authorization": f"Bearer {at['token']}", "Content-Type": "application/octet-stream"}

@@ -35,7 +35,8 @@ async def test_a_daemon_killed_while_its_home_is_made(rig: Rig) -> None:
         assert effect in effects
 
 
-async def test_a_daemon_killed_between_migrations_still_knows_that_the_database_is_new(rig: Rig) -> None:
+async def test_daemon_killed_between_migrations_still_knows_a_new_database(rig: Rig) -> None:
+    """A daemon killed between migrations still knows that the database is new."""
     totals, points = Totals(), await migrations(rig)
     await killed_in_migration(rig, points[1], totals)
     assert points[1] == Point(name="commit:insert into schema_migrations", number=1, moment="after")
@@ -63,7 +64,7 @@ async def test_a_home_on_a_full_disk(rig: Rig) -> None:
     assert (totals.broken, totals.kills) == ([], 1)
 
 
-async def test_a_machine_that_comes_after_its_attempts_end_is_destroyed_and_paid_for(rig: Rig) -> None:
+async def test_machine_arriving_after_its_attempts_end_is_destroyed_and_paid(rig: Rig) -> None:
     """Also by a daemon that is killed as soon as the cloud has destroyed it."""
     totals = Totals()
     await born_late(rig, "after", totals)

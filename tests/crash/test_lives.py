@@ -35,7 +35,9 @@ async def test_a_life_comes_by_what_it_is_for(rig: Rig, name: str) -> None:
     assert {life_of(point) for point in points} == {name}
 
 
-async def test_what_passes_is_named_by_its_part_and_what_is_held_may_be_broken_off() -> None:
+async def test_crash_points_are_named_and_held_calls_can_be_aborted() -> None:
+    """What passes is named by its part and what is held may be broken off."""
+
     async def refuse() -> bool:
         return False
 

@@ -77,7 +77,8 @@ async def working(house: House) -> Stand:
     return house.rig.cloud.alive(house.installation)[0]
 
 
-async def test_an_orphan_is_told_and_swept_and_what_only_looks_like_one_is_left_alone(rig: Rig) -> None:
+async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(rig: Rig) -> None:
+    """An orphan is told and swept and what only looks like one is left alone."""
     async with House(rig) as house:
         mine, home = f"gb-{house.installation}-{STRAY}", house.seat.home
         twisted = [f"{mine}-copy", mine.upper(), f"{mine}b", mine[:-1], f"my{mine}", mine.replace("-", "_")]
@@ -95,7 +96,8 @@ async def test_an_orphan_is_told_and_swept_and_what_only_looks_like_one_is_left_
         assert [one.name for one in foreign if one.destroyed != float("inf")] == []
 
 
-async def test_on_a_restored_database_orphans_are_only_reported_until_a_person_ends_them(rig: Rig) -> None:
+async def test_restored_database_only_reports_orphans_until_a_person_acts(rig: Rig) -> None:
+    """On a restored database orphans are only reported until a person ends them."""
     async with House(rig) as house:
         machine, home = await working(house), house.seat.home
         await house.seat.leave()
@@ -116,9 +118,7 @@ async def test_on_a_restored_database_orphans_are_only_reported_until_a_person_e
         assert (await run(home, "doctor", "--orphans")).code == 0
 
 
-async def test_from_elsewhere_nothing_is_swept_while_a_broker_lives_and_all_of_it_when_none_does(
-    rig: Rig, tmp_path: Path
-) -> None:
+async def test_offline_sweep_acts_only_when_no_broker_lives(rig: Rig, tmp_path: Path) -> None:
     """By the clouds' keys and the blob store alone: another home, and no database."""
     blobs = {"blobs": f"s3://{BUCKET}", "blob_options": KEYS | {ENDPOINT: rig.moto}}
     (tmp_path / "gpubroker.yaml").write_text(yaml.safe_dump({"providers": {"local": None}, **blobs}))

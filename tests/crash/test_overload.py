@@ -45,7 +45,8 @@ class Refusing:
             await runner.cleanup()
 
 
-async def test_a_cloud_that_refuses_slows_no_other_and_too_many_callers_are_told_to_come_again() -> None:
+async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> None:
+    """A cloud that refuses slows no other and too many callers are told to come again."""
     async with opened() as rig, Refusing().serves() as busy, House(rig) as house:
         house.seat.orders["busy"] = busy.url
         house.seat.start()

@@ -173,9 +173,10 @@ async def hanging(*_: Any) -> Any:
 
 @pytest.mark.parametrize("database", [away, hanging])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_silent_follower_ends_when_its_token_expires_though_the_database_is_away(
+async def test_follower_ends_at_token_expiry_while_the_database_is_down(
     kind: Kind, database: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A silent follower ends when its token expires though the database is away."""
     clock = ManualClock()
     monkeypatch.setattr("broker.api.core.stream_limits.ANSWER_S", 0.05)
     async with narrow(kind, LIMITS, clock=clock) as (house, job):

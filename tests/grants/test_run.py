@@ -30,9 +30,8 @@ async def test_nothing_is_lost_over_many_lives_of_a_grant(gate: Gate, tmp_path: 
     assert (outcome.denied, outcome.expired) == ((), 0)
 
 
-async def test_credentials_that_ended_are_renewed_all_the_same_once_there_are_new_ones(
-    gate: Gate, tmp_path: Path
-) -> None:
+async def test_expired_credentials_are_renewed_once_new_ones_exist(gate: Gate, tmp_path: Path) -> None:
+    """Credentials that ended are renewed all the same once there are new ones."""
     await gate.fresh(life_s=4.0)
 
     async def sts_is_away(soak: Soak) -> None:

@@ -336,7 +336,8 @@ def _channel(port: int) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
 
-async def test_beyond_the_bound_a_connection_is_dropped_and_the_others_are_served(house: House) -> None:
+async def test_grpc_connections_beyond_the_limit_are_dropped(house: House) -> None:
+    """Beyond the bound a connection is dropped and the others are served."""
     async with serving(parts(house.api), "127.0.0.1", 0, connections=4, grace_s=0.1) as port, _channel(port) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         await health.Check(health_pb2.HealthCheckRequest())

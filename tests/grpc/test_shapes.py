@@ -109,7 +109,8 @@ BY_GRPC = {
 SHARED = ("/v1/quotes", "/v1/jobs", "/v1/offers", "/v1/providers", "/v1/uploads", "/v1/budgets")
 
 
-def test_what_http_can_do_with_jobs_and_offers_grpc_can_do_with_the_same_scope() -> None:
+def test_grpc_offers_every_job_and_offer_call_of_http_with_its_scope() -> None:
+    """What http can do with jobs and offers grpc can do with the same scope."""
     scopes = {
         name: getattr(getattr(kind, name), MARK)
         for kind in HANDLERS

@@ -182,7 +182,7 @@ async def test_databases_of_one_cluster_migrate_at_once(cluster: str) -> None:
         await seed(dsn)
 
 
-async def test_an_external_server_s_user_needs_two_statements_of_an_administrator(cluster: str) -> None:
+async def test_external_servers_user_needs_two_administrator_statements(cluster: str) -> None:
     """The user owns its database and may make no role: the message has what to run, and then all is held as well."""
     await run(cluster, "CREATE ROLE broker LOGIN", "CREATE DATABASE broker OWNER broker")
     parts = urlsplit(cluster)

@@ -114,9 +114,10 @@ def test_the_step_that_is_tried_first_changes_nothing(name: str, harm: Any, tmp_
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 @pytest.mark.parametrize("harm", [as_on_a_gpu, as_on_a_gpu_that_lacks_one])
-def test_nor_does_it_where_several_processes_share_the_model_or_its_gradients(
+def test_packing_is_refused_where_processes_share_model_or_gradients(
     how: Literal["ddp", "fsdp"], harm: Any, tmp_path: Path
 ) -> None:
+    """Nor does it where several processes share the model or its gradients."""
     kind = tiny_jobs.KINDS["causal_lm full"]
     train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / f"rows.{kind.format}"
     data.write_bytes(tiny_jobs.data(kind))

@@ -121,7 +121,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Task[Any]]:
     return made
 
 
-def test_rows_that_are_written_anew_do_not_cut_short_what_another_process_reads(tmp_path: Path) -> None:
+def test_rewriting_rows_does_not_truncate_another_processs_mapping(tmp_path: Path) -> None:
+    """Rows that are written anew do not cut short what another process reads."""
+
     def written(count: int) -> MmapDataset[Example]:
         writer = DatasetWriter(tmp_path, Example)
         for number in range(count):
@@ -134,9 +136,10 @@ def test_rows_that_are_written_anew_do_not_cut_short_what_another_process_reads(
     assert first[8].ids[0] == 8
 
 
-def test_rows_are_tokenised_once_until_something_that_they_depend_on_changes(
+def test_rows_are_tokenised_once_until_an_input_changes(
     task: Callable[..., Task[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rows are tokenised once until something that they depend on changes."""
     path = tmp_path / "rows.csv"
     path.write_bytes(tiny_jobs.data(KINDS["causal_lm lora"]))
     read: list[Any] = []

@@ -92,7 +92,8 @@ def test_few_layers_of_several_processes_tell_the_peak_of_any_depth(
     assert extrapolate({**config, "num_hidden_layers": 9}, wanted).peak_allocated_bytes == max(whole.values())
 
 
-def test_ddp_holds_a_bucket_for_every_gradient_and_fsdp_a_share_of_everything() -> None:
+def test_ddp_holds_gradient_buckets_and_fsdp_shards_everything() -> None:
+    """Ddp holds a bucket for every gradient and fsdp a share of everything."""
     alone = trace(LLAMA, 3, ask("full", device="cpu", sequence=64))["optimizer"]
     copies, shares = (trace(LLAMA, 3, ASKS[name])["optimizer"] for name in ("ddp full", "fsdp full"))
     for category in ("weights", "gradients", "optimizer"):

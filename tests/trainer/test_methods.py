@@ -91,7 +91,7 @@ def test_a_checkpoint_holds_the_adapters_and_refuses_another_base(
     assert ended.message.startswith(f"checkpoint: its adapters belong to other weights ({base}) than")
 
 
-def test_a_checkpoint_of_adapters_of_another_rank_is_no_fault_of_the_machine(
+def test_adapter_checkpoint_of_another_rank_is_a_user_fault(
     tuned: Path, model: Path, data: Path, tmp_path: Path
 ) -> None:
     """Where a job starts from another one: a retry elsewhere would cost as much and end alike."""

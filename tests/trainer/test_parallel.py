@@ -235,7 +235,8 @@ def dead(rank: int) -> None:
         Loop._clip = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
 
 
-def test_the_process_that_failed_says_why_and_the_other_only_that_it_was_pulled(hire: Hire) -> None:
+def test_failing_process_reports_the_cause_and_its_peer_the_abort(hire: Hire) -> None:
+    """The process that failed says why and the other only that it was pulled."""
     ends = hire(1, FSDP, nodes=2, harm=out_of_memory).start().ends()
     assert (ends[1].code, ends[1].pulled) == (ExitCode.OOM, False)
     assert (ends[0].code, ends[0].pulled) == (ExitCode.INFRASTRUCTURE, True)
@@ -262,7 +263,8 @@ def silent(rank: int) -> None:
         devices._pairs = lambda *_: threading.Event().wait()  # type: ignore[assignment, return-value]
 
 
-def test_what_does_not_arrive_as_it_was_sent_ends_the_attempt_before_anything_is_loaded(hire: Hire) -> None:
+def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
+    """What does not arrive as it was sent ends the attempt before anything is loaded."""
     (ended,) = hire(2, harm=wrong_wire).start().ends()
     assert (ended.code, ended.bad_host, ended.pulled) == (ExitCode.INFRASTRUCTURE, True, False)
     assert ended.message == "host: what process 1 sends to 0 does not arrive as it was"

@@ -44,9 +44,10 @@ def test_an_example_learns_from_plain_texts(name: str, models: dict[str, Path], 
     assert all(16 * 9 <= count <= 16 * 17 for count in tokens), "each row whole, with its end"
 
 
-def test_a_fresh_model_has_the_shape_that_was_asked_for_and_is_never_made_over_another(
+def test_fresh_model_has_the_requested_shape_and_replaces_nothing(
     models: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A fresh model has the shape that was asked for and is never made over another."""
     config = json.loads((models["pretrain"] / "config.json").read_text())
     assert (config["num_hidden_layers"], config["hidden_size"]) == (LAYERS, 32)
     made, fresh = (load_file(models[name] / "model.safetensors") for name in ("continue", "pretrain"))

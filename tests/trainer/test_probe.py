@@ -16,9 +16,8 @@ def _heard(root: Path) -> None:
         _train(root)
 
 
-def test_the_longest_rows_are_tried_after_the_first_step_and_change_nothing(
-    tmp_path: Path, tiny_models: dict[str, Path]
-) -> None:
+def test_longest_rows_are_probed_after_step_one_without_effect(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    """The longest rows are tried after the first step and change nothing."""
     data = tmp_path / "rows.csv"
     data.write_bytes(rows())
     train = TrainConfig(

@@ -119,7 +119,8 @@ def test_an_error_of_the_second_machine_is_tried_again_by_both(tmp_path: Path) -
     assert not any((run.root / "artifacts").exists() for run in crew.runs)
 
 
-def test_a_second_machine_that_takes_no_results_ends_the_job_and_not_the_training(tmp_path: Path) -> None:
+def test_second_machine_without_results_ends_the_job_not_the_training(tmp_path: Path) -> None:
+    """A second machine that takes no results ends the job and not the training."""
     crew = divided(tmp_path, fails_always)
     for ended in crew.start().ends():
         assert ended.code == ExitCode.INFRASTRUCTURE

@@ -164,7 +164,8 @@ async def test_an_older_one_is_taken_where_the_newest_is_no_good(house: House) -
     assert any("attempt 1" in line for line in house.told)
 
 
-async def test_an_agent_that_starts_again_puts_good_ones_in_the_place_of_bad_ones(house: House) -> None:
+async def test_restarted_agent_replaces_bad_files_by_good_ones(house: House) -> None:
+    """An agent that starts again puts good ones in the place of bad ones."""
     bad = await house.sent(1)
     flip(piece(ROWS)(house.path(bad).parent))
     await house.sender(1, house.tokenised(1)).run()
@@ -342,9 +343,8 @@ def trains(agent: Agent) -> bool:
     return agent.process.poll() is not None or bool(agent.beat and agent.beat.phase == "training")
 
 
-def test_a_second_attempt_does_not_tokenise_again_until_what_the_rows_depend_on_changes(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_second_attempt_reuses_tokens_until_an_input_changes(bench: Bench, tmp_path: Path) -> None:
+    """A second attempt does not tokenise again until what the rows depend on changes."""
     kind = KINDS["causal_lm lora"]
     fields = tiny_jobs.train(kind, tmp_path / "model").model_dump()
     fields |= {"max_steps": 1_000_000, "eval_every_steps": None, "samples": {}}

@@ -61,9 +61,10 @@ def test_an_encoder_decoder_is_asked_as_well(prompt: str, most: int, words: str,
         tasks.of(train).examples(tmp_path / "rows.csv", "csv")
 
 
-def test_a_template_that_refuses_a_lone_turn_is_found_before_the_first_step(
+def test_template_that_refuses_a_lone_turn_is_found_before_step_one(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A template that refuses a lone turn is found before the first step."""
     folder = shutil.copytree(llama, tmp_path / "model")
     tokenizer = heads.tokenizer()
     lone = "{% if messages[0].role != 'system' %}{{ raise_exception('begin with system') }}{% endif %}"

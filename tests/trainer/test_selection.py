@@ -49,7 +49,8 @@ def test_the_least_loss_is_the_best_by_however_little() -> None:
     assert result(patient, judged(patient, [1.0, 0.95, 0.97])) == (2, 2.0)
 
 
-def test_a_lower_min_delta_between_starts_leaves_the_weights_where_they_are() -> None:
+def test_lower_min_delta_after_a_restart_keeps_the_best_weights() -> None:
+    """A lower min delta between starts leaves the weights where they are."""
     first = Selection(SelectionConfig(best=True, min_delta=0.1))
     before = judged(first, [1.0, 0.95, 0.97])
     then = Selection(SelectionConfig(best=True))

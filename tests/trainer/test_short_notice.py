@@ -335,9 +335,8 @@ def test_what_a_program_came_to_before_it_was_asked_stands(
     assert bench.committed()[0][1].complete is (code == 0)
 
 
-def test_a_checkpoint_that_is_being_sent_when_the_training_dies_is_not_sent_twice(
-    bench: Bench, hold: Hold, tmp_path: Path
-) -> None:
+def test_checkpoint_upload_cut_by_a_crash_is_not_sent_twice(bench: Bench, hold: Hold, tmp_path: Path) -> None:
+    """A checkpoint that is being sent when the training dies is not sent twice."""
     kind = tiny_jobs.KINDS["causal_lm lora"]
     train = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 100_000})
     hold.at(held.UPLOAD)

@@ -280,9 +280,10 @@ def test_what_earlier_starts_left_is_kept_as_the_newest_s_own_is(tmp_path: Path)
     assert [key.split("/")[3] for key in specs(output)[-1].resume_from] == ["0000000014-ab", "0000000012-ab"]
 
 
-def test_another_configuration_is_refused_where_a_checkpoint_lies_and_leaves_nothing(
+def test_another_configuration_is_refused_where_a_checkpoint_exists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Another configuration is refused where a checkpoint lies and leaves nothing."""
     path, output = written(tmp_path, train(tmp_path)), tmp_path / "out"
     output.mkdir()
     (output / "work").touch()

@@ -212,9 +212,10 @@ def test_code_of_no_fixed_revision_is_refused(tiny: Path, tmp_path: Path) -> Non
     assert not marker.exists()
 
 
-async def test_data_that_changes_while_it_is_put_into_the_store_is_refused_by_name(
+async def test_data_changing_during_its_upload_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Data that changes while it is put into the store is refused by name."""
     rows = tmp_path / "rows.csv"
     rows.write_text("a\n1\n")
     objects = Objects(connect((tmp_path / "store").as_uri(), {}), "standalone")

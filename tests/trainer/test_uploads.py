@@ -105,7 +105,8 @@ async def bucket(s3: str, request: pytest.FixtureRequest) -> AsyncIterator[Bucke
         yield made
 
 
-def test_the_size_of_a_part_grows_with_the_file_and_so_does_what_is_sent_at_once() -> None:
+def test_part_size_and_parallel_bytes_grow_with_the_file() -> None:
+    """The size of a part grows with the file and so does what is sent at once."""
     assert multipart.plan(6 * MIB) == (5 * MIB, 1)
     assert multipart.plan(256 * MIB) == (5 * MIB, 4)
     part, at_once = multipart.plan(200 << 30)

@@ -81,7 +81,8 @@ def test_images_are_of_one_full_version() -> None:
     assert BROKER["image"].endswith(f":{PROJECT['project']['version']}")
 
 
-def test_the_image_serves_as_a_user_without_rights_on_the_ports_of_the_configuration() -> None:
+def test_image_serves_without_root_on_the_configured_ports() -> None:
+    """The image serves as a user without rights on the ports of the configuration."""
     assert values("USER") == ["10001:10001"]
     config = DaemonConfig(home=Path("/var/lib/gpubroker"))
     assert values("EXPOSE") == [f"{config.port} {config.grpc_port}"]

@@ -56,9 +56,10 @@ def test_an_unfitted_gpu_and_unfitted_libraries_are_close() -> None:
     assert sum(off(r) < 0.12 for r in ROWS if r.source == "fms") >= 16
 
 
-def test_the_benchmark_ends_with_its_figures_and_the_shipped_intervals_hold(
+def test_benchmark_ends_with_figures_within_shipped_intervals(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The benchmark ends with its figures and the shipped intervals hold."""
     monkeypatch.setattr(sys, "argv", ["throughput_table", "--rows"])
     table.main()
     lines = capsys.readouterr().out.strip().splitlines()

@@ -46,7 +46,8 @@ def test_a_started_quantum_is_paid_whole() -> None:
     assert accrued(attempt, build.at(61)) == Decimal("0.12")
 
 
-def test_what_is_billed_from_running_is_charged_for_the_boot_only_until_it_is_known_to_run() -> None:
+def test_billing_from_running_charges_the_boot_only_until_it_is_known() -> None:
+    """What is billed from running is charged for the boot only until it is known to run."""
     booting = build.attempt(line=build.line(usd_per_hour=Decimal("3.6"), billed_from="running"))
     assert accrued(booting, build.at(100)) == Decimal("0.1")
     runs = replace(booting, running_at=build.at(90))
@@ -67,7 +68,8 @@ def ended(charged_to: float, **changes: Any) -> Attempt:
     return replace(attempt, charged_usd=accrued(attempt, build.at(charged_to)))
 
 
-def test_a_machine_that_comes_late_is_charged_from_its_birth_and_before_it_is_known_from_the_last_charge() -> None:
+def test_late_machine_is_charged_from_birth_or_from_the_last_charge() -> None:
+    """A machine that comes late is charged from its birth and before it is known from the last charge."""
     attempt = ended(100)
     assert uncharged_after_end_usd(attempt, LATE, build.at(160), build.at(170)) == Decimal("0.01")
     assert uncharged_after_end_usd(attempt, LATE, None, build.at(170)) == Decimal("0.07")
@@ -86,7 +88,8 @@ def test_of_machines_that_come_late_each_is_charged_that_stands() -> None:
     assert uncharged_after_end_usd(several, LATE, build.at(160), build.at(170)) == Decimal("0.02")
 
 
-def test_a_machine_that_comes_late_costs_no_less_than_the_least_that_its_cloud_bills() -> None:
+def test_late_machine_costs_at_least_the_clouds_minimum() -> None:
+    """A machine that comes late costs no less than the least that its cloud bills."""
     attempt = ended(100)
     offer = replace(attempt.line.offer, billing_minimum_s=60)
     least = replace(attempt, line=replace(attempt.line, offer=offer))
@@ -100,9 +103,10 @@ def test_a_machine_that_comes_late_costs_no_less_than_the_least_that_its_cloud_b
     looks=st.lists(st.floats(0, 5000), min_size=1, max_size=6).map(sorted), born=st.floats(0, 5000), quantum=quanta,
     nodes=st.integers(1, 3),
 )  # fmt: skip
-def test_however_often_a_machine_that_came_late_is_charged_each_second_is_charged_once(
+def test_late_machine_is_charged_once_per_second_however_often_billed(
     looks: list[float], born: float, quantum: int, nodes: int
 ) -> None:
+    """However often a machine that came late is charged each second is charged once."""
     attempt = ended(100)
     offer = replace(attempt.line.offer, billing_quantum_s=quantum)
     attempt = replace(attempt, line=replace(attempt.line, offer=offer, nodes=nodes))
@@ -133,7 +137,8 @@ def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
     assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), tempo())
 
 
-def test_a_machine_may_have_run_since_a_list_lag_before_it_was_last_seen_not_to() -> None:
+def test_machine_may_run_since_a_list_lag_before_last_seen_absent() -> None:
+    """A machine may have run since a list lag before it was last seen not to."""
     attempt = build.attempt()
     assert runs_since(attempt, build.at(60), CAPS) == build.at(55)
     assert runs_since(attempt, build.at(3), CAPS) == build.at(0)
@@ -155,7 +160,8 @@ def test_every_machine_of_an_attempt_is_paid_for() -> None:
     assert min_budget_usd(two.line, CAPS, 300, tempo()) == 2 * alone
 
 
-def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_proof() -> None:
+def test_absent_or_terminating_machine_is_not_charged_for_proof_time() -> None:
+    """What is absent or being destroyed is not charged for the time of the proof."""
     assert billed_until(build.attempt(), build.at(100), 30) == build.at(100)
     assert billed_until(build.attempt(AttemptState.TERMINATING), build.at(100), 30) == build.at(70)
     absent = build.attempt(AttemptState.TERMINATING, absent_at=build.at(60))
@@ -183,7 +189,8 @@ def test_what_stands_although_it_was_refused_is_charged(known: str) -> None:
     assert uncharged_usd(stands, build.at(100)) == Decimal("0.01")
 
 
-def test_a_machine_that_comes_after_a_refusal_is_charged_from_its_birth_or_the_end_of_the_attempt() -> None:
+def test_machine_after_a_refusal_is_charged_from_birth_or_attempt_end() -> None:
+    """A machine that comes after a refusal is charged from its birth or the end of the attempt."""
     no = build.attempt(
         AttemptState.ENDED, reason=Reason.NO_CAPACITY, charged_to=build.at(0), ended_at=build.at(50)
     )  # fmt: skip
@@ -303,7 +310,8 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     assert accrued(draining, build.at(now + tempo().teardown_proof_s + CAPS.teardown_s)) <= job.cap_usd
 
 
-def test_a_drain_has_its_time_and_one_for_the_cap_three_times_the_last_save() -> None:
+def test_cap_drain_has_three_times_the_last_save() -> None:
+    """A drain has its time and one for the cap three times the last save."""
     saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     spec = {"deadline": build.at(10_000).isoformat()}
     rich = build.active_job(cap_usd=Decimal(1000), spec_changes=spec)

@@ -337,7 +337,7 @@ def test_less_is_reserved_where_less_time_is_allowed() -> None:
     assert reserved(replace(timed(max_duration=3600), cap_usd=Decimal(1)), line, CAPS, tempo()) == Decimal(1)
 
 
-def test_a_reservation_by_time_has_room_for_every_save_unless_nobody_knows_their_size() -> None:
+def test_time_reservation_covers_every_save_of_known_size() -> None:
     """Saves come up to five times as often as the bound, where machines are lost that often."""
     facts = HostFacts(egress_usd_per_gib=Decimal("0.1"))
     line = build.line(usd_per_hour=Decimal("3.6"), facts=facts)
@@ -356,7 +356,7 @@ def test_with_max_duration_the_reservation_holds_as_the_cap_does() -> None:
     assert not cap_is_near(replace(attempt, reserved_usd=Decimal(100)), job, CAPS, build.at(1000), tempo())
 
 
-def test_an_attempt_spends_no_more_than_it_has_reserved_though_the_cap_is_raised() -> None:
+def test_attempt_spends_no_more_than_reserved_after_a_raised_cap() -> None:
     """A failed job's machine that is kept, say: it is on its way out, so the higher cap reserved nothing for it."""
     attempt = priced("3.6", reserved_usd=Decimal(1))
     assert cap_is_near(attempt, timed(), CAPS, build.at(1000), tempo())

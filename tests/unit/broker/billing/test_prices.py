@@ -46,7 +46,8 @@ def test_a_rise_counts_from_no_earlier_than_the_change_before_it() -> None:
     assert price_changes(attempt, (seen("0.40"),), build.at(115), ()) == (change(110, "0.40"),)
 
 
-def test_a_bill_that_leaves_the_disk_out_is_not_believed_and_a_dearer_one_is() -> None:
+def test_bill_without_the_disk_is_ignored_and_a_higher_one_is_believed() -> None:
+    """A bill that leaves the disk out is not believed and a dearer one is."""
     attempt = priced("0.36", charged_to=build.at(100))
     assert not price_changes(attempt, (seen("0.30", moves=False),), build.at(115), ())
     assert not price_changes(attempt, (seen("0.362", moves=False),), build.at(115), ())
@@ -75,7 +76,8 @@ def test_the_mean_of_several_machines_counts_and_a_fall_once_all_are_seen() -> N
 # ------------------------------------------------------------------------------------------------- a machine too many
 
 
-def test_a_machine_too_many_counts_from_when_it_may_have_come_and_until_it_is_seen_no_more() -> None:
+def test_extra_machine_counts_from_possible_birth_to_last_sighting() -> None:
+    """A machine too many counts from when it may have come and until it is seen no more."""
     attempt = priced("0.36", charged_to=build.at(100))
     assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
     unknown = (stood(1), stood(2))
@@ -89,7 +91,8 @@ def test_a_machine_too_many_counts_from_when_it_may_have_come_and_until_it_is_se
     )
 
 
-def test_a_machine_too_many_that_comes_and_goes_between_two_charges_counts_while_it_stood() -> None:
+def test_extra_machine_between_two_charges_counts_while_it_existed() -> None:
+    """A machine too many that comes and goes between two charges counts while it stood."""
     attempt = priced("0.36", charged_to=build.at(100))
     gone = (stood(1), stood(2, 70, 112))
     passed = (more(70, "0.36"), change(112, "0.36"))
@@ -99,7 +102,8 @@ def test_a_machine_too_many_that_comes_and_goes_between_two_charges_counts_while
     assert accrued(replace(attempt, prices=passed), build.at(150)) == usd(Decimal("0.36") * (150 + 42) / 3600)
 
 
-def test_where_the_price_moved_meanwhile_each_of_its_prices_counts_and_the_last_one_again_after_it() -> None:
+def test_extra_machine_is_charged_at_each_price_of_its_life() -> None:
+    """Where the price moved meanwhile each of its prices counts and the last one again after it."""
     attempt = priced("0.36", charged_to=build.at(100), prices=(change(80, "0.72"), change(95, "0.12")))
     gone = (stood(1), stood(2, 70, 90))
     assert price_changes(attempt, (), build.at(115), gone) == (
@@ -117,14 +121,16 @@ def test_of_two_that_come_and_go_each_counts_for_its_own_time() -> None:
     )  # fmt: skip
 
 
-def test_a_machine_too_many_that_stood_while_nothing_was_listed_counts_from_before_the_last_charge() -> None:
+def test_extra_machine_during_a_listing_gap_counts_before_the_last_charge() -> None:
+    """A machine too many that stood while nothing was listed counts from before the last charge."""
     attempt = priced("0.36", charged_to=build.at(1000))
     assert price_changes(attempt, TWO, build.at(1015), BOTH) == (more(70, "0.36"),)
     young = (stood(1), stood(2, 1005))
     assert price_changes(attempt, TWO, build.at(1015), young) == (more(1005, "0.36"),)
 
 
-def test_a_machine_too_many_that_outlives_the_one_that_was_bought_is_charged_beside_it() -> None:
+def test_extra_machine_outliving_the_bought_one_is_charged_in_addition() -> None:
+    """A machine too many that outlives the one that was bought is charged beside it."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36").handle,))
     outlived = (stood(1, None, 90), stood(2, 70))
     assert price_changes(attempt, TWO[1:], build.at(115), outlived) == (more(70, "0.36"),)
@@ -139,7 +145,8 @@ def test_where_more_are_recorded_than_were_bought_each_beside_those_counts() -> 
     assert found == (more(0, "0.36"), more(90, "0.36", surplus=2))
 
 
-def test_of_several_machines_that_are_not_recorded_the_youngest_are_too_many() -> None:
+def test_youngest_unrecorded_machines_are_the_extra_ones() -> None:
+    """Of several machines that are not recorded the youngest are too many."""
     attempt = priced("0.36", charged_to=build.at(100))
     each = (more(30, "0.36"), more(70, "0.36", surplus=2))
     assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 30), stood(3, 70))) == each
@@ -154,7 +161,8 @@ def test_a_third_machine_counts_from_its_own_birth() -> None:
     assert price_changes(attempt, THREE, build.at(7215), born) == (more(7190, "0.36", surplus=2),)
 
 
-def test_a_price_that_moves_as_a_machine_too_many_is_seen_hides_none_of_its_time() -> None:
+def test_price_change_at_sighting_hides_no_time_of_an_extra_machine() -> None:
+    """A price that moves as a machine too many is seen hides none of its time."""
     attempt = priced("0.36", charged_to=build.at(100))
     cheap = tuple(seen("0.12", number=number) for number in (1, 2))
     fell = (change(115, "0.12"), more(70, "0.36"), more(115, "0.12"))
@@ -166,14 +174,15 @@ def test_a_price_that_moves_as_a_machine_too_many_is_seen_hides_none_of_its_time
     assert accrued(replace(attempt, prices=rose), build.at(115)) == usd(before / 3600)
 
 
-def test_a_price_that_moved_before_it_was_seen_hides_none_of_its_time_either() -> None:
+def test_price_change_before_sighting_hides_no_time_of_an_extra_machine() -> None:
     """One listing left it out, and told of the price."""
     attempt = priced("0.36", charged_to=build.at(1015), prices=(change(1000, "0.72"),))
     two = tuple(seen("0.72", number=number) for number in (1, 2))
     assert price_changes(attempt, two, build.at(1016), BOTH) == (more(70, "0.36"), more(1000, "0.72"))
 
 
-def test_what_was_taken_for_gone_and_stands_costs_none_of_its_time_and_no_more() -> None:
+def test_machine_wrongly_taken_as_gone_costs_none_of_its_absence() -> None:
+    """What was taken for gone and stands costs none of its time and no more."""
     attempt = priced("0.36", charged_to=build.at(115), prices=(more(70, "0.36"), change(115, "0.36")))
     assert price_changes(attempt, TWO, build.at(130), BOTH) == (more(115, "0.36"),)
     again = replace(attempt, prices=(*attempt.prices, more(115, "0.36")))
@@ -193,7 +202,8 @@ def test_of_two_machines_too_many_one_goes() -> None:
     assert found == (more(115, "0.36"),)
 
 
-def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
+def test_extra_machines_are_unknown_without_sightings() -> None:
+    """Where nothing or less is seen nothing is known of machines too many."""
     both = priced("0.36", prices=(more(0, "0.36"),), charged_to=build.at(100))
     gone, over = replace(seen("0.36"), state=InstanceState.GONE), (stood(1), stood(2, 0, 110))
     assert not price_changes(both, (), build.at(115), over)
@@ -203,7 +213,7 @@ def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -
     assert not price_changes(unsent, (), build.at(115), BOTH), "nobody has bought anything"
 
 
-def test_where_it_was_told_already_who_knows_less_of_its_birth_tells_no_more() -> None:
+def test_broker_that_knows_less_of_a_birth_adds_nothing() -> None:
     """A broker that has just begun, or had no listing for long."""
     attempt = priced("0.36", charged_to=build.at(36_050), prices=(more(36_000, "0.36"),))
     young = (stood(1, shown=36_060), stood(2, shown=36_060))
@@ -227,7 +237,8 @@ def test_what_was_bought_may_have_stood_before_it_was_listed() -> None:
     assert found == (more(60, "0.36"),)
 
 
-def test_more_recorded_than_bought_are_too_many_and_so_is_what_stands_without_the_recorded_one() -> None:
+def test_more_recorded_than_bought_machines_are_extra() -> None:
+    """More recorded than bought are too many and so is what stands without the recorded one."""
     attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
     assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
     never_listed = replace(attempt, handles=attempt.handles[:1])
@@ -259,7 +270,7 @@ machines = st.lists(st.tuples(seconds, st.none() | seconds), max_size=4)
 @given(
     prices, st.lists(st.tuples(seconds, st.integers(0, 3), prices), max_size=8), machines, st.floats(0, 300), seconds
 )
-def test_machines_too_many_are_charged_once_and_no_less_whatever_was_known_of_them(
+def test_extra_machines_are_charged_once_whatever_was_known_before(
     first: Decimal,
     known: list[tuple[float, int, Decimal]],
     lives: list[tuple[float, float | None]],

@@ -20,7 +20,7 @@ async def of(installation: Installation) -> MemoryStore:
     return store
 
 
-async def test_another_installation_s_database_is_refused_and_the_home_keeps_its_own(tmp_path: Path) -> None:
+async def test_foreign_database_is_refused_and_the_home_keeps_its_own(tmp_path: Path) -> None:
     """The machines of the home's would be listed by nobody."""
     (tmp_path / "installation").write_text("aaaa\n")
     with pytest.raises(OtherInstallation, match=r"of installation bbbb and the home .* of aaaa; correct database_url"):
@@ -33,7 +33,7 @@ async def test_a_new_home_takes_the_database_s(tmp_path: Path) -> None:
     assert (tmp_path / "installation").read_text() == "bbbb\n"
 
 
-async def test_a_broker_with_a_blob_store_of_its_own_is_refused_until_it_is_adopted() -> None:
+async def test_broker_with_its_own_blob_store_is_refused_until_adopted() -> None:
     """It would hear no beat of what the others buy, and end it."""
     store = await of(OURS)
     shared, own = memory_blobs(), memory_blobs()

@@ -150,9 +150,9 @@ def test_the_p90_is_no_less_than_the_median_and_narrows_with_what_is_known(
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(0, 50), st.integers(0, 50))
-def test_history_that_speaks_against_a_market_never_narrows_its_p90_below_a_better_one(
-    one: float, other: float, few: int, many: int
-) -> None:
+def test_adverse_history_never_narrows_p90_below_a_better_market(one: float, other: float, few: int, many: int) -> None:
+    """History that speaks against a market never narrows its p90 below a better one."""
+
     def p90(history: SpotHours) -> float | None:
         at, rate = {place(offer()): history}, preemptions_per_s(offer(), {place(offer()): history})
         return kind().p90(rate, certainty(offer(), at)) if rate * kind().lost(rate) < 1 else None
@@ -162,9 +162,7 @@ def test_history_that_speaks_against_a_market_never_narrows_its_p90_below_a_bett
 
 
 @pytest.mark.parametrize(("hours", "preemptions"), [(0.0, 0), (8.0, 3), (100.0, 30)])
-def test_nine_of_ten_runs_keep_the_p90_where_the_rate_is_drawn_from_what_is_known(
-    hours: float, preemptions: int
-) -> None:
+def test_p90_holds_for_nine_of_ten_runs_of_the_known_rate(hours: float, preemptions: int) -> None:
     """No spread but that of preemptions: of their number and of their rate, 3,000 runs."""
     dice, one = random.Random(17), kind()
     known, prior = STRENGTH + preemptions, STRENGTH / 0.3 + hours

@@ -40,7 +40,8 @@ def test_only_a_stop_and_the_cap_end_the_job_of_such_a_drain(reason: str, ends: 
     assert drained_for(Desired(want="drain", reason=reason)) is ends
 
 
-def test_a_wait_says_whether_the_attempt_has_ended_and_which_cloud_is_silent() -> None:
+def test_wait_message_says_if_the_attempt_ended_and_which_cloud_is_silent() -> None:
+    """A wait says whether the attempt has ended and which cloud is silent."""
     done = Final(attempt="a", outcome=Outcome.COMPLETED)
     assert "may train on: x stands and bills; wait until it is gone, or end it: gpubroker" in still_running_message(
         2, "x", None

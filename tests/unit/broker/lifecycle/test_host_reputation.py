@@ -44,7 +44,8 @@ def test_a_lie_alone_is_enough_and_a_failure_is_not() -> None:
     assert judge_host([ended(Reason.HUNG), ended(Reason.HUNG, ago_s=HALF_LIFE_S)], NOW) is None
 
 
-def test_early_preemptions_speak_against_a_host_late_ones_and_those_of_a_market_do_not() -> None:
+def test_early_preemptions_count_against_hosts_and_market_ones_do_not() -> None:
+    """Early preemptions speak against a host late ones and those of a market do not."""
     early = ended(Reason.PREEMPTED)
     assert judge_host([early, early], NOW) is None
     assert judge_host([early, early, early], NOW) is not None

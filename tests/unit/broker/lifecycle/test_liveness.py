@@ -166,16 +166,18 @@ def test_all_of_several_machines_must_beat(
         (InstanceState.GONE, {"peers_silent_s": 1.0}, AttemptEvent.GONE),
     ],
 )
-def test_the_machine_that_is_silent_for_longest_decides_and_one_that_is_finished_is_not_missed(
+def test_most_silent_machine_decides_and_a_finished_one_is_not_missed(
     second: InstanceState, seen: dict[str, Any], expected: AttemptEvent | None
 ) -> None:
+    """The machine that is silent for longest decides and one that is finished is not missed."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
     looked = AttemptObservation(**{"seen": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is expected
 
 
-def test_a_first_machine_that_hangs_is_found_though_the_other_one_is_done_and_gone() -> None:
+def test_hung_first_machine_is_found_after_its_peer_finished() -> None:
+    """A first machine that hangs is found though the other one is done and gone."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     looked = AttemptObservation(seen=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
     assert judge(two, looked, build.at(10), PATIENCE, 600) is None
@@ -184,9 +186,7 @@ def test_a_first_machine_that_hangs_is_found_though_the_other_one_is_done_and_go
 
 
 @pytest.mark.parametrize(("beat_s", "ages"), [(5.0, (9.9, 10.0)), (10.0, (19.9, 20.0)), (60.0, (119.0, 120.0))])
-def test_a_machine_that_is_called_stopped_is_believed_to_be_once_two_beats_are_due(
-    beat_s: float, ages: tuple[float, float]
-) -> None:
+def test_stopped_machine_is_believed_after_two_missed_heartbeats(beat_s: float, ages: tuple[float, float]) -> None:
     """However seldom agents are asked for one: between two of them a listing may blink."""
     asked = replace(PATIENCE, beat_s=beat_s)
     found = [
@@ -197,7 +197,8 @@ def test_a_machine_that_is_called_stopped_is_believed_to_be_once_two_beats_are_d
     assert found[1] is Liveness.DEAD
 
 
-def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
+def test_running_machine_before_its_first_heartbeat_is_alive() -> None:
+    """A running machine that has not beaten yet is alive and an unlisted one unknown."""
     assert liveness(1, AttemptObservation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
     assert liveness(1, AttemptObservation(), PATIENCE) is Liveness.UNKNOWN
     assert liveness(2, AttemptObservation(seen=(machine(),)), PATIENCE) is Liveness.UNKNOWN
@@ -271,7 +272,9 @@ def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
     assert after(limit_s or 1e6) is (AttemptEvent.HUNG if limit_s else None)
 
 
-def test_in_training_a_step_is_progress_and_elsewhere_words_saves_and_what_was_sent_are() -> None:
+def test_progress_is_a_step_in_training_and_any_activity_elsewhere() -> None:
+    """In training a step is progress and elsewhere words saves and what was sent are."""
+
     def differs(phase: Any, **changes: Any) -> bool:
         beat = BEAT.model_copy(update={"phase": phase})
         return progress_of(beat) != progress_of(beat.model_copy(update=changes))
@@ -300,7 +303,7 @@ def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None,
     assert verdict(AttemptState.BOOTING, at=9000, seen=(machine(),), store_ok_s=store_ok_s) is event
 
 
-def test_what_is_called_stopped_is_believed_to_be_only_while_beats_can_be_read() -> None:
+def test_stopped_listing_is_believed_only_while_heartbeats_are_readable() -> None:
     """Else every machine that works is silent, and a listing that blinks would end it."""
     seen = (machine(InstanceState.STOPPED),)
     assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=None) is None

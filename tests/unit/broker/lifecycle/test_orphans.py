@@ -41,7 +41,8 @@ def test_unknown_ended_and_second_machines_are_orphans() -> None:
     )
 
 
-def test_an_orphan_was_born_with_the_first_machine_under_its_name_that_stands_if_the_cloud_tells_of_all() -> None:
+def test_orphans_birth_is_its_first_living_machine_if_all_are_dated() -> None:
+    """An orphan was born with the first machine under its name that stands if the cloud tells of all."""
     first, second = (
         replace(observed(ENDED.name, id=i), created_at=build.at(at)) for i, at in (("i-1", 60), ("i-2", 70))
     )
@@ -53,7 +54,8 @@ def test_an_orphan_was_born_with_the_first_machine_under_its_name_that_stands_if
     assert [orphan.born for orphan in found] == [None] * 2
 
 
-def test_what_the_cloud_calls_gone_and_what_is_foreign_hides_no_orphan_behind_it() -> None:
+def test_gone_and_foreign_machines_hide_no_orphan() -> None:
+    """What the cloud calls gone and what is foreign hides no orphan behind it."""
     gone, foreign, ours = (
         observed(LIVE.name, InstanceState.GONE),
         observed("gb-othr-aaaaaaaaaaaaa"),

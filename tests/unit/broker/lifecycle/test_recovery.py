@@ -90,9 +90,8 @@ def train_job(work: Workload) -> Job:
 
 @given(PLANS, st.sampled_from(["l4", "a100-80gb-sxm"]), st.sampled_from([1, 2, 8]))
 @settings(max_examples=40, deadline=None)
-def test_each_change_keeps_the_global_batch_and_the_method_and_needs_less_memory_or_more_of_it(
-    work: Workload, accelerator: str, gpus: int
-) -> None:
+def test_each_plan_change_keeps_batch_and_method_and_lowers_memory(work: Workload, accelerator: str, gpus: int) -> None:
+    """Each change keeps the global batch and the method and needs less memory or more of it."""
     offer, job = offer_of(accelerator, gpus), train_job(work)
     for times in range(1, MAX_CHANGES + 1):
         ran = fit(planned(job), offer)
@@ -169,7 +168,8 @@ def test_a_script_only_gets_a_larger_machine() -> None:
     )
 
 
-def test_a_machine_whose_own_memory_ran_out_is_followed_by_one_with_more_and_the_plan_stays() -> None:
+def test_host_memory_exhaustion_asks_for_more_host_memory_only() -> None:
+    """A machine whose own memory ran out is followed by one with more and the plan stays."""
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
     changed = remedy(job, ran, host=True)
     assert (changed.micro_batch, changed.memory_factor, changed.oom_host_bytes) == (0, 1.0, 64 * GIB)
@@ -227,7 +227,8 @@ def test_the_last_smaller_plan_has_one_row() -> None:
 
 
 @pytest.mark.parametrize("sequence", [128, 512, 2048])
-def test_a_changed_plan_needs_clearly_less_or_a_larger_machine_is_asked_for(sequence: int) -> None:
+def test_changed_plan_needs_clearly_less_or_a_larger_machine(sequence: int) -> None:
+    """A changed plan needs clearly less or a larger machine is asked for."""
     offer, work = offer_of("l4"), replace(WORK, sequence=sequence)
     ran = Plan(micro_batch=8, accumulation=3)
     changed = remedy(train_job(work), line_of(offer, ran), host=False)
@@ -237,7 +238,7 @@ def test_a_changed_plan_needs_clearly_less_or_a_larger_machine_is_asked_for(sequ
 
 
 @pytest.mark.parametrize("way", ["fsdp", "hybrid"])
-def test_what_ran_out_on_several_gpus_is_held_against_what_one_of_them_needs(way: Literal["fsdp", "hybrid"]) -> None:
+def test_multi_gpu_exhaustion_is_compared_with_one_gpus_need(way: Literal["fsdp", "hybrid"]) -> None:
     """Else the estimate is not corrected, and the same machines are bought again."""
     work, offer = replace(WORK, method="full", lora_r=0), offer_of("l4", gpus=8)
     plan = Plan(parallelism=way, devices=16, micro_batch=1)
@@ -247,7 +248,8 @@ def test_what_ran_out_on_several_gpus_is_held_against_what_one_of_them_needs(way
     assert changed.memory_factor == shortfall(offer.gpu_memory_bytes, one) > 1
 
 
-def test_a_plan_that_recomputed_already_is_told_as_such_and_not_changed_to_that() -> None:
+def test_plan_that_already_recomputes_is_not_changed_to_that() -> None:
+    """A plan that recomputed already is told as such and not changed to that."""
     free = train_job(replace(WORK, micro_batch=4, free_checkpointing=True))
     ran = line_of(offer_of("l4"), Plan(micro_batch=4, accumulation=6, gradient_checkpointing=True))
     changed = remedy(free, ran, host=False)
@@ -306,7 +308,8 @@ def test_the_next_quote_knows_what_did_not_do() -> None:
     assert (left.memory_factor, left.oom_device_bytes, left.oom_host_bytes) == (1.5, 24 * GIB, 64 * GIB)
 
 
-def test_a_job_that_is_given_up_hears_whose_memory_it_was_and_what_to_change() -> None:
+def test_given_up_job_names_the_memory_and_the_fix() -> None:
+    """A job that is given up hears whose memory it was and what to change."""
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
     assert given_up(job, ran, host=True) == (
         "memory ran out once: micro-batch 8 on l40s (64.0 GiB of the machine); "

@@ -39,7 +39,8 @@ def test_every_job_state_knows_every_event(state: JobState, event: JobEvent) -> 
     assert not ((state, event) in lifecycle.JOB_RULES and event in lifecycle.JOB_STALE[state])
 
 
-def test_an_attempt_ends_only_by_confirmed_absence_or_before_anything_was_created() -> None:
+def test_attempt_ends_only_by_confirmed_absence_or_before_any_create() -> None:
+    """An attempt ends only by confirmed absence or before anything was created."""
     ways = {key for key, rule in ATTEMPT_RULES.items() if rule.next is AttemptState.ENDED}
     assert {(s, e) for s, e in ways if s is not AttemptState.INTENDED} == {
         (AttemptState.TERMINATING, AttemptEvent.ABSENT)

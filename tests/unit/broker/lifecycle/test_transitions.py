@@ -100,7 +100,8 @@ def test_causes_that_the_spec_excludes_are_not_retried() -> None:
     assert after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0).state is JobState.FAILED
 
 
-def test_an_image_that_is_refused_twice_ends_the_job_and_once_is_tried_elsewhere() -> None:
+def test_image_refused_once_is_retried_and_twice_ends_the_job() -> None:
+    """An image that is refused twice ends the job and once is tried elsewhere."""
     once = after_attempt(build.active_job(), build.attempt(), Reason.IMAGE, "no such image", build.T0)
     assert (once.state, once.retries_used) == (JobState.RECOVERING, 1)
     job = build.active_job(retries_used=1)
@@ -243,7 +244,8 @@ def test_a_cap_that_was_not_used_up_says_why_the_job_goes_on() -> None:
     assert after.reason == "what this attempt had reserved is used up"
 
 
-def test_what_an_event_says_of_itself_beats_its_rule_which_beats_what_was_known() -> None:
+def test_event_details_precede_rules_and_rules_precede_known_facts() -> None:
+    """What an event says of itself beats its rule which beats what was known."""
     draining = build.attempt(AttemptState.DRAINING, reason=Reason.CAPPED)
     assert step(draining, AttemptEvent.FINAL, build.T0, reason=Reason.COMPLETED).attempt.reason is Reason.COMPLETED
     assert step(draining, AttemptEvent.FINAL, build.T0).attempt.reason is Reason.CAPPED

@@ -41,7 +41,8 @@ def estimated(seq: int, **more: Any) -> tuple[int, str]:
     return ran.exit_code, ran.stderr
 
 
-def test_a_sequence_within_what_was_stretched_is_estimated_and_a_longer_one_is_not() -> None:
+def test_sequence_within_scaled_positions_is_estimated_a_longer_is_not() -> None:
+    """A sequence within what was stretched is estimated and a longer one is not."""
     scaled = {"rope_scaling": {"type": "linear", "factor": 4.0}}
     assert estimated(16_384)[0] == 2
     assert estimated(16_384, **scaled)[0] == 0

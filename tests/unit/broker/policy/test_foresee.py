@@ -49,13 +49,15 @@ def test_what_a_job_with_max_duration_reserves_is_judged_and_not_its_cap() -> No
     assert told(tight) is not None
 
 
-def test_a_dearer_machine_that_fits_into_max_gpus_is_taken_else_the_smallest_says_what_it_needs() -> None:
+def test_costlier_machine_within_max_gpus_wins_or_the_smallest_explains() -> None:
+    """A dearer machine that fits into max gpus is taken else the smallest says what it needs."""
     assert told(applied(policy(max_gpus=2)), market=(SMALL, LARGE)) is None
     said = told(applied(policy(max_gpus=9), gpus=9), market=(LARGE, SMALL))
     assert said == "wait: waits for policy nlp: max_gpus is 9, 9 are held, and it needs 1"
 
 
-def test_what_has_no_gpu_starts_though_more_are_held_than_a_limit_that_was_lowered_allows() -> None:
+def test_cpu_job_starts_below_a_lowered_gpu_limit() -> None:
+    """What has no gpu starts though more are held than a limit that was lowered allows."""
     over = [applied(policy(max_gpus=0), gpus=2)]
     bare = (offer(id="bare", gpus=0),)
     assert told(*over, market=bare) is None

@@ -112,7 +112,8 @@ async def test_a_task_that_is_not_estimated_says_so() -> None:
     assert found.workload.unestimated == "task text_regression of such a model"
 
 
-async def test_targets_that_the_architecture_lacks_are_refused_before_anything_is_bought() -> None:
+async def test_missing_adapter_targets_are_refused_before_any_purchase() -> None:
+    """Targets that the architecture lacks are refused before anything is bought."""
     llama = "HuggingFaceTB/SmolLM2-135M"
     good = {"kind": "qlora", "targets": ["self_attn.q_proj", "down_proj", "lm_head"]}
     found = await preflight(spec(model=llama, method=good), summary=SUMMARY, resolve=offline)

@@ -87,7 +87,8 @@ def test_what_the_cap_would_end_at_once_is_passed_over() -> None:
     assert choice.line.offer.id == "dear"
 
 
-def test_a_cap_that_leaves_no_time_to_checkpoint_rests_unless_something_cheaper_may_come() -> None:
+def test_cap_without_time_for_a_checkpoint_waits_for_something_cheaper() -> None:
+    """A cap that leaves no time to checkpoint rests unless something cheaper may come."""
     only, sold_out = offer(), offer(id="gone", available=False)
     for market, queue in (([only], Queue.CAPPED), ([only, sold_out], Queue.WAIT)):
         choice = bought(quoted(market, work=SCRIPT), cap_left=Decimal(2), attempt_number=1, least="2")

@@ -83,7 +83,8 @@ async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict
     assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and in nobody's way"
 
 
-async def test_a_broker_does_not_start_on_a_copy_of_the_database_beside_one_that_lives_on_the_other() -> None:
+async def test_broker_refuses_a_database_copy_while_the_other_lives() -> None:
+    """A broker does not start on a copy of the database beside one that lives on the other."""
     own, other = (BrokerIdentity(home=home, clouds=CLOUDS, database=home) for home in ("here", "there"))
     with pytest.raises(OtherBroker, match="works on another database") as refused:
         await started(own, other)
@@ -110,7 +111,8 @@ async def test_a_lease_tells_the_rhythm_of_whose_it_is() -> None:
     assert (lease.home, lease.clouds, lease.every_s) == ("there", CLOUDS, 7)
 
 
-async def test_a_start_waits_for_nobody_who_has_the_same_clouds_or_sat_in_the_same_home() -> None:
+async def test_start_waits_for_no_broker_of_the_same_clouds_or_home() -> None:
+    """A start waits for nobody who has the same clouds or sat in the same home."""
     own = BrokerIdentity(home="here", clouds=CLOUDS)
     for other in (
         BrokerIdentity(home="there", clouds=CLOUDS),

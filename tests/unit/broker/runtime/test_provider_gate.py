@@ -139,7 +139,9 @@ def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
     told(story())
 
 
-def test_a_cloud_that_does_not_answer_is_tried_in_the_background_until_it_does() -> None:
+def test_unreachable_cloud_is_retried_in_the_background() -> None:
+    """A cloud that does not answer is tried in the background until it does."""
+
     async def story() -> None:
         down: list[Exception | float | None] = [OutcomeUnknown("503")] * 6
         paper, clock = Paper(answers=[*down, None]), LoopClock()
@@ -201,7 +203,9 @@ def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
     told(story())
 
 
-def test_a_caller_that_runs_out_of_time_says_nothing_of_the_cloud_but_whoever_waits_for_a_listing_does() -> None:
+def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None:
+    """A caller that runs out of time says nothing of the cloud but whoever waits for a listing does."""
+
     async def story() -> None:
         paper = Paper(answers=[1e9])
         gate = gate_of(paper)
@@ -223,7 +227,9 @@ def test_a_caller_that_runs_out_of_time_says_nothing_of_the_cloud_but_whoever_wa
     told(story())
 
 
-def test_calls_come_no_faster_than_the_cloud_takes_them_and_the_queue_is_bounded() -> None:
+def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
+    """Calls come no faster than the cloud takes them and the queue is bounded."""
+
     async def story() -> None:
         paper = Paper(caps=Caps(spot=False, calls_per_s=1.0))
         gate = gate_of(paper, waiting=10)
@@ -236,7 +242,7 @@ def test_calls_come_no_faster_than_the_cloud_takes_them_and_the_queue_is_bounded
     told(story())
 
 
-def test_each_machine_is_destroyed_once_before_any_is_again_and_listings_wait_for_neither() -> None:
+def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
     """Of 20 machines and prices, at a cloud that takes a call a second; whoever asks gives up after 10 s."""
 
     async def story() -> None:
@@ -267,7 +273,7 @@ def test_each_machine_is_destroyed_once_before_any_is_again_and_listings_wait_fo
     told(story())
 
 
-def test_after_a_refusal_machines_that_were_never_destroyed_come_before_those_that_were() -> None:
+def test_first_destroys_precede_repeats_after_a_refusal() -> None:
     """Also where they are asked for later; with nobody before them, the others come too."""
 
     async def story() -> None:

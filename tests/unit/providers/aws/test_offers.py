@@ -104,7 +104,8 @@ async def test_without_the_pricing_api_spot_is_sold_and_the_rest_is_counted(worl
     assert dropped[NO_PRICE] > 10
 
 
-async def test_public_prices_are_asked_for_once_in_hours_and_spot_prices_at_each_poll(world: World) -> None:
+async def test_list_prices_are_cached_for_hours_and_spot_prices_polled(world: World) -> None:
+    """Public prices are asked for once in hours and spot prices at each poll."""
     cloud = world.open()
     await offers(cloud)
     first = len(world.front.asked)
@@ -127,7 +128,8 @@ async def test_one_region_down_does_not_hide_the_others(world: World) -> None:
 # ---------------------------------------------------------------------------------------------------------- inventory
 
 
-async def test_machines_are_listed_by_our_tag_in_all_regions_with_what_was_bought(world: World) -> None:
+async def test_machines_are_listed_by_our_tag_in_all_regions(world: World) -> None:
+    """Machines are listed by our tag in all regions with what was bought."""
     cloud = world.open(regions=(EAST, WEST))
     await offers(cloud)
     spot = world.launch(Placement={"AvailabilityZone": f"{EAST}b"}, InstanceMarketOptions={"MarketType": "spot"})

@@ -55,7 +55,8 @@ async def test_the_cloud_is_asked_at_the_start_and_when_the_key_has_changed(file
     assert not account.owns("digest of a")
 
 
-async def test_another_account_is_refused_in_one_line_with_the_fix_also_after_a_restart(file: Path) -> None:
+async def test_another_account_is_refused_with_the_fix_after_a_restart_too(file: Path) -> None:
+    """Another account is refused in one line with the fix also after a restart."""
     cloud = Cloud()
     await Account(cloud, file).verify()
     cloud.key = "b"

@@ -153,9 +153,10 @@ async def test_a_machine_whose_create_was_not_heard_is_looked_at_like_any_other(
     await provider.confirm([paper.machines[0].handle], OFFER, BOOT)
 
 
-async def test_a_region_of_the_configuration_that_is_not_there_is_told_and_logged_once(
+async def test_missing_configured_region_is_reported_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A region of the configuration that is not there is told and logged once."""
     paper = Paper(missing=["us-est-1 (did you mean us-east-1?)"])
     provider = opened(paper)
     assert await provider.check() is None
@@ -169,7 +170,8 @@ async def test_a_region_of_the_configuration_that_is_not_there_is_told_and_logge
     assert await provider.check() is None
 
 
-async def test_skypilot_ends_nothing_by_name_while_another_machine_stands_under_it() -> None:
+async def test_skypilot_ends_nothing_by_name_while_another_machine_has_it() -> None:
+    """Skypilot ends nothing by name while another machine stands under it."""
     paper = Paper(machines=[standing("1"), standing("2")])
     provider = opened(paper)
     await provider.list()

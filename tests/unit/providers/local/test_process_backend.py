@@ -164,9 +164,10 @@ async def test_a_program_that_ends_takes_what_it_left_behind_along(
     assert json.loads((tmp_path / NAME / "exited").read_text())["reason"] == "exit code 3"
 
 
-async def test_without_its_hypervisor_the_agent_dies_and_its_orphans_are_still_found(
+async def test_without_its_hypervisor_the_agent_dies_and_orphans_are_found(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
+    """Without its hypervisor the agent dies and its orphans are still found."""
     body = make(FAMILY)
     await started(body, tmp_path)
     host, agent, *orphans = family(tmp_path)

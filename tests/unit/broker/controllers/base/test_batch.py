@@ -27,7 +27,9 @@ async def test_a_broken_row_keeps_no_other_from_its_answer() -> None:
     assert await decide_batch(context(), "test", [1, 0, 2], decide) == [(1, 1.0), (2, 0.5)]
 
 
-async def test_a_row_that_hangs_is_left_out_before_the_leases_of_the_others_lapse() -> None:
+async def test_hanging_row_is_skipped_before_other_leases_lapse() -> None:
+    """A row that hangs is left out before the leases of the others lapse."""
+
     async def decide(row: int) -> int:
         if row == 1:
             await asyncio.Event().wait()

@@ -92,7 +92,7 @@ async def test_one_of_several_writes_without_an_answer_leaves_no_lease_behind(
     assert again.attempt.id == attempt.id
 
 
-async def test_what_a_cloud_or_the_blobs_keep_from_being_decided_stays_leased_for_a_while(
+async def test_row_blocked_by_cloud_or_blobs_stays_leased_for_a_while(
     store: Losing, attempt: Attempt, claims: Claims
 ) -> None:
     """Its lease lapses, so that a broker that reaches them has its turn."""

@@ -51,14 +51,15 @@ async def test_it_counts_from_when_a_broker_last_knew_of_it(
     assert found == since_s + charged_late_s + context.limits.deadman_s + context.limits.drain_s + SELF_STOP_S
 
 
-async def test_a_first_beat_that_brokers_hear_of_when_they_are_back_had_come_within_the_time_for_a_boot() -> None:
+async def test_first_heartbeat_read_after_an_absence_met_the_boot_deadline() -> None:
+    """A first beat that brokers hear of when they are back had come within the time for a boot."""
     in_time = await alone_until(charged_s=None, shown=False)
     late = await alone_until(charged_s=None, shown=False, first_beat_at=build.at(SENT_S + BOOT_S + 4000))
     assert in_time is not None
     assert late == in_time - BEAT_S + SENT_S + BOOT_S
 
 
-async def test_what_booted_while_no_broker_was_there_is_not_taken_to_stand_when_they_are_back() -> None:
+async def test_machine_booted_during_an_absence_is_not_assumed_to_exist() -> None:
     """They left right after its create was sent, and learn of both its boot and its beats an hour later."""
     back_s = 3600.0
     told = {"booted_at": build.at(back_s), "first_beat_at": build.at(back_s + 5)}

@@ -73,9 +73,10 @@ async def test_a_cloud_that_hangs_delays_nobody(clock: SteppedClock) -> None:
     assert "no prices within 0.05 s" in str(sold.status()[0].error)
 
 
-async def test_silent_offers_stand_until_they_are_stale_and_the_error_goes_with_the_next_answer(
+async def test_offers_of_a_silent_cloud_last_until_stale_and_its_error_clears(
     clock: SteppedClock,
 ) -> None:
+    """Silent offers stand until they are stale and the error goes with the next answer."""
     cloud = Cloud("one", clock)
     sold = market(clock, cloud, stale_s=600)
     await sold.step()

@@ -112,7 +112,7 @@ async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -
     assert await watched.ages() == [age_s + 201 * LOOK_S for age_s in before]
 
 
-async def test_a_broker_that_stood_still_takes_no_machine_for_silent_that_it_did_not_listen_to() -> None:
+async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
     """Between its reading of the beats and its judgement: a listing that wrongly called them stopped was believed."""
     watched = Watched()
     watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
@@ -131,7 +131,8 @@ def mate(node: int, **changes: Any) -> dict[str, Beat]:
     return {keys.beat(OWN, node): Beat(attempt=OWN, node=node, boot="b", seq=1, phase="training", **changes)}
 
 
-async def test_of_several_machines_the_one_that_is_silent_for_longest_counts_until_it_is_done() -> None:
+async def test_most_silent_machine_decides_until_it_is_done() -> None:
+    """Of several machines the one that is silent for longest counts until it is done."""
     watched = Watched()
     watched.store.mates = mate(1)
     await watched.looks(False)

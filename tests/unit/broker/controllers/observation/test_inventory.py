@@ -75,7 +75,7 @@ async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: 
     assert found == build.T0 + timedelta(seconds=times[bill_ends])
 
 
-async def test_what_was_left_out_before_its_launcher_was_known_to_be_at_rest_was_gone_by_then() -> None:
+async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> None:
     """Also long after those listings are forgotten, while it is followed."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 2])
     stood = build.T0 - timedelta(seconds=LAG_S)
@@ -95,7 +95,7 @@ async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> N
     assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
 
 
-async def test_a_process_that_began_later_and_could_not_read_of_it_goes_by_its_first_two_listings() -> None:
+async def test_later_process_relies_on_its_first_two_listings() -> None:
     """Nobody asked for it until they were forgotten."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[1]
@@ -104,13 +104,14 @@ async def test_a_process_that_began_later_and_could_not_read_of_it_goes_by_its_f
     assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
 
 
-async def test_of_what_came_after_its_first_listings_a_process_knows_by_those_since() -> None:
+async def test_process_relies_on_listings_after_its_first_ones() -> None:
+    """Of what came after its first listings a process knows by those since."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[3]
     assert seen.unseen_since("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
 
 
-async def test_a_process_that_could_not_read_that_it_came_to_stand_knows_when_it_was_unseen_since() -> None:
+async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
     """It had asked since the create, and was cut off from the database; those listings are forgotten as well."""
     seen, times = await listed([(1, ()), (5, ()), (5, ())])
     sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 20))
@@ -136,7 +137,7 @@ LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripte
 ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + timedelta(seconds=20), line=LINE)
 
 
-async def test_what_never_booted_may_have_billed_for_as_long_as_nothing_would_have_shown_it() -> None:
+async def test_never_booted_machine_may_have_billed_while_unobservable() -> None:
     """However long its launcher cannot be judged: a lag after it stands, two listings in a row have to leave it out."""
     seen, _ = await listed([(1, ()), *[(5, ())] * 40])
     assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 2 * 5 + LAG_S)
@@ -148,7 +149,7 @@ async def test_what_never_booted_may_have_billed_for_as_long_as_nothing_would_ha
 
 
 @pytest.mark.parametrize("sent_s", [0, 90])
-async def test_a_process_that_could_not_read_of_it_knows_for_how_long_it_may_have_stood(sent_s: float) -> None:
+async def test_process_without_history_bounds_the_lifetime(sent_s: float) -> None:
     """Whether it began before the create or after it; asked an hour later."""
     seen, _ = await listed([(1, ()), *[(5, ())] * 700])
     sent, ending = (build.T0 + timedelta(seconds=at) for at in (sent_s, 130))
@@ -198,7 +199,8 @@ async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() 
     assert stood(seen) == {"i": (0, None)}
 
 
-async def test_a_cloud_whose_clock_is_ahead_moves_no_birth_behind_its_first_listing() -> None:
+async def test_fast_cloud_clock_moves_no_birth_behind_its_first_listing() -> None:
+    """A cloud whose clock is ahead moves no birth behind its first listing."""
     ahead = tuple(replace(one, created_at=build.at(300)) for one in THERE)
     seen, times = await listed([(1, ahead)])
     assert stood(seen) == {"i": (times[0], None)}
@@ -215,7 +217,8 @@ async def test_a_house_clock_that_is_set_moves_no_moment_that_was_heard(monkeypa
 
 
 @pytest.mark.parametrize(("born", "since"), [(1500.0, 1440.0), (30.0, 2 - LAG_S)])
-async def test_after_a_long_time_without_listings_its_cloud_says_when_it_was_born(born: float, since: float) -> None:
+async def test_cloud_gives_the_birth_after_a_long_listing_gap(born: float, since: float) -> None:
+    """After a long time without listings its cloud says when it was born."""
     late = (*THERE, replace(SECOND, created_at=build.at(born)))
     seen, _ = await listed([(1, THERE), (1, THERE), (5, THERE), (2000, late)])
     assert stood(seen)["late"] == (since, None)
@@ -375,7 +378,8 @@ async def test_a_machine_that_may_run_is_taken_to() -> None:
     assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
 
 
-async def test_a_machine_that_was_never_seen_starting_may_have_run_since_the_create() -> None:
+async def test_machine_never_seen_starting_may_run_since_its_create() -> None:
+    """A machine that was never seen starting may have run since the create."""
     seen, _ = await listed([(500, THERE), (5, ()), (5, THERE)])
     assert seen.running_at(SENT) == SENT.create_sent_at
 
@@ -411,7 +415,8 @@ class Cut(Scripted):
         return await super().list()
 
 
-async def test_who_hears_nothing_of_a_cloud_leaves_its_rows_to_others_until_it_does() -> None:
+async def test_broker_cut_off_from_a_cloud_leaves_its_rows_to_others() -> None:
+    """Who hears nothing of a cloud leaves its rows to others until it does."""
     cloud, clock = Cut(), SteppedClock()
     seen = inventory(cloud, clock)
     turns = []

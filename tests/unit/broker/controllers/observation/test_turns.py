@@ -69,7 +69,8 @@ async def test_a_machine_that_works_is_left_to_brokers_that_hear_its_cloud() -> 
     assert leased.attempt.id == attempt.id
 
 
-async def test_the_end_of_a_bill_is_asked_for_at_once_of_a_cloud_that_is_not_heard() -> None:
+async def test_bill_end_of_an_unreachable_cloud_is_asked_at_once() -> None:
+    """The end of a bill is asked for at once of a cloud that is not heard."""
     store = MemoryStore(ManualClock())
     broker = CutOff(store)
     attempt, _ = await running(store)

@@ -72,7 +72,7 @@ async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> Non
     assert await said() == []
 
 
-async def test_a_create_that_is_sent_again_is_not_over_because_an_earlier_one_was() -> None:
+async def test_repeated_create_is_not_over_when_an_earlier_one_was() -> None:
     """By the same process, so under the same launcher: the boot deadline, which passes meanwhile, must wait for it."""
     store = MemoryStore(ManualClock())
     broker = Broker(store, "first")
@@ -87,7 +87,7 @@ async def test_a_create_that_is_sent_again_is_not_over_because_an_earlier_one_wa
     assert await broker.launchers.dead_since(sent) is None
 
 
-async def test_what_was_known_before_another_broker_s_create_says_nothing_after_its_answer() -> None:
+async def test_facts_before_another_brokers_create_say_nothing_after_its_answer() -> None:
     """It was not sent for a while, which this broker has seen; then another one sent it, and it was answered."""
     store = MemoryStore(ManualClock())
     broker = Broker(store, "watches")

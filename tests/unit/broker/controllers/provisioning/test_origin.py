@@ -29,9 +29,8 @@ class House:
 
 
 @pytest.mark.parametrize(("nodes", "named"), [(1, (LAST, MILESTONE)), (2, (MILESTONE,))])
-async def test_the_last_of_a_job_that_runs_is_named_and_to_several_machines_what_stays(
-    nodes: int, named: tuple[str, ...]
-) -> None:
+async def test_last_message_names_the_running_part_and_what_stays(nodes: int, named: tuple[str, ...]) -> None:
+    """The last of a job that runs is named and to several machines what stays."""
     house = House()
     context = SimpleNamespace(store=house, blobs=house, rhythm=SimpleNamespace(poll_s=1.0))
     spec = build.spec(init_from=f"job/{ORIGIN}", resources={"nodes": nodes})

@@ -159,7 +159,8 @@ async def test_two_brokers_renew_once() -> None:
     assert house.store.events == []
 
 
-async def test_two_brokers_that_renew_at_once_leave_a_newer_grant_whoever_writes_last() -> None:
+async def test_concurrent_renewals_leave_the_newer_grant() -> None:
+    """Two brokers that renew at once leave a newer grant whoever writes last."""
     house = House()
     await house.launch()
     first = await house.grant()

@@ -53,7 +53,7 @@ def test_mistral_7b_agrees_with_a_measured_a100(change: dict[str, Any], measured
     assert estimate(MISTRAL_7B, replace(A100, **change)).peak_allocated == pytest.approx(measured, rel=close)
 
 
-def test_fsdp_1_holds_the_inputs_of_frozen_layers_and_their_gradients_through_the_backward_pass() -> None:
+def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers() -> None:
     """Its hooks hold them; reentrant checkpointing makes leaves of them. FSDP 2, and trained layers, do without."""
     two = replace(A100, **QLORA_FSDP, rows=2)
     held = (
@@ -181,7 +181,8 @@ def test_mixtral_agrees_with_a_measured_a100(change: dict[str, Any], measured: f
     assert (found.tier, found.margin) == ("measured", 0.06)
 
 
-def test_experts_that_are_one_tensor_get_no_adapter_and_are_computed_at_once() -> None:
+def test_fused_experts_get_no_adapter_and_run_at_once() -> None:
+    """Experts that are one tensor get no adapter and are computed at once."""
     new = replace(A100, transformers=None, targets=("all-linear",))
     old = replace(new, transformers="4.48.1")
     assert estimate(MIXTRAL, new).trainable == estimate(MIXTRAL, replace(new, targets=QKVO)).trainable
@@ -308,7 +309,8 @@ def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None
     assert estimate(short, single).peak_allocated < estimate(replace(short, window=None), single).peak_allocated
 
 
-def test_hybrid_sharding_divides_within_a_machine_and_offload_leaves_only_what_is_gathered() -> None:
+def test_hybrid_sharding_divides_per_machine_and_offload_keeps_gathered() -> None:
+    """Hybrid sharding divides within a machine and offload leaves only what is gathered."""
     asked = replace(A100, method="full", precision="bf16-autocast", rows=1, transformers=None)
     eight = estimate(MISTRAL_7B, replace(asked, gpus=8, sharding="fsdp"))
     hybrid = estimate(MISTRAL_7B, replace(asked, gpus=16, nodes=2, sharding="hybrid"))

@@ -34,7 +34,8 @@ def test_what_is_held_of_a_model_trained_in_full() -> None:
     assert host_bytes(best, plan("single", 1), states=STATES) == PROCESS + AGENT + STATES + 2 * 4 * P, "and their copy"
 
 
-def test_a_base_that_is_not_trained_is_mapped_and_one_that_is_merged_into_is_not() -> None:
+def test_frozen_base_is_mapped_and_a_merged_base_is_not() -> None:
+    """A base that is not trained is mapped and one that is merged into is not."""
     small = 12 * 10**6
     assert host_bytes(WORK, plan("ddp", 2), states=small) == 2 * PROCESS + AGENT + small
     cast = replace(WORK, precision="fp32")

@@ -170,7 +170,7 @@ def test_more_active_experts_never_take_less_time(some: int, more: int) -> None:
 T5 = shape_of("google-t5/t5-base", "seq2seq")
 
 
-def test_what_is_read_goes_through_the_encoder_and_what_is_written_through_the_decoder() -> None:
+def test_input_runs_through_the_encoder_and_output_through_the_decoder() -> None:
     """Six FLOP a weight: keys and values of the cross attention are made of what was read."""
     work = replace(FULL, shape=T5, tokens_per_row=300.0, target_tokens=100, target_tokens_per_row=100.0)
     run = run_of(work, T5, A100)

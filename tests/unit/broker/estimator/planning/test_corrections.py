@@ -99,7 +99,9 @@ def test_an_ended_attempt_leaves_its_speed_and_its_peak_and_no_name() -> None:
     assert "secret-name" not in repr(found)
 
 
-def test_one_that_was_preempted_counts_by_its_last_beat_if_it_ran_for_long_enough() -> None:
+def test_preempted_run_counts_by_its_last_heartbeat_if_long_enough() -> None:
+    """One that was preempted counts by its last beat if it ran for long enough."""
+
     def preempted(step: int, resumed: int) -> RunObservation | None:
         beat = Beat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)
         return observed(JOB, ended(final=None, beat=beat, reason=Reason.PREEMPTED))
@@ -132,14 +134,16 @@ def test_few_steps_tell_of_memory_and_not_of_speed() -> None:
     assert (found.tokens_per_s, found.peak_bytes) == (None, GIB)
 
 
-def test_a_simulated_machine_tells_of_the_processor_and_not_of_the_gpus_memory() -> None:
+def test_simulated_machine_reports_processor_not_gpu_memory() -> None:
+    """A simulated machine tells of the processor and not of the gpus memory."""
     simulated = line(emulated_on="cpu", emulated_vcpus=2)
     found = observed(JOB, ended(line=simulated, reason=Reason.OOM))
     assert found is not None
     assert (found.hardware, found.cores, found.peak_bytes, found.out_of_memory) == ("cpu", 2, None, False)
 
 
-def test_memory_that_ran_out_is_kept_with_what_there_was_unless_it_was_the_machines_own() -> None:
+def test_gpu_memory_exhaustion_is_recorded_with_its_limit() -> None:
+    """Memory that ran out is kept with what there was unless it was the machines own."""
     short = {"outcome": Outcome.OOM, "step": 0, "tokens_per_s": None, "ran_out": "device"}
     found = observed(JOB, ended(final=short, reason=Reason.OOM))
     assert found is not None
@@ -201,7 +205,9 @@ def test_no_estimate_is_below_what_its_like_was_seen_to_need(shares: list[float]
     assert LEAST * plain.peak - 1 <= need.peak <= MOST * plain.peak
 
 
-def test_different_runs_within_the_estimate_narrow_its_margin_and_repeats_of_one_do_not() -> None:
+def test_different_runs_narrow_the_margin_and_repeats_do_not() -> None:
+    """Different runs within the estimate narrow its margin and repeats of one do not."""
+
     def known(works: list[Workload]) -> MemoryNeed:
         learned = knows(*(seen(n, workload=w, peak_bytes=estimated_need(w).peak) for n, w in enumerate(works, 1)))
         return learned.need(WORK, estimated_need(), True, False)
@@ -234,7 +240,8 @@ def test_a_process_on_a_cpu_is_measured_with_its_own_context() -> None:
     assert knows(seen(**base, peak_bytes=need.context)).peaks == []
 
 
-def test_a_plan_that_ran_out_is_not_chosen_again_there_until_it_is_seen_to_fit() -> None:
+def test_plan_that_ran_out_is_avoided_until_seen_to_fit() -> None:
+    """A plan that ran out is not chosen again there until it is seen to fit."""
     has = int(1.2 * estimated_need().required)
     offer = replace(OFFER, gpu_memory_bytes=has)
     assert fit(WORK, offer).drop is None

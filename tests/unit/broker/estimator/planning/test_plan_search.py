@@ -43,7 +43,8 @@ def test_a_given_plan_is_kept() -> None:
     )  # fmt: skip
 
 
-def test_activations_are_kept_where_they_fit_and_computed_again_where_they_do_not() -> None:
+def test_activations_are_kept_where_they_fit_and_recomputed_otherwise() -> None:
+    """Activations are kept where they fit and computed again where they do not."""
     large, small = best(FREE, "h200-sxm"), best(FREE, "l40s", has=30 * GIB)
     assert (large.plan.gradient_checkpointing, large.fits) == (False, True)
     assert (small.plan.gradient_checkpointing, small.fits) == (True, True)

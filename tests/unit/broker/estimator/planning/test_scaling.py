@@ -46,7 +46,7 @@ def test_a_model_is_divided_only_where_it_must_be_and_can_be() -> None:
         assert plans
 
 
-def test_copies_on_several_machines_need_what_the_estimate_of_that_plan_says() -> None:
+def test_ddp_over_machines_needs_what_its_plan_estimates() -> None:
     """Gradients that machines have summed are kept as well while micro-batches accumulate."""
     points = table((16, 32, 64), replace(LOAD, global_batch=1024), method="full").values()
     hybrids = [point for point in points if point.plan and point.plan.parallelism == "hybrid"]

@@ -87,7 +87,8 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
     assert (paced(WORK, TABLE["cpu"]).spread, paced(WORK, TABLE["cpu"]).tier) == (SPREAD_CPU, "unchecked")
 
 
-def test_adapters_over_several_machines_were_not_compared_and_full_fsdp_was() -> None:
+def test_multi_node_adapters_are_unchecked_and_full_fsdp_is_checked() -> None:
+    """Adapters over several machines were not compared and full fsdp was."""
     h100 = TABLE["h100-sxm"]
     found = {
         (method, nodes): speed(
@@ -127,7 +128,7 @@ def late(run: RooflineStep, hardware: Hardware) -> float:
     return (found.total + UNHIDDEN * hidden) / terms(at_best).total
 
 
-def test_a_step_that_its_host_binds_is_unchecked_and_as_wide_as_launches_twice_as_long() -> None:
+def test_host_bound_step_is_unchecked_with_a_wide_interval() -> None:
     """A whole GPU for a small model: most of the step is Python."""
     b200 = TABLE["b200"]
     run = run_of(replace(WORK, shape=SMOLLM2_135M, tokens_per_row=20), SMOLLM2_135M, b200)

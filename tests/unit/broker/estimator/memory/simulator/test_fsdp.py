@@ -82,7 +82,8 @@ def test_every_gather_and_reduction_is_there_as_long_as_torch_names_it() -> None
     assert (tape.live["communication"], tape.live["gradients"]) == (0, 64 + 500)
 
 
-def test_what_is_gathered_in_another_type_is_copied_first_and_so_is_what_comes_from_the_host() -> None:
+def test_fsdp_copies_what_is_gathered_in_another_type_or_from_the_host() -> None:
+    """What is gathered in another type is copied first and so is what comes from the host."""
     asked = EstimateOptions(method="full", sharding="fsdp", gpus=4)
     mixed, single = (numerics(SMOLLM2_135M, replace(asked, precision=p))[0] for p in ("bf16-autocast", "fp32"))
     whole = SMOLLM2_135M.parameters

@@ -66,7 +66,8 @@ def test_one_head_of_keys_that_is_repeated_writes_no_scores_out() -> None:
     assert own.by_category["activations"] > 2 * one.by_category["activations"], "5.x gives it to kernels unrepeated"
 
 
-def test_only_a_mixtral_before_4_48_holds_a_table_of_positions_in_each_layer() -> None:
+def test_only_mixtral_before_4_48_holds_a_position_table_per_layer() -> None:
+    """Only a mixtral before 4 48 holds a table of positions in each layer."""
     shape = mixtral()
     assert table_bytes(shape, (4, 45), 2) == 512 * 2**20
     assert table_bytes(shape, (4, 48), 2) == table_bytes(MISTRAL_7B, (4, 45), 2) == table_bytes(shape, None, 2) == 0
@@ -177,7 +178,8 @@ def test_of_presents_the_whole_product_lives_that_they_are_views_of() -> None:
     assert 0 <= more["backward last but one layer"] <= one
 
 
-def test_a_falcons_linear_modules_are_left_as_they_are_since_transformers_5() -> None:
+def test_falcon_linear_modules_stay_unwrapped_since_transformers_5() -> None:
+    """A falcons linear modules are left as they are since transformers 5."""
     falcon, ask = replace(MISTRAL_7B, family="falcon"), replace(QLORA, targets=("all-linear",))
     whole, small = (estimate(falcon, replace(ask, transformers=v)).by_category["weights"] for v in (None, "4.48.1"))
     assert whole > 2 * falcon.parameters

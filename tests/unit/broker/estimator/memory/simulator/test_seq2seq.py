@@ -106,7 +106,8 @@ def test_what_makes_no_sense_is_said_in_one_line(asked: dict[str, Any], words: s
     assert "\n" not in str(raised.value)
 
 
-def test_a_scaling_table_counts_what_is_read_and_written_and_says_how_little_is_known() -> None:
+def test_scaling_table_counts_reads_and_writes_and_states_its_evidence() -> None:
+    """A scaling table counts what is read and written and says how little is known."""
     ask = EstimateOptions(length=512, target=128)
     found = what_if("gpus=1,2,16", model=T5, gpu="L40S", ask=ask, global_batch=1024, rows=6400 * 16)
     assert found["tokens_per_row"] == 640

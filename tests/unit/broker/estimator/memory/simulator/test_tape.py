@@ -177,9 +177,7 @@ def test_a_tied_weight_has_one_gradient_and_an_earlier_one_is_added_to() -> None
 
 
 @pytest.mark.parametrize(("computed", "tensors"), [(2, 2), (4, 3)])
-def test_a_tied_weights_gradients_are_added_in_place_unless_the_first_is_a_product_s_view(
-    computed: int, tensors: int
-) -> None:
+def test_tied_gradients_add_in_place_unless_the_first_is_a_view(computed: int, tensors: int) -> None:
     """torch's profiler shows it of an embedding that is the head too: add_ under autocast, which casts, else add."""
     tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
     read = tape.op((), 1, 4, weights=[(weight, 4)])  # as an encoder does, last in the backward pass
