@@ -12,7 +12,7 @@ import pytest
 from broker.domain.spec import JobSpec
 from tests.clouds.emulator import Clouds
 from tests.live.balance import balance
-from tests.live.house import House, sweep
+from tests.live.installation import LiveInstallation, sweep
 from tests.live.spend import SCENARIOS, job, refusal, share
 
 OURS = "gb-abcd-aaaaaaaaaaaaa-1a2b3c4d-head"
@@ -30,10 +30,12 @@ async def clouds(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Clouds]:
 
 
 @pytest.fixture
-async def house(clouds: Clouds, tmp_path: Path) -> AsyncIterator[House]:
+async def house(clouds: Clouds, tmp_path: Path) -> AsyncIterator[LiveInstallation]:
     """After a daemon of installation abcd, with listings that do not lag."""
     sections = {name: {"endpoint": clouds.url, "emulated": True} for name in ("runpod", "vast")}
-    house = House(tmp_path, ["runpod", "vast"], {"blobs": "s3://b/c", "providers": {**sections, "simulated": {}}})
+    house = LiveInstallation(
+        tmp_path, ["runpod", "vast"], {"blobs": "s3://b/c", "providers": {**sections, "simulated": {}}}
+    )
     (tmp_path / "installation").write_text("abcd\n")
     for name in house.clouds:
         native: Any = house.native(name)
@@ -57,7 +59,7 @@ async def rent(clouds: Clouds, name: str) -> None:
                 assert answer.status == 200, await answer.text()
 
 
-async def test_the_sweep_ends_what_the_run_rented_and_nothing_else(clouds: Clouds, house: House) -> None:
+async def test_the_sweep_ends_what_the_run_rented_and_nothing_else(clouds: Clouds, house: LiveInstallation) -> None:
     await rent(clouds, OURS)
     await rent(clouds, THEIRS)
     assert await sweep(house) == {}
@@ -65,7 +67,7 @@ async def test_the_sweep_ends_what_the_run_rented_and_nothing_else(clouds: Cloud
     assert standing == {THEIRS}
 
 
-async def test_a_cloud_that_does_not_answer_the_sweep_is_told(clouds: Clouds, house: House) -> None:
+async def test_a_cloud_that_does_not_answer_the_sweep_is_told(clouds: Clouds, house: LiveInstallation) -> None:
     await rent(clouds, OURS)
     clouds.control.fail(cloud="vast", call="instances", trouble="status", status=503, times=9)
     left = await sweep(house)
@@ -73,7 +75,7 @@ async def test_a_cloud_that_does_not_answer_the_sweep_is_told(clouds: Clouds, ho
     assert "503" in left["vast"]
 
 
-async def test_only_what_was_named_is_bought_from(house: House) -> None:
+async def test_only_what_was_named_is_bought_from(house: LiveInstallation) -> None:
     sections = house.configuration["providers"]
     assert set(sections) == {"local", "runpod", "vast"}
     assert sections["local"] is None

@@ -6,10 +6,10 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from broker.store.memory.store import MemoryStore
-from tests.doors.house import House, standing
+from tests.parity.servers import ApiServers, standing
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def house() -> AsyncIterator[ApiServers]:
     async with standing(MemoryStore(SystemClock()), "grpc", reflects=True) as made:
         yield made

@@ -15,10 +15,10 @@ from broker.api.grpc.jobs import JobServicer
 from broker.api.grpc.server import FILES
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
-from tests.doors.door import PATIENCE_S, Refused
-from tests.doors.grpc_door import refused
-from tests.doors.house import House
 from tests.grpc.test_server import fails, signed
+from tests.parity.grpc_transport import refused
+from tests.parity.servers import ApiServers
+from tests.parity.transport import PATIENCE_S, Refused
 
 METHODS = [
     f"/{service.full_name}/{method.name}"
@@ -28,7 +28,7 @@ METHODS = [
 ]
 
 
-def half_open(house: House, method: str, **named: Any) -> Any:
+def half_open(house: ApiServers, method: str, **named: Any) -> Any:
     """A call whose metadata came, and nothing else."""
     return house.channel.stream_stream(method)(timeout=PATIENCE_S, **named)
 
@@ -40,12 +40,12 @@ async def answer(call: Any) -> Refused:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_half_open_call_without_a_token_is_refused(house: House, method: str) -> None:
+async def test_a_half_open_call_without_a_token_is_refused(house: ApiServers, method: str) -> None:
     assert (await answer(half_open(house, method))).kind == "unauthenticated"
 
 
 async def test_a_method_whose_scope_was_forgotten_is_the_operators(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(JobServicer.ListJobs, MARK)
     assert (await answer(half_open(house, "/gpubroker.v1.JobService/ListJobs"))).kind == "unauthenticated"
@@ -56,14 +56,14 @@ async def test_a_method_whose_scope_was_forgotten_is_the_operators(
 
 @pytest.mark.parametrize("method", ["/gpubroker.v1.JobService/GetJob", "/gpubroker.v1.ArtifactService/Upload"])
 async def test_a_token_without_a_message_keeps_no_place(
-    house: House, method: str, monkeypatch: pytest.MonkeyPatch
+    house: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
     told = await answer(half_open(house, method, metadata=await signed(house)))
     assert (told.kind, set(told.fields)) == ("invalid", {"message"})
 
 
-async def test_no_message_at_all_is_the_callers_fault(house: House) -> None:
+async def test_no_message_at_all_is_the_callers_fault(house: ApiServers) -> None:
     call = half_open(house, "/gpubroker.v1.JobService/GetJob", metadata=await signed(house))
     await call.done_writing()
     told = await answer(call)
@@ -72,13 +72,13 @@ async def test_no_message_at_all_is_the_callers_fault(house: House) -> None:
 
 @pytest.mark.parametrize("method", sorted(OPEN))
 async def test_a_guest_without_a_message_does_not_stay(
-    house: House, method: str, monkeypatch: pytest.MonkeyPatch
+    house: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
     assert (await answer(half_open(house, method))).kind == "invalid"
 
 
-async def test_silent_guests_make_room_for_one_who_asks(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_guests_make_room_for_one_who_asks(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 10 * PATIENCE_S)
     check = "/grpc.health.v1.Health/Check"
@@ -101,7 +101,9 @@ async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
     assert all(task.result().kind == "invalid" for task in tasks if task.done())
 
 
-async def test_readers_of_the_services_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readers_of_the_services_leave_room_for_others(
+    house: ApiServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     stub = reflection_pb2_grpc.ServerReflectionStub(house.channel)
     ask = reflection_pb2.ServerReflectionRequest(list_services="")

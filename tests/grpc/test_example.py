@@ -18,7 +18,7 @@ from broker.runtime.clock import SystemClock
 from broker.store.memory.store import MemoryStore
 from tests.api.harness import SETTINGS
 from tests.api.test_feeds import happens
-from tests.doors.house import House, standing
+from tests.parity.servers import ApiServers, standing
 
 ROOT = Path(__file__).parents[2]
 GUARD_S = 300
@@ -26,7 +26,7 @@ GUARD_S = 300
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def house() -> AsyncIterator[ApiServers]:
     """With room for the example's data set."""
     async with standing(
         MemoryStore(SystemClock()), "grpc", settings=replace(SETTINGS, upload_bytes=Settings.upload_bytes)
@@ -34,7 +34,7 @@ async def house() -> AsyncIterator[House]:
         yield made
 
 
-async def test_the_example_submits_and_watches_to_the_end(house: House, tmp_path: Path) -> None:
+async def test_the_example_submits_and_watches_to_the_end(house: ApiServers, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "grpc.md").read_text(), re.DOTALL)
     program = program.replace("timeout=30", f"timeout={GUARD_S}")
     home = tmp_path / ".local" / "state" / "gpubroker"

@@ -28,16 +28,16 @@ from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, memory_blobs
 from tests.api.harness import serving as serving_http
 from tests.api.test_files import admitted, put_checkpoint
-from tests.doors.door import PATIENCE_S, Refused
-from tests.doors.grpc_door import GrpcDoor, refused
-from tests.doors.house import House, parts
-from tests.doors.test_jobs import good
+from tests.parity.grpc_transport import GrpcTransport, refused
+from tests.parity.servers import ApiServers, parts
+from tests.parity.test_jobs import good
+from tests.parity.transport import PATIENCE_S, Refused
 from trainer.contract import object_keys as keys
 
 Metadata = tuple[tuple[str, str], ...]
 
 
-async def signed(house: House, *scopes: Any) -> Metadata:
+async def signed(house: ApiServers, *scopes: Any) -> Metadata:
     return (("authorization", (await house.api.token("ada", *scopes))["Authorization"]),)
 
 
@@ -50,7 +50,7 @@ async def fails(call: Any) -> Refused:
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-async def test_an_outage_says_when_to_ask_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_says_when_to_ask_again(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("the database does not answer")
 
@@ -61,7 +61,7 @@ async def test_an_outage_says_when_to_ask_again(house: House, monkeypatch: pytes
     assert (told.kind, told.text, told.after_s) == ("unavailable", "the database does not answer", 2.0)
 
 
-async def test_a_fault_of_ours_tells_nothing_of_itself(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_ours_tells_nothing_of_itself(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret: hunter2")
 
@@ -76,7 +76,7 @@ async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
         made = parts(api)
         slow = Authenticator(api.service.store, SystemClock(), TokenBucketRate(per_s=0.01, burst=1))
         async with serving(replace(made, auth=slow), "127.0.0.1", 0) as port, _channel(port) as channel:
-            door = GrpcDoor(channel, (await api.token("ada"))["Authorization"])
+            door = GrpcTransport(channel, (await api.token("ada"))["Authorization"])
             await door.jobs()
             with pytest.raises(Refused) as told:
                 await door.jobs()
@@ -93,7 +93,7 @@ def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
     assert status_of(BlobsUnavailable("x" * 9000)).ByteSize() < 2000
 
 
-async def test_bytes_that_are_no_message_are_the_callers_fault(house: House) -> None:
+async def test_bytes_that_are_no_message_are_the_callers_fault(house: ApiServers) -> None:
     raw: Any = house.channel.unary_unary("/gpubroker.v1.JobService/GetJob")
     told = await fails(raw(b"\xff\xff\xff", metadata=await signed(house)))
     assert (told.kind, set(told.fields)) == ("invalid", {"message"})
@@ -106,7 +106,7 @@ async def test_bytes_that_are_no_message_are_the_callers_fault(house: House) -> 
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_message_past_the_cap_is_refused(house: House) -> None:
+async def test_a_message_past_the_cap_is_refused(house: ApiServers) -> None:
     stub = stubs.JobServiceStub(house.channel)
     big = pb.SubmitJobRequest()
     big.spec.env["A"] = "x" * (4 * 1024**2)
@@ -132,7 +132,7 @@ class Stuck:
             self.left.set()
 
 
-async def test_work_ends_with_the_callers_deadline(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_ends_with_the_callers_deadline(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck()
     monkeypatch.setattr(Service, "jobs", stuck)
     stub = stubs.JobServiceStub(house.channel)
@@ -145,7 +145,7 @@ async def test_work_ends_with_the_callers_deadline(house: House, monkeypatch: py
         await stuck.left.wait()
 
 
-async def test_work_ends_when_the_caller_does(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_ends_when_the_caller_does(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck()
     monkeypatch.setattr(Service, "jobs", stuck)
     call = stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=await signed(house))
@@ -162,7 +162,7 @@ async def test_a_stop_ends_followers_within_its_grace() -> None:
     async with serving_http(MemoryStore(SystemClock()), memory_blobs()) as api:
         async with serving(parts(api), "127.0.0.1", 0, grace_s=0.1) as port:
             channel = _channel(port)
-            door = GrpcDoor(channel, (await api.token("ada"))["Authorization"])
+            door = GrpcTransport(channel, (await api.token("ada"))["Authorization"])
             job, _ = await door.submit(await good(door))
             stream = door.events(job.id)
             await anext(stream)
@@ -176,7 +176,7 @@ async def test_a_stop_ends_followers_within_its_grace() -> None:
 # --------------------------------------------------------------------------------------------- health and reflection
 
 
-async def test_health_follows_readiness(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_follows_readiness(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = health_pb2_grpc.HealthStub(house.channel)
     for name in ("", *SERVICES):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
@@ -193,13 +193,13 @@ async def test_health_follows_readiness(house: House, monkeypatch: pytest.Monkey
     unknown.cancel()
 
 
-async def test_a_call_without_a_token_is_refused_before_its_message_comes(house: House) -> None:
+async def test_a_call_without_a_token_is_refused_before_its_message_comes(house: ApiServers) -> None:
     for method in ("GetJob", "WatchEvents"):
         call: Any = house.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=PATIENCE_S)
         assert (await fails(call)).kind == "unauthenticated"
 
 
-async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(house: House) -> None:
+async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(house: ApiServers) -> None:
     me = await signed(house)
     sent = asyncio.Event()
 
@@ -218,7 +218,7 @@ async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(hou
     assert (await fails(call)).kind == "unauthenticated"
 
 
-async def test_watchers_of_health_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watchers_of_health_leave_room_for_others(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     stub = health_pb2_grpc.HealthStub(house.channel)
     watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
@@ -235,7 +235,7 @@ async def test_watchers_of_health_leave_room_for_others(house: House, monkeypatc
                 return
 
 
-async def test_reflection_lists_the_services_where_it_is_on(house: House) -> None:
+async def test_reflection_lists_the_services_where_it_is_on(house: ApiServers) -> None:
     async def listed(channel: grpc.aio.Channel) -> set[str]:
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -253,7 +253,7 @@ async def test_reflection_lists_the_services_where_it_is_on(house: House) -> Non
 # ------------------------------------------------------------------------------------------------------------- streams
 
 
-async def test_an_upload_begins_with_its_header_and_has_one(house: House) -> None:
+async def test_an_upload_begins_with_its_header_and_has_one(house: ApiServers) -> None:
     header = artifact.UploadRequest(header=artifact.UploadHeader(name="words.csv"))
     data = artifact.UploadRequest(data=CSV.encode())
     stub, me = artifact_stubs.ArtifactServiceStub(house.channel), await signed(house)
@@ -263,7 +263,7 @@ async def test_an_upload_begins_with_its_header_and_has_one(house: House) -> Non
     assert (await stub.Upload(iter([header, data, data]), metadata=me)).upload.bytes == 2 * len(CSV)
 
 
-async def test_an_upload_that_breaks_off_keeps_nothing(house: House) -> None:
+async def test_an_upload_that_breaks_off_keeps_nothing(house: ApiServers) -> None:
     sent = asyncio.Event()
 
     async def endless() -> AsyncIterator[artifact.UploadRequest]:
@@ -281,8 +281,8 @@ async def test_an_upload_that_breaks_off_keeps_nothing(house: House) -> None:
     assert [info.key for info in await house.api.service.blobs.list("uploads/")] == []
 
 
-async def test_a_download_goes_on_at_an_offset(house: House) -> None:
-    door = GrpcDoor(house.channel, (await signed(house))[0][1])
+async def test_a_download_goes_on_at_an_offset(house: ApiServers) -> None:
+    door = GrpcTransport(house.channel, (await signed(house))[0][1])
     job, _ = await door.submit(await good(door))
     attempt = await admitted(house.api, job.id)
     big = bytes(range(251)) * 25_000
@@ -298,10 +298,10 @@ async def test_a_download_goes_on_at_an_offset(house: House) -> None:
 
 
 async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_door, "PIECE_CHARACTERS", 100)
-    door = GrpcDoor(house.channel, (await signed(house))[0][1])
+    door = GrpcTransport(house.channel, (await signed(house))[0][1])
     job, _ = await door.submit(await good(door))
     attempt = await admitted(house.api, job.id)
     text = "".join(f"line {i}\n" for i in range(100))
@@ -317,16 +317,16 @@ async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
     assert rest[-1].position != first.position
 
 
-async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(house: House) -> None:
+async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(house: ApiServers) -> None:
     stub, me = stubs.JobServiceStub(house.channel), await signed(house)
-    door = GrpcDoor(house.channel, me[0][1])
+    door = GrpcTransport(house.channel, me[0][1])
     job, _ = await door.submit(await good(door))
     events = [e async for e in stub.WatchEvents(pb.WatchEventsRequest(job_id=job.id, follow=False), metadata=me)]
     assert [e.event.kind for e in events] == ["job.submitted"]
     assert [p async for p in stub.FollowLogs(pb.FollowLogsRequest(job_id=job.id, follow=False), metadata=me)] == []
 
 
-async def test_a_port_that_is_taken_is_not_shared(house: House) -> None:
+async def test_a_port_that_is_taken_is_not_shared(house: ApiServers) -> None:
     with pytest.raises(Taken):
         async with serving(parts(house.api), "127.0.0.1", house.port):
             pass
@@ -336,7 +336,7 @@ def _channel(port: int) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
 
-async def test_grpc_connections_beyond_the_limit_are_dropped(house: House) -> None:
+async def test_grpc_connections_beyond_the_limit_are_dropped(house: ApiServers) -> None:
     """Beyond the bound a connection is dropped and the others are served."""
     async with serving(parts(house.api), "127.0.0.1", 0, connections=4, grace_s=0.1) as port, _channel(port) as channel:
         health = health_pb2_grpc.HealthStub(channel)

@@ -23,7 +23,7 @@ from broker.api.schemas.core import JobDetail
 from broker.domain.errors import ProviderError
 from broker.domain.job import AttemptState, JobState
 from tests.live.balance import balance
-from tests.live.house import House, sweep
+from tests.live.installation import LiveInstallation, sweep
 from tests.live.look import missing
 
 HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -54,7 +54,7 @@ class Report:
         return not self.left and bool(self.scenarios) and all(said == "ok" for said in self.scenarios.values())
 
 
-Scenario = Callable[[House, str, Decimal], Awaitable[None]]
+Scenario = Callable[[LiveInstallation, str, Decimal], Awaitable[None]]
 
 
 def job(cloud: str, cap: Decimal, *, steps: int) -> Mapping[str, Any]:
@@ -65,40 +65,40 @@ def job(cloud: str, cap: Decimal, *, steps: int) -> Mapping[str, Any]:
     return fine_tune(HUB, steps=steps, cap_usd=str(cap), resources=limits, checkpoint={"every_s": 20})
 
 
-async def fine_tuned(house: House, cloud: str, cap: Decimal) -> None:
+async def fine_tuned(installation: LiveInstallation, cloud: str, cap: Decimal) -> None:
     """A job from submit to its end, and nothing left of it."""
-    name = await house.submit(job(cloud, cap, steps=20), DATA)
-    await house.until(name, "fine-tuned", _succeeded, within_s=RUN_S)
-    await _nothing_stands(house, cloud)
+    name = await installation.submit(job(cloud, cap, steps=20), DATA)
+    await installation.until(name, "fine-tuned", _succeeded, within_s=RUN_S)
+    await _nothing_stands(installation, cloud)
 
 
-async def taken(house: House, cloud: str, cap: Decimal) -> None:
+async def taken(installation: LiveInstallation, cloud: str, cap: Decimal) -> None:
     """Its machine is destroyed by the cloud's own API while it trains: noticed, and resumed on another one."""
-    name = await house.submit(job(cloud, cap, steps=400), DATA)
-    await house.until(name, "training with a checkpoint behind it", _well_under_way, within_s=LAUNCH_S)
-    for machine in await house.machines(cloud):
-        await house.native(cloud).destroy(machine.handle)
-    await house.until(name, "noticed", lambda d: d.runs[0].state is not AttemptState.TRAINING, within_s=NOTICE_S)
-    detail = await house.until(name, "resumed to its end", _succeeded, within_s=RUN_S)
+    name = await installation.submit(job(cloud, cap, steps=400), DATA)
+    await installation.until(name, "training with a checkpoint behind it", _well_under_way, within_s=LAUNCH_S)
+    for machine in await installation.machines(cloud):
+        await installation.native(cloud).destroy(machine.handle)
+    await installation.until(name, "noticed", lambda d: d.runs[0].state is not AttemptState.TRAINING, within_s=NOTICE_S)
+    detail = await installation.until(name, "resumed to its end", _succeeded, within_s=RUN_S)
     assert len(detail.runs) >= 2, "it succeeded without a second attempt"
     assert detail.runs[1].resume_from, "the second attempt began anew"
-    await _nothing_stands(house, cloud)
+    await _nothing_stands(installation, cloud)
 
 
-async def killed(house: House, cloud: str, cap: Decimal) -> None:
+async def killed(installation: LiveInstallation, cloud: str, cap: Decimal) -> None:
     """The daemon and its SkyPilot server are killed in the middle of a launch: never two machines of one name."""
-    name = await house.submit(job(cloud, cap, steps=20), DATA)
-    await house.until(name, "a launch", lambda d: any(run.create_sent_at for run in d.runs), within_s=LAUNCH_S)
-    await house.kill()
-    await house.start()
-    watch = asyncio.create_task(_never_two(house, cloud))
+    name = await installation.submit(job(cloud, cap, steps=20), DATA)
+    await installation.until(name, "a launch", lambda d: any(run.create_sent_at for run in d.runs), within_s=LAUNCH_S)
+    await installation.kill()
+    await installation.start()
+    watch = asyncio.create_task(_never_two(installation, cloud))
     try:
-        await house.until(name, "succeeded after the restart", _succeeded, within_s=RUN_S)
+        await installation.until(name, "succeeded after the restart", _succeeded, within_s=RUN_S)
     finally:
         watch.cancel()
     if (failed := (await asyncio.gather(watch, return_exceptions=True))[0]) and isinstance(failed, AssertionError):
         raise failed
-    await _nothing_stands(house, cloud)
+    await _nothing_stands(installation, cloud)
 
 
 SCENARIOS: Mapping[str, Scenario] = {"fine-tuned": fine_tuned, "taken": taken, "killed": killed}
@@ -116,16 +116,16 @@ def _well_under_way(detail: JobDetail) -> bool:
     return (datetime.now(UTC) - run.first_beat_at).total_seconds() > 120 and (run.beat.step or 0) > 5
 
 
-async def _nothing_stands(house: House, cloud: str) -> None:
+async def _nothing_stands(installation: LiveInstallation, cloud: str) -> None:
     async with asyncio.timeout(300):
-        while await house.machines(cloud):  # noqa: ASYNC110
+        while await installation.machines(cloud):  # noqa: ASYNC110
             await asyncio.sleep(5)
 
 
-async def _never_two(house: House, cloud: str) -> None:
+async def _never_two(installation: LiveInstallation, cloud: str) -> None:
     while True:
         try:
-            names = [one.handle.name for one in await house.machines(cloud)]
+            names = [one.handle.name for one in await installation.machines(cloud)]
         except ProviderError:
             names = []
         assert len(names) == len(set(names)), f"two machines of one name: {names}"
@@ -142,8 +142,8 @@ def begin(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str
         print(f"tests.live: {problem}; nothing was begun", file=sys.stderr)
         return 2
     home = Path.home() / ".local/state/gpubroker-live" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    house = House(home, clouds, yaml.safe_load(config.read_text()) or {})
-    report = asyncio.run(run(house, share(max_usd, clouds, scenarios), scenarios))
+    installation = LiveInstallation(home, clouds, yaml.safe_load(config.read_text()) or {})
+    report = asyncio.run(run(installation, share(max_usd, clouds, scenarios), scenarios))
     document = {
         "scenarios": report.scenarios, "seconds": report.seconds, "orphans": report.left,
         "spent_usd": None if report.spent_usd is None else str(report.spent_usd), "balance_fell_usd": report.fell_usd,
@@ -177,28 +177,28 @@ def share(max_usd: Decimal, clouds: list[str], scenarios: list[str]) -> Decimal:
     return (max_usd / (len(clouds) * len(scenarios))).quantize(CENT, rounding=ROUND_DOWN)
 
 
-async def run(house: House, cap: Decimal, scenarios: list[str]) -> Report:
+async def run(installation: LiveInstallation, cap: Decimal, scenarios: list[str]) -> Report:
     """One scenario after the other; whatever happens, everything is destroyed and looked for at the end."""
     report = Report()
     me = asyncio.current_task()
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
-    before = {cloud: await balance(cloud, *_user(), house.endpoint(cloud)) for cloud in house.clouds}
+    before = {cloud: await balance(cloud, *_user(), installation.endpoint(cloud)) for cloud in installation.clouds}
     try:
-        await house.start()
-        print(f"installation {house.installation}, home {house.home}; each job's cap is ${cap}")
-        print(f"if this is killed: GPUBROKER_HOME={house.home} gpubroker sweep --once --destroy", flush=True)
-        for cloud in house.clouds:
+        await installation.start()
+        print(f"installation {installation.installation}, home {installation.home}; each job's cap is ${cap}")
+        print(f"if this is killed: GPUBROKER_HOME={installation.home} gpubroker sweep --once --destroy", flush=True)
+        for cloud in installation.clouds:
             for name in scenarios:
-                await _try(report, f"{cloud}/{name}", SCENARIOS[name](house, cloud, cap))
+                await _try(report, f"{cloud}/{name}", SCENARIOS[name](installation, cloud, cap))
     except asyncio.CancelledError:
         report.scenarios["run"] = "interrupted"
     except (RuntimeError, TimeoutError) as e:
         report.scenarios["run"] = str(e) or "the daemon did not start in time"
     finally:
-        await asyncio.shield(_end(house, report))
+        await asyncio.shield(_end(installation, report))
     for cloud, had in before.items():
-        await _compare(report, house, cloud, had)
+        await _compare(report, installation, cloud, had)
     return report
 
 
@@ -214,26 +214,26 @@ async def _try(report: Report, name: str, scenario: Awaitable[None]) -> None:
     print(f"{name}: {report.scenarios[name]} ({report.seconds[name]} s)", flush=True)
 
 
-async def _end(house: House, report: Report) -> None:
+async def _end(installation: LiveInstallation, report: Report) -> None:
     """Cancels, counts, stops the daemon, and then sweeps: nothing can be launched behind the sweep any more."""
-    if not (house.home / "installation").exists():
+    if not (installation.home / "installation").exists():
         return  # no daemon ever was, so nothing could be rented
     try:
-        await house.cancel_all()
-        report.spent_usd = await house.spent()
+        await installation.cancel_all()
+        report.spent_usd = await installation.spent()
         print(f"spent by our ledger: ${report.spent_usd}")
     except Exception as e:  # the sweep must come, whatever the daemon says
         print(f"  {type(e).__name__}: {e}")
-    await house.stop()
-    report.left = await sweep(house)
+    await installation.stop()
+    report.left = await sweep(installation)
     for cloud, why in report.left.items():
-        print(f"ATTENTION: at {cloud} machines of installation {house.installation} may stand and bill: {why}")
-    await house.close()
+        print(f"ATTENTION: at {cloud} machines of installation {installation.installation} may stand and bill: {why}")
+    await installation.close()
 
 
-async def _compare(report: Report, house: House, cloud: str, had: Decimal | None) -> None:
+async def _compare(report: Report, installation: LiveInstallation, cloud: str, had: Decimal | None) -> None:
     """An account's balance covers all that goes on in it, so only what exceeds our ledger is a fault."""
-    now = await balance(cloud, *_user(), house.endpoint(cloud))
+    now = await balance(cloud, *_user(), installation.endpoint(cloud))
     if had is None or now is None:
         report.fell_usd[cloud] = "its API does not tell"
         return

@@ -11,8 +11,8 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message_factory import GetMessageClass
 
 from broker.api.grpc.server import FILES, serving
-from tests.doors.house import parts
-from tests.doors.message import write
+from tests.parity.message import write
+from tests.parity.servers import parts
 from tests.security.drivers import ServerFault, Unplayed
 from tests.security.tried import Tried, Tries
 from tests.security.world import World, data_set

@@ -13,7 +13,7 @@ from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
 from tests.conformance.samples import ManualClock
-from tests.doors.house import parts
+from tests.parity.servers import parts
 
 
 async def test_both_doors_take_from_one_bucket() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from broker.api.grpc.server import FILES
 from tests.api.fuzz.messages import messages
 from tests.api.fuzz.world import World
-from tests.doors.grpc_door import lost_by_the_client
+from tests.parity.grpc_transport import lost_by_the_client
 
 METHODS = [
     method

@@ -21,10 +21,10 @@ from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
 from tests.api.harness import CSV, SEEN, Running
 from tests.api.test_files import admitted, put_checkpoint
-from tests.doors.grpc_door import GrpcDoor
-from tests.doors.house import House, standing
-from tests.doors.message import write
-from tests.doors.test_jobs import good
+from tests.parity.grpc_transport import GrpcTransport
+from tests.parity.message import write
+from tests.parity.servers import ApiServers, standing
+from tests.parity.test_jobs import good
 from trainer.contract import object_keys as keys
 
 ROLES: tuple[tuple[Scope, ...], ...] = (("admin",), ("read", "submit", "manage"), ("admin",), ("read",))
@@ -44,7 +44,7 @@ class Nowhere(WebhookNotifier):
 class World:
     """Three jobs of ada: one at rest, one that runs and has results, one that waits; and a channel of hers."""
 
-    house: House
+    house: ApiServers
     ended: str
     running: str
     queued: str
@@ -68,9 +68,9 @@ async def world(dsn: str) -> AsyncIterator[World]:
         await store.close()
 
 
-async def furnished(house: House) -> World:
+async def furnished(house: ApiServers) -> World:
     api, me = house.api, await house.api.token("ada")
-    spec = await good(door := GrpcDoor(house.channel, me["Authorization"]))
+    spec = await good(door := GrpcTransport(house.channel, me["Authorization"]))
     ended = (await door.submit(spec))[0].id
     await succeed(api, ended)
     running = (await door.submit(spec))[0].id

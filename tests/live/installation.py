@@ -31,7 +31,7 @@ LOOK_S = 5.0
 START_S, END_S, SWEEP_S = 180.0, 900.0, 1200.0
 
 
-class House:
+class LiveInstallation:
     """The home of one run: kept, since it tells whose machines they were."""
 
     def __init__(self, home: Path, clouds: list[str], given: Mapping[str, Any]) -> None:
@@ -171,23 +171,23 @@ class House:
             await native.close()
 
 
-async def sweep(house: House) -> dict[str, str]:
+async def sweep(installation: LiveInstallation) -> dict[str, str]:
     """Destroys every machine of the run, until each cloud says twice that there is none; what is left, by cloud."""
     left: dict[str, str] = {}
-    for cloud in house.clouds:
+    for cloud in installation.clouds:
         try:
             async with asyncio.timeout(SWEEP_S):
-                await _sweep(house, cloud)
+                await _sweep(installation, cloud)
         except (ProviderError, TimeoutError, OSError) as e:
             left[cloud] = str(e) or "machines still stand after so long a time"
     return left
 
 
-async def _sweep(house: House, cloud: str) -> None:
+async def _sweep(installation: LiveInstallation, cloud: str) -> None:
     """Two empty listings, a listing's lag apart: what was being created may show only in the second."""
-    native, clock, empty = house.native(cloud), SystemClock(), 0
+    native, clock, empty = installation.native(cloud), SystemClock(), 0
     while empty < 2:
-        if standing := await house.machines(cloud):
+        if standing := await installation.machines(cloud):
             empty = 0
             for one in standing:
                 print(f"  sweep: destroying {one.handle.name} ({one.handle.id}) at {cloud}")

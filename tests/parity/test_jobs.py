@@ -1,4 +1,4 @@
-"""Jobs through either door: the same steps, the same answers, the same refusals."""
+"""Jobs through either transport: the same steps, the same answers, the same refusals."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -11,18 +11,18 @@ from broker.api.schemas import core as models
 from broker.domain.job import JobState
 from tests.api.harness import CSV, spec
 from tests.api.test_feeds import happens
-from tests.doors.door import Door, End, Refused
-from tests.doors.house import KINDS, House
+from tests.parity.servers import KINDS, ApiServers
+from tests.parity.transport import End, Refused, Transport
 
 NOBODY = "a" * 13
 
 
-async def good(door: Door, **changes: Any) -> dict[str, Any]:
-    return spec((await door.upload(CSV.encode(), name="words.csv")).ref, **changes)
+async def good(transport: Transport, **changes: Any) -> dict[str, Any]:
+    return spec((await transport.upload(CSV.encode(), name="words.csv")).ref, **changes)
 
 
-async def test_a_submitted_job_is_there_with_its_spec_and_its_cap(house: House) -> None:
-    ada = await house.door()
+async def test_a_submitted_job_is_there_with_its_spec_and_its_cap(servers: ApiServers) -> None:
+    ada = await servers.transport()
     given = await good(ada, labels={"run": "1"}, retry={"max": 2, "on": []}, resources={"gpus": 2, "spot": "never"})
     given["train"]["method"] = {"kind": "lora", "r": 4, "targets": "all-linear"}
     job, replayed = await ada.submit(given)
@@ -36,15 +36,18 @@ async def test_a_submitted_job_is_there_with_its_spec_and_its_cap(house: House) 
     assert (seen.finished_at, seen.retry_of, seen.runs) == (None, None, ())
 
 
-async def test_a_default_is_the_same_whichever_door_left_it_out(both: House) -> None:
-    by_http, by_grpc = [await both.door(kind=kind) for kind in KINDS]
+async def test_a_default_is_the_same_whichever_door_left_it_out(both: ApiServers) -> None:
+    by_http, by_grpc = [await both.transport(kind=kind) for kind in KINDS]
     for writer in (by_http, by_grpc):
         job, _ = await writer.submit(await good(writer))
         assert await by_http.job(job.id) == await by_grpc.job(job.id)
 
 
-async def test_a_key_makes_one_job_through_both_doors(house: House) -> None:
-    ada, other_door = await house.door(), await house.door(kind="http" if house.kind == "grpc" else "grpc")
+async def test_a_key_makes_one_job_through_both_doors(servers: ApiServers) -> None:
+    ada, other_door = (
+        await servers.transport(),
+        await servers.transport(kind="http" if servers.kind == "grpc" else "grpc"),
+    )
     given = await good(ada)
     job, _ = await ada.submit(given, key="k-1")
     assert await ada.submit(given, key="k-1") == (job, True)
@@ -59,8 +62,8 @@ async def test_a_key_makes_one_job_through_both_doors(house: House) -> None:
     assert len((await ada.jobs()).items) == 1
 
 
-async def test_a_batch_that_was_left_open_is_a_number_of_the_job_for_good(house: House) -> None:
-    ada = await house.door()
+async def test_a_batch_that_was_left_open_is_a_number_of_the_job_for_good(servers: ApiServers) -> None:
+    ada = await servers.transport()
     given = await good(ada)
     given["train"] |= {"global_batch": "auto", "micro_batch": 4, "max_steps": 3}
     told = "global_batch auto: 8 (Dettmers et al. 2023, QLoRA, table 9, of OASST1; fewer in proportion to the rows"
@@ -95,9 +98,9 @@ BAD: list[tuple[dict[str, Any], set[str]]] = [
 
 @pytest.mark.parametrize(("changes", "fields"), BAD, ids=[",".join(c) for c, _ in BAD])
 async def test_bad_input_is_refused_by_the_same_fields_in_the_same_words(
-    both: House, changes: dict[str, Any], fields: set[str]
+    both: ApiServers, changes: dict[str, Any], fields: set[str]
 ) -> None:
-    by_http, by_grpc = [await _told(await both.door(kind=kind), changes) for kind in KINDS]
+    by_http, by_grpc = [await _told(await both.transport(kind=kind), changes) for kind in KINDS]
     if fields == {""}:  # of the whole, which HTTP calls body
         assert list(by_http.values()) == list(by_grpc.values())
     else:
@@ -105,7 +108,7 @@ async def test_bad_input_is_refused_by_the_same_fields_in_the_same_words(
         assert {f: _neutral(t) for f, t in by_http.items()} == {f: _neutral(t) for f, t in by_grpc.items()}
 
 
-async def _told(ada: Door, changes: dict[str, Any]) -> Mapping[str, str]:
+async def _told(ada: Transport, changes: dict[str, Any]) -> Mapping[str, str]:
     given = {k: v for k, v in ((await good(ada)) | changes).items() if v is not None}
     with pytest.raises(Refused) as refused:
         await ada.submit(given)
@@ -118,8 +121,8 @@ def _neutral(text: str) -> str:
     return text.partition(", not ")[0]
 
 
-async def test_every_fault_of_a_spec_is_told_at_once(house: House) -> None:
-    ada = await house.door()
+async def test_every_fault_of_a_spec_is_told_at_once(servers: ApiServers) -> None:
+    ada = await servers.transport()
     given = await good(ada, name="No", cap_usd="0")
     given["train"] |= {"epochs": -1.0, "method": {"kind": "lora", "r": 0}, "optim": {"lr": 2.0}}
     with pytest.raises(Refused) as refused:
@@ -128,8 +131,8 @@ async def test_every_fault_of_a_spec_is_told_at_once(house: House) -> None:
     assert (await ada.jobs()).items == ()
 
 
-async def test_jobs_are_listed_newest_first_filtered_and_by_pages(house: House) -> None:
-    ada = await house.door()
+async def test_jobs_are_listed_newest_first_filtered_and_by_pages(servers: ApiServers) -> None:
+    ada = await servers.transport()
     given = await good(ada)
     ids = []
     for i in range(5):
@@ -152,8 +155,8 @@ async def test_jobs_are_listed_newest_first_filtered_and_by_pages(house: House) 
         assert (refused.value.kind, set(refused.value.fields)) == ("invalid", {field})
 
 
-async def test_a_job_is_cancelled_once(house: House) -> None:
-    ada = await house.door()
+async def test_a_job_is_cancelled_once(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     assert (await ada.cancel(job.id)).stop_requested
     assert (await ada.cancel(job.id)).stop_requested
@@ -161,13 +164,13 @@ async def test_a_job_is_cancelled_once(house: House) -> None:
     assert [e.kind for e in events] == ["job.submitted", "job.stop_requested"]
 
 
-async def test_a_job_at_rest_is_retried_and_only_then(house: House) -> None:
-    ada = await house.door()
+async def test_a_job_at_rest_is_retried_and_only_then(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     with pytest.raises(Refused) as refused:
         await ada.retry(job.id)
     assert refused.value.kind == "conflict"
-    await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+    await happens(servers.api, job.id, "job.failed", end=JobState.FAILED)
     again, replayed = await ada.retry(job.id, resume=False, key="r")
     assert (again.retry_of, again.state, replayed) == (job.id, JobState.QUEUED, False)
     assert await ada.retry(job.id, resume=False, key="r") == (again, True)
@@ -179,8 +182,8 @@ async def test_a_job_at_rest_is_retried_and_only_then(house: House) -> None:
     assert refused.value.kind == "conflict"
 
 
-async def test_a_cap_is_raised_and_never_lowered(house: House) -> None:
-    ada = await house.door()
+async def test_a_cap_is_raised_and_never_lowered(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     assert (await ada.raise_cap(job.id, "7.50")).cap_usd == Decimal("7.50")
     assert (await ada.raise_cap(job.id, "7.5")).cap_usd == Decimal("7.50"), "asked again for want of an answer"
@@ -193,8 +196,8 @@ async def test_a_cap_is_raised_and_never_lowered(house: House) -> None:
     assert (await ada.ledger(job.id)).items == ()
 
 
-async def test_what_is_not_there_and_what_is_no_id_are_told_apart(house: House) -> None:
-    ada = await house.door()
+async def test_what_is_not_there_and_what_is_no_id_are_told_apart(servers: ApiServers) -> None:
+    ada = await servers.transport()
     for call in (ada.job, ada.cancel, ada.retry, ada.ledger, ada.artifacts):
         with pytest.raises(Refused) as refused:
             await call(NOBODY)
@@ -204,8 +207,8 @@ async def test_what_is_not_there_and_what_is_no_id_are_told_apart(house: House) 
         assert (refused.value.kind, set(refused.value.fields)) == ("invalid", {"job_id"})
 
 
-async def test_a_token_is_needed_and_its_scope(house: House) -> None:
-    ada, reader = await house.door(), await house.door("ada", "read")
+async def test_a_token_is_needed_and_its_scope(servers: ApiServers) -> None:
+    ada, reader = await servers.transport(), await servers.transport("ada", "read")
     job, _ = await ada.submit(await good(ada))
     assert (await reader.job(job.id)).id == job.id
     for denied in (reader.cancel(job.id), reader.submit(spec("upload:x")), reader.check_providers()):
@@ -213,7 +216,7 @@ async def test_a_token_is_needed_and_its_scope(house: House) -> None:
             await denied
         assert refused.value.kind == "forbidden"
     for wrong in ("", "Bearer x", "Bearer gb_aaaaaaaa_" + "a" * 32, "Basic x"):
-        stranger = house.door_of(wrong)
+        stranger = servers.transport_with(wrong)
         with pytest.raises(Refused) as refused:
             await stranger.jobs()
         assert refused.value.kind == "unauthenticated"

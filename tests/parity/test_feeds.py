@@ -1,4 +1,4 @@
-"""Events and logs through either door: nothing missing, nothing twice, an end, and the caller's deadline."""
+"""Events and logs through either transport: nothing missing, nothing twice, an end, and the caller's deadline."""
 
 from contextlib import suppress
 
@@ -8,24 +8,24 @@ from broker.api.http.context import AUTH
 from broker.domain.job import JobState
 from tests.api.test_feeds import happens
 from tests.api.test_files import admitted
-from tests.doors.door import End, Piece, Refused
-from tests.doors.house import House
-from tests.doors.test_jobs import good
+from tests.parity.servers import ApiServers
+from tests.parity.test_jobs import good
+from tests.parity.transport import End, Piece, Refused
 from trainer.contract import object_keys as keys
 
 
-async def test_events_go_on_where_a_follower_left_and_end_with_the_job(house: House) -> None:
-    ada = await house.door()
+async def test_events_go_on_where_a_follower_left_and_end_with_the_job(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     for i in range(4):
-        await happens(house.api, job.id, f"test.{i}")
+        await happens(servers.api, job.id, f"test.{i}")
     first = []
     async for event in ada.events(job.id):
         assert not isinstance(event, End)
         first.append(event.seq)
         if len(first) == 2:
             break
-    await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+    await happens(servers.api, job.id, "job.failed", end=JobState.FAILED)
     rest = [e async for e in ada.events(job.id, after=first[-1])]
     assert first + [e.seq for e in rest if not isinstance(e, End)] == [1, 2, 3, 4, 5, 6]
     assert rest[-1] == End("failed")
@@ -33,24 +33,24 @@ async def test_events_go_on_where_a_follower_left_and_end_with_the_job(house: Ho
     assert kinds == ["test.1", "test.2", "test.3", "job.failed"]
 
 
-async def test_a_live_follower_hears_at_once(house: House) -> None:
-    ada = await house.door()
+async def test_a_live_follower_hears_at_once(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     stream = ada.events(job.id)
     assert getattr(await anext(stream), "kind", None) == "job.submitted"
-    await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+    await happens(servers.api, job.id, "job.failed", end=JobState.FAILED)
     assert [getattr(e, "kind", "end") async for e in stream] == ["job.failed", "end"]
 
 
-async def test_a_stream_tells_nothing_more_once_its_token_is_revoked(house: House) -> None:
-    ada = await house.door()
+async def test_a_stream_tells_nothing_more_once_its_token_is_revoked(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
-    stream = (await house.door("eve", "read")).events(job.id)
+    stream = (await servers.transport("eve", "read")).events(job.id)
     assert getattr(await anext(stream), "kind", None) == "job.submitted"
-    (eve,) = [token for token in await house.api.service.store.tokens() if token.owner == "eve"]
-    await house.api.service.store.delete_token(eve.id)
-    house.api.app[AUTH].forget()
-    await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+    (eve,) = [token for token in await servers.api.service.store.tokens() if token.owner == "eve"]
+    await servers.api.service.store.delete_token(eve.id)
+    servers.api.app[AUTH].forget()
+    await happens(servers.api, job.id, "job.failed", end=JobState.FAILED)
     told = []
     with suppress(Refused):
         async for event in stream:
@@ -58,12 +58,12 @@ async def test_a_stream_tells_nothing_more_once_its_token_is_revoked(house: Hous
     assert told == []
 
 
-async def test_logs_go_on_where_a_reader_left(house: House) -> None:
-    ada = await house.door()
+async def test_logs_go_on_where_a_reader_left(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
-    attempt = await admitted(house.api, job.id)
+    attempt = await admitted(servers.api, job.id)
     for node, number, text in ((0, 0, b"zero\n"), (0, 1, "größe\n".encode()), (1, 0, b"node one\n")):
-        await house.api.service.blobs.put(keys.log_chunk(attempt, node, "boot", number), text)
+        await servers.api.service.blobs.put(keys.log_chunk(attempt, node, "boot", number), text)
     seen: list[Piece] = []
     for _ in range(3):
         async for piece in ada.logs(job.id, position=seen[-1].position if seen else ""):
@@ -79,15 +79,15 @@ async def test_logs_go_on_where_a_reader_left(house: House) -> None:
     assert refused.value.kind == "invalid"
 
 
-async def test_the_log_of_a_job_that_never_started_ends_with_it(house: House) -> None:
-    ada = await house.door()
+async def test_the_log_of_a_job_that_never_started_ends_with_it(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
-    await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+    await happens(servers.api, job.id, "job.failed", end=JobState.FAILED)
     assert [p async for p in ada.logs(job.id)] == [End("failed")]
 
 
-async def test_a_deadline_ends_a_stream_that_has_nothing_to_say(house: House) -> None:
-    ada = await house.door()
+async def test_a_deadline_ends_a_stream_that_has_nothing_to_say(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     with pytest.raises(Refused) as refused:
         [e async for e in ada.events(job.id, timeout_s=0.2)]

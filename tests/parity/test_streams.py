@@ -1,4 +1,4 @@
-"""What stays open, by either door: so much and no more, given back on every way out, and over with its token."""
+"""What stays open, by either transport: so much and no more, given back on every way out, and over with its token."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,10 +21,10 @@ from tests.api.harness import CSV, LIMITS
 from tests.api.test_feeds import happens
 from tests.api.test_files import admitted, put_checkpoint
 from tests.conformance.samples import ManualClock
-from tests.doors.door import Door, Refused
-from tests.doors.grpc_door import lost_by_the_client, refused
-from tests.doors.house import KINDS, House, Kind, standing
-from tests.doors.test_jobs import good
+from tests.parity.grpc_transport import lost_by_the_client, refused
+from tests.parity.servers import KINDS, ApiServers, Kind, standing
+from tests.parity.test_jobs import good
+from tests.parity.transport import Refused, Transport
 from trainer.contract import object_keys as keys
 
 GUARD_S = 300
@@ -34,17 +34,17 @@ BIG = 48 * 1024**2
 
 
 @asynccontextmanager
-async def narrow(kind: Kind, limits: StreamLimits, **how: Any) -> AsyncIterator[tuple[House, str]]:
-    """(a house with these limits, the job of a member whose token is not asked for again)"""
-    async with standing(MemoryStore(SystemClock()), kind, limits=limits, **how) as house, asyncio.timeout(GUARD_S):
-        operator = await house.door("olga")
+async def narrow(kind: Kind, limits: StreamLimits, **how: Any) -> AsyncIterator[tuple[ApiServers, str]]:
+    """(a servers with these limits, the job of a member whose token is not asked for again)"""
+    async with standing(MemoryStore(SystemClock()), kind, limits=limits, **how) as servers, asyncio.timeout(GUARD_S):
+        operator = await servers.transport("olga")
         job, _ = await operator.submit(await good(operator))
-        yield house, job.id
+        yield servers, job.id
 
 
-async def following(door: Door, job: str) -> Any:
+async def following(transport: Transport, job: str) -> Any:
     """An open stream of events."""
-    stream = door.events(job, timeout_s=GUARD_S)
+    stream = transport.events(job, timeout_s=GUARD_S)
     await anext(stream)
     return stream
 
@@ -70,8 +70,8 @@ async def until(step: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_token_has_so_many_open_and_all_together_so_many(kind: Kind) -> None:
-    async with narrow(kind, StreamLimits(per_token=2, total=3)) as (house, job):
-        ada, bob, eve = [await house.door(owner) for owner in ("ada", "bob", "eve")]
+    async with narrow(kind, StreamLimits(per_token=2, total=3)) as (servers, job):
+        ada, bob, eve = [await servers.transport(owner) for owner in ("ada", "bob", "eve")]
         mine = [await following(ada, job), await following(ada, job)]
         for third in (ada.events(job), ada.logs(job)):
             refusal = await told(third)
@@ -90,9 +90,9 @@ async def test_one_token_has_so_many_open_and_all_together_so_many(kind: Kind) -
 
 
 async def test_both_doors_count_together() -> None:
-    async with narrow("http", StreamLimits(per_token=1)) as (house, job):
-        authorization = (await house.api.token("ada"))["Authorization"]
-        by_http, by_grpc = house.door_of(authorization, "http"), house.door_of(authorization, "grpc")
+    async with narrow("http", StreamLimits(per_token=1)) as (servers, job):
+        authorization = (await servers.api.token("ada"))["Authorization"]
+        by_http, by_grpc = servers.transport_with(authorization, "http"), servers.transport_with(authorization, "grpc")
         async with aclosing(await following(by_http, job)):
             assert (await told(by_grpc.events(job))).kind == "limited"
         async with aclosing(await until(lambda: following(by_grpc, job))):
@@ -101,9 +101,9 @@ async def test_both_doors_count_together() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_way_out_gives_the_place_back(kind: Kind) -> None:
-    async with narrow(kind, StreamLimits(per_token=1)) as (house, job):
-        ada = await house.door("ada")
-        await put_checkpoint(house.api, job, await admitted(house.api, job), 1, {"a": b"abc"})
+    async with narrow(kind, StreamLimits(per_token=1)) as (servers, job):
+        ada = await servers.transport("ada")
+        await put_checkpoint(servers.api, job, await admitted(servers.api, job), 1, {"a": b"abc"})
         for _ in range(3):
             for wrong in (ada.logs(job, position="a;b-c"), ada.events("a" * 13), ada.logs(job, attempt=9)):
                 assert (await told(wrong)).kind in ("invalid", "not_found")
@@ -139,7 +139,7 @@ async def _seen(stream: Any) -> list[str]:
 
 
 async def rest(stream: Any) -> list[Any]:
-    """Of a stream that is ended, whatever its door says then."""
+    """Of a stream that is ended, whatever its transport says then."""
     found = []
     with suppress(Refused, StopAsyncIteration):
         while True:
@@ -149,16 +149,16 @@ async def rest(stream: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_silent_follower_ends_with_its_token_and_no_other_does(kind: Kind) -> None:
-    async with narrow(kind, LIMITS) as (house, job):
-        eve, olga = await house.door("eve", "read"), await house.door("olga")
-        attempt = await admitted(house.api, job)
-        await house.api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), b"zero\n")
+    async with narrow(kind, LIMITS) as (servers, job):
+        eve, olga = await servers.transport("eve", "read"), await servers.transport("olga")
+        attempt = await admitted(servers.api, job)
+        await servers.api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), b"zero\n")
         events, logs, other = await following(eve, job), eve.logs(job, timeout_s=GUARD_S), await following(olga, job)
         await anext(logs)
-        await house.api.revoke("eve")
+        await servers.api.revoke("eve")
         told = [getattr(event, "kind", "") for event in await rest(events)]
         assert (told, await rest(logs)) == ([], [])
-        await happens(house.api, job, "test.later")
+        await happens(servers.api, job, "test.later")
         async with aclosing(other):
             assert (await anext(other)).kind == "test.later"
 
@@ -179,17 +179,17 @@ async def test_follower_ends_at_token_expiry_while_the_database_is_down(
     """A silent follower ends when its token expires though the database is away."""
     clock = ManualClock()
     monkeypatch.setattr("broker.api.core.stream_limits.ANSWER_S", 0.05)
-    async with narrow(kind, LIMITS, clock=clock) as (house, job):
-        headers = await house.api.token("eve", "read", expires_at=clock.time + timedelta(hours=1))
-        stream = await following(house.door_of(headers["Authorization"]), job)
+    async with narrow(kind, LIMITS, clock=clock) as (servers, job):
+        headers = await servers.api.token("eve", "read", expires_at=clock.time + timedelta(hours=1))
+        stream = await following(servers.transport_with(headers["Authorization"]), job)
         monkeypatch.setattr(MemoryStore, "token", database)
-        house.api.app[AUTH].forget()
+        servers.api.app[AUTH].forget()
         clock.time += timedelta(hours=1)
         assert await rest(stream) == []
 
 
 @asynccontextmanager
-async def uploading(house: House, authorization: str) -> AsyncIterator[asyncio.Task[str]]:
+async def uploading(servers: ApiServers, authorization: str) -> AsyncIterator[asyncio.Task[str]]:
     """An upload that began and does not go on; its result is how it was refused."""
     held = asyncio.Event()
 
@@ -199,8 +199,8 @@ async def uploading(house: House, authorization: str) -> AsyncIterator[asyncio.T
             await held.wait()
 
         headers = {"Authorization": authorization, "Content-Type": "application/octet-stream"}
-        url = f"{house.api.url}/v1/uploads?name=words.csv"
-        async with house.api.http.post(url, data=body(), headers=headers) as answer:
+        url = f"{servers.api.url}/v1/uploads?name=words.csv"
+        async with servers.api.http.post(url, data=body(), headers=headers) as answer:
             return {401: "unauthenticated"}.get(answer.status, await answer.text())
 
     async def by_grpc() -> str:
@@ -210,12 +210,12 @@ async def uploading(house: House, authorization: str) -> AsyncIterator[asyncio.T
             await held.wait()
 
         try:
-            stub = stubs.ArtifactServiceStub(house.channel)
+            stub = stubs.ArtifactServiceStub(servers.channel)
             return str(await stub.Upload(parts(), metadata=(("authorization", authorization),)))
         except grpc.aio.AioRpcError as error:
             return "unauthenticated" if lost_by_the_client(error) else refused(error).kind
 
-    task = asyncio.create_task(by_http() if house.kind == "http" else by_grpc())
+    task = asyncio.create_task(by_http() if servers.kind == "http" else by_grpc())
     try:
         yield task
     finally:
@@ -224,41 +224,41 @@ async def uploading(house: House, authorization: str) -> AsyncIterator[asyncio.T
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def open_are(house: House, count: int) -> None:
+async def open_are(servers: ApiServers, count: int) -> None:
     """Waits until it is so."""
     while True:
-        if house.api.app[STREAMS].open == count:
+        if servers.api.app[STREAMS].open == count:
             return
         await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_upload_that_does_not_go_on_ends_with_its_token(kind: Kind) -> None:
-    async with narrow(kind, LIMITS) as (house, _):
-        async with uploading(house, (await house.api.token("eve"))["Authorization"]) as upload:
-            await open_are(house, 1)
-            await house.api.revoke("eve")
+    async with narrow(kind, LIMITS) as (servers, _):
+        async with uploading(servers, (await servers.api.token("eve"))["Authorization"]) as upload:
+            await open_are(servers, 1)
+            await servers.api.revoke("eve")
             assert await upload == "unauthenticated"
-        await open_are(house, 0)
+        await open_are(servers, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_download_that_nobody_reads_ends_with_its_token(kind: Kind) -> None:
-    async with narrow(kind, LIMITS) as (house, job):
-        await put_checkpoint(house.api, job, await admitted(house.api, job), 1, {"big": bytes(BIG)})
-        eve = (await house.api.token("eve", "read"))["Authorization"]
+    async with narrow(kind, LIMITS) as (servers, job):
+        await put_checkpoint(servers.api, job, await admitted(servers.api, job), 1, {"big": bytes(BIG)})
+        eve = (await servers.api.token("eve", "read"))["Authorization"]
         if kind == "http":
             headers = {"Authorization": eve}
-            answer = await house.api.http.get(f"{house.api.url}/v1/jobs/{job}/artifacts/big", headers=headers)
+            answer = await servers.api.http.get(f"{servers.api.url}/v1/jobs/{job}/artifacts/big", headers=headers)
             assert answer.status == 200
         else:
-            stub = stubs.ArtifactServiceStub(house.channel)
+            stub = stubs.ArtifactServiceStub(servers.channel)
             request = pb.DownloadArtifactRequest(job_id=job, path="big")
             call = stub.DownloadArtifact(request, metadata=(("authorization", eve),))
             await anext(aiter(call))
-        await open_are(house, 1)
-        await house.api.revoke("eve")
-        await open_are(house, 0)
+        await open_are(servers, 1)
+        await servers.api.revoke("eve")
+        await open_are(servers, 0)
         if kind == "http":
             with pytest.raises(aiohttp.ClientError):
                 await answer.read()
@@ -269,13 +269,13 @@ async def test_a_download_that_nobody_reads_ends_with_its_token(kind: Kind) -> N
 
 
 async def test_a_download_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with narrow("grpc", LIMITS) as (house, job):
-        await put_checkpoint(house.api, job, await admitted(house.api, job), 1, {"big": bytes(BIG)})
-        eve = (await house.api.token("eve", "read"))["Authorization"]
+    async with narrow("grpc", LIMITS) as (servers, job):
+        await put_checkpoint(servers.api, job, await admitted(servers.api, job), 1, {"big": bytes(BIG)})
+        eve = (await servers.api.token("eve", "read"))["Authorization"]
         request = pb.DownloadArtifactRequest(job_id=job, path="big")
-        call = stubs.ArtifactServiceStub(house.channel).DownloadArtifact(request, metadata=(("authorization", eve),))
+        call = stubs.ArtifactServiceStub(servers.channel).DownloadArtifact(request, metadata=(("authorization", eve),))
         messages = aiter(call)
         await anext(messages)
         monkeypatch.setattr(MemoryStore, "token", away)
-        house.api.app[AUTH].forget()  # as after a while
+        servers.api.app[AUTH].forget()  # as after a while
         assert sum([len(message.data) async for message in messages]) == BIG

@@ -1,4 +1,4 @@
-"""Quotes, offers, uploads and results through either door."""
+"""Quotes, offers, uploads and results through either transport."""
 
 import hashlib
 
@@ -7,17 +7,17 @@ import pytest
 
 from tests.api.harness import CSV, SETTINGS, spec
 from tests.api.test_files import admitted, put_checkpoint
-from tests.doors.door import Refused
-from tests.doors.house import KINDS, House
-from tests.doors.test_jobs import good
+from tests.parity.servers import KINDS, ApiServers
+from tests.parity.test_jobs import good
+from tests.parity.transport import Refused
 from trainer.contract import object_keys as keys
 
 
-async def test_a_quote_is_the_same_by_both_doors(both: House) -> None:
-    ada = await both.door()
+async def test_a_quote_is_the_same_by_both_doors(both: ApiServers) -> None:
+    ada = await both.transport()
     given = await good(ada)
     del given["cap_usd"]
-    quoted = [await (await both.door(kind=kind)).quote(given, limit=7) for kind in KINDS]
+    quoted = [await (await both.transport(kind=kind)).quote(given, limit=7) for kind in KINDS]
     by_http, by_grpc = (q.model_copy(update={"made_at": None, "expires_at": None, "check": None}) for q in quoted)
     assert by_http == by_grpc
     assert len(by_grpc.lines) == 7
@@ -30,10 +30,10 @@ async def test_a_quote_is_the_same_by_both_doors(both: House) -> None:
     assert set(refused.value.fields) == {"limit"}
 
 
-async def test_offers_are_filtered_and_cheapest_first(house: House) -> None:
-    ada = await house.door()
+async def test_offers_are_filtered_and_cheapest_first(servers: ApiServers) -> None:
+    ada = await servers.transport()
     everything = await ada.offers()
-    assert everything.total == len(everything.items) == len(house.api.market.items)
+    assert everything.total == len(everything.items) == len(servers.api.market.items)
     prices = [o.usd_per_hour for o in everything.items]
     assert prices == sorted(prices)
     some = await ada.offers(accelerator=["rtx4090", "l40s"], limit=2)
@@ -41,30 +41,30 @@ async def test_offers_are_filtered_and_cheapest_first(house: House) -> None:
     assert {o.accelerator for o in (await ada.offers(accelerator=["rtx4090"])).items} == {"rtx4090"}
     assert (await ada.offers(provider="nobody")).items == ()
     assert everything.providers[0].dropped == {"price 0 or less": 2}
-    assert everything == await (await house.door(kind="http")).offers()
+    assert everything == await (await servers.transport(kind="http")).offers()
     with pytest.raises(Refused) as refused:
         await ada.offers(limit=100_000)
     assert refused.value.kind == "invalid"
 
 
-async def test_providers_are_listed_and_checked(house: House) -> None:
-    ada, admin = await house.door(), await house.door("root", "admin")
+async def test_providers_are_listed_and_checked(servers: ApiServers) -> None:
+    ada, admin = await servers.transport(), await servers.transport("root", "admin")
     assert [(p.name, p.problem) for p in (await ada.providers()).items] == [("simulated", None)]
     assert [p.name for p in (await admin.check_providers()).items] == ["simulated"]
 
 
-async def test_an_upload_is_known_by_its_hash(house: House) -> None:
-    ada = await house.door()
+async def test_an_upload_is_known_by_its_hash(servers: ApiServers) -> None:
+    ada = await servers.transport()
     digest = hashlib.sha256(CSV.encode()).hexdigest()
     kept = await ada.upload(CSV.encode(), name="words.csv", sha256=digest)
     assert (kept.ref, kept.sha256, kept.bytes) == (f"upload:{digest}", digest, len(CSV))
     assert kept.summary is not None
     assert (kept.summary["rows"], kept.summary["format"]) == (40, "csv")
-    assert kept == await (await house.door(kind="http")).upload(CSV.encode(), name="words.csv")
+    assert kept == await (await servers.transport(kind="http")).upload(CSV.encode(), name="words.csv")
 
 
-async def test_a_bad_upload_is_refused_and_nothing_is_kept(house: House) -> None:
-    ada = await house.door()
+async def test_a_bad_upload_is_refused_and_nothing_is_kept(servers: ApiServers) -> None:
+    ada = await servers.transport()
     refusals: tuple[tuple[bytes, str, str | None, str, set[str]], ...] = (
         (CSV.encode(), "words.csv", "0" * 64, "invalid", {"sha256"}),
         (CSV.encode(), "words.csv", "short", "invalid", {"sha256"}),
@@ -82,14 +82,14 @@ async def test_a_bad_upload_is_refused_and_nothing_is_kept(house: House) -> None
     assert "train.data.path" in refused.value.fields
 
 
-async def test_results_are_those_of_the_manifest_and_damage_is_told(house: House) -> None:
-    ada = await house.door()
+async def test_results_are_those_of_the_manifest_and_damage_is_told(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
     none = await ada.artifacts(job.id)
     assert (none.step, none.complete, none.items) == (None, False, ())
-    attempt = await admitted(house.api, job.id)
+    attempt = await admitted(servers.api, job.id)
     big = bytes(range(256)) * 10_000
-    folder = await put_checkpoint(house.api, job.id, attempt, 10, {"a/b c.bin": big, "e": b""}, complete=True)
+    folder = await put_checkpoint(servers.api, job.id, attempt, 10, {"a/b c.bin": big, "e": b""}, complete=True)
     listed = await ada.artifacts(job.id)
     assert (listed.step, listed.complete) == (10, True)
     assert await ada.artifact(job.id, "a/b c.bin") == (big, hashlib.sha256(big).hexdigest())
@@ -98,23 +98,23 @@ async def test_results_are_those_of_the_manifest_and_damage_is_told(house: House
         await ada.artifact(job.id, "other")
     assert refused.value.kind == "not_found"
     for damaged in (b"damaged", big[:-1] + b"x", big[:-1], big + b"x"):
-        await house.api.service.blobs.put(folder + keys.FILES + "a/b c.bin", damaged)
+        await servers.api.service.blobs.put(folder + keys.FILES + "a/b c.bin", damaged)
         with pytest.raises(Refused) as refused:
             await ada.artifact(job.id, "a/b c.bin")
         assert refused.value.kind == "damaged"
 
 
-async def test_what_is_sent_of_a_large_file_that_was_changed_is_never_all(house: House) -> None:
-    ada = await house.door()
+async def test_what_is_sent_of_a_large_file_that_was_changed_is_never_all(servers: ApiServers) -> None:
+    ada = await servers.transport()
     job, _ = await ada.submit(await good(ada))
-    attempt = await admitted(house.api, job.id)
+    attempt = await admitted(servers.api, job.id)
     large = bytes(range(256)) * (9 << 12)
-    folder = await put_checkpoint(house.api, job.id, attempt, 10, {"shard": large, "even": large[: 8 << 20]})
+    folder = await put_checkpoint(servers.api, job.id, attempt, 10, {"shard": large, "even": large[: 8 << 20]})
     assert (await ada.artifact(job.id, "shard"))[0] == large
     assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20]
     for damaged in (large[:-1] + b"x", b"x" + large[1:], large[: 5 << 20], large + b"x"):
-        await house.api.service.blobs.put(folder + keys.FILES + "shard", damaged)
+        await servers.api.service.blobs.put(folder + keys.FILES + "shard", damaged)
         with pytest.raises((Refused, aiohttp.ClientPayloadError)) as refused:  # HTTP has sent its status by then
             await ada.artifact(job.id, "shard")
         assert getattr(refused.value, "kind", "damaged") == "damaged"
-    assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20], "the door goes on"
+    assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20], "the transport goes on"

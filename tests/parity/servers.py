@@ -1,4 +1,4 @@
-"""The API behind both doors, on real sockets."""
+"""The API behind both transports, on real sockets."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,17 +16,17 @@ from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Clock, Store
 from tests.api.harness import LIMITS, SETTINGS, Running, memory_blobs
 from tests.api.harness import serving as serving_http
-from tests.doors.door import Door
-from tests.doors.grpc_door import GrpcDoor
-from tests.doors.http_door import HttpDoor
+from tests.parity.grpc_transport import GrpcTransport
+from tests.parity.http_transport import HttpTransport
+from tests.parity.transport import Transport
 
 Kind = Literal["http", "grpc"]
 KINDS: tuple[Kind, ...] = ("http", "grpc")
 
 
 @dataclass
-class House:
-    """`api` is the back stairs: the store and the blobs behind the doors."""
+class ApiServers:
+    """`api` is the back stairs: the store and the blobs behind the transports."""
 
     api: Running
     port: int
@@ -34,14 +34,14 @@ class House:
     channel: grpc.aio.Channel
     kind: Kind
 
-    async def door(self, owner: str = "ada", *scopes: Scope, kind: Kind | None = None) -> Door:
-        """A caller with a new token, by the door that is tried or by the one that is named."""
-        return self.door_of((await self.api.token(owner, *scopes))["Authorization"], kind)
+    async def transport(self, owner: str = "ada", *scopes: Scope, kind: Kind | None = None) -> Transport:
+        """A caller with a new token, by the transport that is tried or by the one that is named."""
+        return self.transport_with((await self.api.token(owner, *scopes))["Authorization"], kind)
 
-    def door_of(self, authorization: str, kind: Kind | None = None) -> Door:
+    def transport_with(self, authorization: str, kind: Kind | None = None) -> Transport:
         if (kind or self.kind) == "http":
-            return HttpDoor(self.api.http, self.api.url, authorization)
-        return GrpcDoor(self.channel, authorization)
+            return HttpTransport(self.api.http, self.api.url, authorization)
+        return GrpcTransport(self.channel, authorization)
 
 
 def parts(api: Running) -> Parts:
@@ -62,11 +62,11 @@ async def standing(
     clock: Clock | None = None,
     reflects: bool = False,
     webhooks: type[WebhookNotifier] = WebhookNotifier,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[ApiServers]:
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(
             serving_http(store, memory_blobs(), settings=settings, limits=limits, clock=clock, webhooks=webhooks)
         )
         port = await stack.enter_async_context(serving(parts(api), "127.0.0.1", 0, reflects=reflects, grace_s=0.1))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-        yield House(api, port, channel, kind)
+        yield ApiServers(api, port, channel, kind)

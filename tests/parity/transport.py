@@ -1,4 +1,4 @@
-"""One API through two doors: what a caller can do, whichever it came by."""
+"""One API through two transports: what a caller can do, whichever it came by."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ PATIENCE_S = 300.0
 
 @dataclass
 class Refused(Exception):
-    """An error, in words that both doors share."""
+    """An error, in words that both transports share."""
 
     kind: Kind
     text: str
@@ -43,7 +43,7 @@ class End:
     state: str
 
 
-class Door(Protocol):
+class Transport(Protocol):
     """Methods raise Refused. `timeout_s` is the caller's deadline."""
 
     async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> models.UploadView: ...

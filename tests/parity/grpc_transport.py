@@ -27,8 +27,8 @@ from broker.api.proto.gpubroker.v1 import (
 from broker.api.proto.gpubroker.v1.job_pb2 import JobState
 from broker.api.schemas import core as models
 from broker.api.schemas.policies import BudgetList
-from tests.doors.door import PATIENCE_S, End, Kind, Piece, Refused
-from tests.doors.message import write
+from tests.parity.message import write
+from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
 
 CODES: dict[grpc.StatusCode, Kind] = {
     grpc.StatusCode.INVALID_ARGUMENT: "invalid",
@@ -110,7 +110,7 @@ def view(message: Any, model: type[M]) -> M:
     return model.model_validate(plain(message, model))
 
 
-class GrpcDoor:
+class GrpcTransport:
     def __init__(self, channel: grpc.aio.Channel, authorization: str) -> None:
         self._metadata = (("authorization", authorization),)
         self._jobs = job_stubs.JobServiceStub(channel)

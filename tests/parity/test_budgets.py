@@ -1,4 +1,4 @@
-"""Budgets and approvals through either door."""
+"""Budgets and approvals through either transport."""
 
 from decimal import Decimal
 
@@ -8,9 +8,9 @@ from broker.api.schemas.policies import HoldView, StandingView
 from broker.domain.policy import Policy
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.policy.budgets import Hold
-from tests.doors.door import Refused
-from tests.doors.house import KINDS, House
-from tests.doors.test_jobs import good
+from tests.parity.servers import KINDS, ApiServers
+from tests.parity.test_jobs import good
+from tests.parity.transport import Refused
 
 POLICY = {
     "name": "limit", "team": DEFAULT_TEAM, "timezone": "Europe/Berlin", "max_gpus": 8, "approval_above_usd": "4.00",
@@ -21,10 +21,10 @@ POLICY = {
 }  # fmt: skip
 
 
-async def test_budgets_stand_the_same_at_both_doors(both: House) -> None:
+async def test_budgets_stand_the_same_at_both_doors(both: ApiServers) -> None:
     rows = both.api.service.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="ada"))
     await rows.put_policy(Policy.model_validate(POLICY))
-    by_http, by_grpc = [(await (await both.door(kind=kind)).budgets()).items for kind in KINDS]
+    by_http, by_grpc = [(await (await both.transport(kind=kind)).budgets()).items for kind in KINDS]
     assert [_still(one) for one in by_http] == [_still(one) for one in by_grpc]
     (standing,) = by_grpc
     assert (standing.name, standing.user, standing.max_gpus, standing.max_jobs) == ("limit", None, 8, None)
@@ -39,32 +39,34 @@ def _still(standing: StandingView) -> str:
     return standing.model_dump_json(exclude={"budgets": {"__all__": {"since"}}})
 
 
-async def test_a_quote_says_at_both_doors_what_policies_would_do(both: House) -> None:
-    ada, store = await both.door(), both.api.service.store
+async def test_a_quote_says_at_both_doors_what_policies_would_do(both: ApiServers) -> None:
+    ada, store = await both.transport(), both.api.service.store
     given = await good(ada)
-    doors = [await both.door(kind=kind) for kind in KINDS]
-    assert [(await door.quote(given)).held for door in doors] == [None, None]
+    transports = [await both.transport(kind=kind) for kind in KINDS]
+    assert [(await transport.quote(given)).held for transport in transports] == [None, None]
     await store.put_policy(Policy.model_validate({**POLICY, "approval_above_usd": None, "max_jobs": 0}))
     await store.put_policy(Policy.model_validate({"name": "bobs", "user": "bob", "approval_above_usd": "1"}))
     await store.put_team("web", "")
     await store.put_policy(Policy.model_validate({"name": "webs", "team": "web", "approval_above_usd": "1"}))
     waits = HoldView(hold=Hold.WAIT, policy="limit", reason="waits for policy limit: max_jobs is 0, 0 hold machines")
-    assert [(await door.quote(given)).held for door in doors] == [waits, waits], "of her team and herself alone"
+    assert [(await transport.quote(given)).held for transport in transports] == [waits, waits], (
+        "of her team and herself alone"
+    )
     await store.put_policy(Policy.model_validate(POLICY))
     asks = HoldView(
         hold=Hold.APPROVAL,
         policy="limit",
         reason="waits for approval: policy limit asks for it above a cap of $4.0000",
     )
-    assert [(await door.quote(given)).held for door in doors] == [asks, asks]
+    assert [(await transport.quote(given)).held for transport in transports] == [asks, asks]
     del given["cap_usd"]  # the proposed one is some cents
-    assert [(await door.quote(given)).held for door in doors] == [None, None]
+    assert [(await transport.quote(given)).held for transport in transports] == [None, None]
     given["resources"] = {"regions": ["nowhere"]}  # none is proposed
-    assert [(await door.quote(given)).held for door in doors] == [None, None]
+    assert [(await transport.quote(given)).held for transport in transports] == [None, None]
 
 
-async def test_a_job_is_approved_by_one_who_may(house: House) -> None:
-    ada, boss = await house.door(), await house.door("boss", "read", "manage")
+async def test_a_job_is_approved_by_one_who_may(servers: ApiServers) -> None:
+    ada, boss = await servers.transport(), await servers.transport("boss", "read", "manage")
     job, _ = await ada.submit(await good(ada))
     with pytest.raises(Refused) as refused:
         await ada.approve(job.id)

@@ -11,7 +11,7 @@ import aiohttp
 
 from broker.api.schemas import core as models
 from broker.api.schemas.policies import BudgetList
-from tests.doors.door import PATIENCE_S, End, Kind, Piece, Refused
+from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
 
 KINDS: dict[int, Kind] = {
     401: "unauthenticated", 403: "forbidden", 404: "not_found", 409: "conflict", 413: "too_large", 422: "invalid",
@@ -19,7 +19,7 @@ KINDS: dict[int, Kind] = {
 }  # fmt: skip
 
 
-class HttpDoor:
+class HttpTransport:
     def __init__(self, http: aiohttp.ClientSession, url: str, authorization: str) -> None:
         self._http = http
         self._url = url

@@ -1,0 +1,24 @@
+"""One installation over PostgreSQL, entered by either transport."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.store.postgres.store import PostgresStore
+from tests.parity.servers import KINDS, ApiServers, standing
+
+
+@pytest.fixture
+async def both(postgres_dsn: str) -> AsyncIterator[ApiServers]:
+    """For steps that name the transport."""
+    store = await PostgresStore.connect(postgres_dsn)
+    async with standing(store, "grpc") as made:
+        yield made
+    await store.close()
+
+
+@pytest.fixture(params=KINDS)
+async def servers(request: pytest.FixtureRequest, both: ApiServers) -> ApiServers:
+    """Entered by each transport in turn."""
+    both.kind = request.param
+    return both
