@@ -39,8 +39,8 @@ from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
 from tests.api.harness import serving, spec
-from tests.parity.servers import parts
 from tests.parity.message import write
+from tests.parity.servers import parts
 
 DATA = Path(__file__).parents[1] / "examples" / "devils-dictionary.csv"
 WARM_UP = 200
