@@ -1,1 +1,1 @@
-"""What things are: frozen data without behaviour towards the outside."""
+"""Frozen domain types without input or output."""

@@ -9,7 +9,10 @@ SCHEMES = ("file", "memory", *BUCKETS)
 
 
 def scheme_of(url: str) -> str:
-    """One of SCHEMES. Raises InvalidInput for a URL that no store can have."""
+    """Return one of SCHEMES.
+
+    Raises InvalidInput for a URL that no blob store can have.
+    """
     try:
         parts = urlsplit(url)
     except ValueError as e:

@@ -1,29 +1,29 @@
-"""The errors that cross the rooms of the house.
+"""Errors that cross package boundaries.
 
 GpubrokerError
-├── ProviderError            a cloud answered, or did not
-│   ├── NoCapacity           definitely nothing was created: sold out
-│   ├── Rejected             definitely nothing was created: the request, quota or credential is at fault
-│   │   └── ImageRefused     the trainer's image cannot be pulled
-│   ├── Throttled            definitely nothing was done; ask again after `after_s`
-│   ├── Gone                 the instance does not exist (any more)
-│   └── OutcomeUnknown       everything else: it may or may not have happened
+├── ProviderError            a cloud refused, or did not answer
+│   ├── NoCapacity           nothing was created: sold out
+│   ├── Rejected             nothing was created: the request, quota or credential is at fault
+│   │   └── ImageRefused     the registry refuses the trainer's image
+│   ├── Throttled            nothing was done; ask again after `after_s` seconds
+│   ├── Gone                 the instance does not exist, or no longer exists
+│   └── OutcomeUnknown       any other error: the call may or may not have taken effect
 ├── StoreError
-│   ├── IdempotencyConflict  the key was used with another body
-│   ├── InUse                other rows need it: it is not deleted
+│   ├── IdempotencyConflict  the key was used with another request body
+│   ├── InUse                other rows need this row: it is not deleted
 │   ├── OriginDeleted        the checkpoints that a new job starts from are deleted
 │   ├── SchemaNewer          a newer gpubroker has migrated the database: this process must end
-│   └── StoreUnavailable     the database cannot be reached, or a commit's fate is unknown
+│   └── StoreUnavailable     the database cannot be reached, or a commit's outcome is unknown
 ├── BlobError
-│   ├── AlreadyExists        put-if-absent found something
-│   └── BlobsUnavailable     the blob store cannot be reached; nothing is known about its objects
-├── NotifyError              a channel did not take a delivery
-│   ├── NotDelivered         it may or may not have been told; told again later
-│   ├── RetryAfter           the receiver asks for a pause of the whole channel of `after_s`
-│   ├── Undeliverable        this one is never taken: left out, and counted under `reason`
-│   └── ChannelRefused       the receiver wants nothing any more: the channel is disabled
-├── OverBudget               a policy does not allow it now; the message says which and why
-└── InvalidInput             a person's input is at fault: `problems` name the places and the fixes
+│   ├── AlreadyExists        put-if-absent met an existing object
+│   └── BlobsUnavailable     the blob store cannot be reached; the state of its objects is unknown
+├── NotifyError              a channel did not accept a delivery
+│   ├── NotDelivered         the delivery may or may not have arrived; it is repeated later
+│   ├── RetryAfter           the receiver asks to pause the whole channel for `after_s` seconds
+│   ├── Undeliverable        this delivery is never accepted: skipped, and counted under `reason`
+│   └── ChannelRefused       the receiver refuses all deliveries: the channel is disabled
+├── OverBudget               a policy forbids it now; the message names the policy and the reason
+└── InvalidInput             a user's input is at fault: `problems` name the places and the fixes
 """
 
 from collections.abc import Mapping
@@ -32,27 +32,27 @@ from typing import Any
 
 
 class GpubrokerError(Exception):
-    """Base of all; the message is one line: what, where and the fix."""
+    """Base of all errors; the message is one line with the place, the fault and the fix."""
 
 
 class ProviderError(GpubrokerError):
-    """A cloud's refusal or silence."""
+    """A cloud refused a call or did not answer."""
 
 
 class NoCapacity(ProviderError):
-    """Definitely nothing was created."""
+    """Nothing was created because the offer is sold out."""
 
 
 class Rejected(ProviderError):
-    """Definitely nothing was created, and asking the same again cannot help."""
+    """Nothing was created, and the same request cannot succeed."""
 
 
 class ImageRefused(Rejected):
-    """The registry does not hand out the trainer's image: nobody else will pull it either."""
+    """The registry refuses the trainer's image, so no other machine can pull it either."""
 
 
 class Throttled(ProviderError):
-    """Definitely nothing was done."""
+    """Nothing was done because the cloud limits the rate of calls; `after_s`: seconds to wait."""
 
     def __init__(self, message: str, after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -60,51 +60,54 @@ class Throttled(ProviderError):
 
 
 class Gone(ProviderError):
-    """The cloud says that the instance is absent."""
+    """The cloud reports that the instance is absent."""
 
 
 class OutcomeUnknown(ProviderError):
-    """A time-out, a lost reply, an unclassified error: it may have happened."""
+    """A time-out, a lost reply or an unclassified error: the call may have taken effect."""
 
 
 class StoreError(GpubrokerError):
-    """The database refused."""
+    """The database refused an operation."""
 
 
 class IdempotencyConflict(StoreError):
-    """One idempotency key, another body."""
+    """The idempotency key was used before with another request body."""
 
 
 class InUse(StoreError):
-    """Other rows need it."""
+    """Other rows refer to the row that was to be deleted."""
 
 
 class OriginDeleted(StoreError):
-    """What a new job starts from is gone."""
+    """The checkpoints that a new job starts from are deleted."""
 
 
 class SchemaNewer(StoreError):
-    """This process does not know the rules of the database any more: whatever it does there may be wrong."""
+    """The database schema is newer than this process, so that every further write may be wrong."""
 
 
 class StoreUnavailable(StoreError):
-    """No answer, or a commit whose fate is unknown: re-read before doing anything."""
+    """The database did not answer, or a commit's outcome is unknown: read again before any action."""
 
 
 class BlobError(GpubrokerError):
-    """The blob store refused."""
+    """The blob store refused an operation."""
 
 
 class AlreadyExists(BlobError):
-    """Put-if-absent found an object."""
+    """Put-if-absent met an existing object."""
 
 
 class BlobsUnavailable(BlobError):
-    """Unreadable is not stale: nothing is known."""
+    """The blob store cannot be read, which does not mean that its objects are stale."""
 
 
 class NotifyError(GpubrokerError):
-    """A channel did not take a delivery. `state` is kept for the stream, unless None: what was done nevertheless."""
+    """A channel did not accept a delivery.
+
+    `state`: delivery state to store for the stream, if part of the work was done; None: leave it unchanged.
+    """
 
     def __init__(self, message: str, *, state: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -112,11 +115,11 @@ class NotifyError(GpubrokerError):
 
 
 class NotDelivered(NotifyError):
-    """Told again later, with the same id."""
+    """The delivery is repeated later with the same id."""
 
 
 class RetryAfter(NotifyError):
-    """Definitely not taken; the receiver says when to come back (seconds)."""
+    """The delivery was not accepted; the receiver asks for a pause of `after_s` seconds."""
 
     def __init__(self, message: str, after_s: float, *, state: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, state=state)
@@ -124,7 +127,10 @@ class RetryAfter(NotifyError):
 
 
 class Undeliverable(NotifyError):
-    """This delivery will never be taken, others may. `reason`: a few constant words to count it under."""
+    """This delivery will never be accepted; others may be.
+
+    `reason`: a few constant words under which it is counted.
+    """
 
     def __init__(self, message: str, reason: str, *, state: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, state=state)
@@ -132,16 +138,19 @@ class Undeliverable(NotifyError):
 
 
 class ChannelRefused(NotifyError):
-    """The receiver is gone, or its credentials are: only a person can mend it."""
+    """The receiver is gone or its credentials are invalid: a user must repair the channel."""
 
 
 class OverBudget(GpubrokerError):
-    """A policy does not allow it now."""
+    """A policy forbids it now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One fault in an input: `field` as a dotted path (`train.data.prompt`), `message` says what and the fix."""
+    """One fault in an input.
+
+    `field`: dotted path, e.g. `train.data.prompt`. `message`: the fault and the fix.
+    """
 
     field: str
     message: str

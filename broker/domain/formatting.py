@@ -1,8 +1,8 @@
-"""Numbers in words for people, the same wherever they are told."""
+"""Formats numbers for display."""
 
 
 def duration(seconds: float | None) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    """Return `45 s`, `3 min 20 s`, `2 h 05 min` or `3 d 4 h`; `–` for None."""
     if seconds is None:
         return "–"
     whole = round(seconds)

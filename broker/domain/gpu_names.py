@@ -1,4 +1,4 @@
-"""One spelling of a GPU's name, whatever nvidia-smi, a shop or a person writes."""
+"""Canonical spelling of GPU names that nvidia-smi, cloud catalogues and users write differently."""
 
 import re
 from collections.abc import Mapping
@@ -7,20 +7,22 @@ _SIZES: Mapping[str, tuple[int, ...]] = {
     "h100": (80, 94), "h200": (141,), "b200": (180, 192), "a100": (40, 80), "l40s": (45, 46, 48), "rtx4090": (24,),
     "a6000": (48,), "a10g": (22, 24), "l4": (22, 23, 24),
 }  # fmt: skip
-"""GB that each is sold with, or that its driver shows."""
+"""Memory sizes in GB under which each model is sold, or which its driver reports."""
 _ALIASES = {"4090": "rtx4090", "rtx4090": "rtx4090", "rtxa6000": "a6000"}
 _NOISE = frozenset({
     "nvidia", "geforce", "rtx", "gpu", "tensor", "core", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x",
 })  # fmt: skip
-"""Words that tell no two of these products apart; of an H100, `hbm3` does."""
+"""Words that do not distinguish these products. On an H100 alone, `hbm3` does."""
 _FORMS = {"sxm": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm", "pci": "pcie", "pcie": "pcie", "nvl": "nvl"}
 _BOARDS = frozenset({"h100", "h200", "a100"})
-"""Sold on boards that differ in speed."""
+"""Models that are sold on boards of different speed."""
 
 
 def gpu_name(said: str) -> str:
-    """`NVIDIA A100-SXM4-80GB` as `a100-80gb-sxm`, `H100` as `h100`, which means all of that name; of what is none of
-    the known products, the words as they are with hyphens between.
+    """Return the canonical name: `NVIDIA A100-SXM4-80GB` becomes `a100-80gb-sxm`.
+
+    A bare `H100` becomes `h100`, which matches every H100. The name of an unknown product keeps its words, joined by
+    hyphens.
     """
     every = re.findall(r"[a-z0-9]+", said.lower())
     text = "-".join([word for word in every if word != "nvidia"] or every)
@@ -30,7 +32,7 @@ def gpu_name(said: str) -> str:
 
 
 def _known(words: list[str]) -> str | None:
-    """The name; None where a word is not understood, since a slice or a cut-down board is another product."""
+    """Return the canonical name, or None if a word is unknown: a slice or a reduced board is another product."""
     models = [_ALIASES.get(word, word) for word in words if _ALIASES.get(word, word) in _SIZES]
     sizes = [int(word.removesuffix("gb")) for word in words if re.fullmatch(r"\d{1,4}gb", word)]
     forms = [_FORMS[word] for word in words if word in _FORMS]
@@ -43,9 +45,10 @@ def _known(words: list[str]) -> str | None:
     if model not in _BOARDS:
         return None if form == ("pcie" if model == "b200" else "sxm") else model
     size = sizes[0] if sizes else 0
-    if model == "a100":  # the SXM board of 40 GB is the one that is meant where nobody says
+    if model == "a100":  # the 40 GB SXM board is meant if no board is named
         parts = [model, f"{size}gb" if size else "", "" if (size, form) == (40, "sxm") else form]
     else:
-        told = f"{size}gb" if model == "h100" and size and not form else ""  # which tells two boards from the third
+        # which distinguishes two boards from the third
+        told = f"{size}gb" if model == "h100" and size and not form else ""
         parts = [model, "nvl" if size == 94 else form or told]
     return "-".join(part for part in parts if part)

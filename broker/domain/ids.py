@@ -1,4 +1,4 @@
-"""Identifiers. All are lower-case base32 (RFC 4648, no padding), so that they fit DNS labels and cloud tags."""
+"""Identifiers: lower-case base32 (RFC 4648, no padding), so that they fit DNS labels and cloud tags."""
 
 import base64
 import hashlib
@@ -15,32 +15,38 @@ PREFIX = "gb"
 
 
 def base32(data: bytes, length: int) -> str:
-    """The first `length` base32 digits of `data` (5 bits each)."""
+    """Return the first `length` base32 digits of `data` (5 bits each)."""
     return base64.b32encode(data).decode().lower().rstrip("=")[:length]
 
 
 def job_id(entropy: bytes) -> JobId:
-    """A job's id from at least 9 random bytes."""
+    """Return a job's id from at least 9 random bytes."""
     return JobId(base32(entropy, ID_LENGTH))
 
 
 def attempt_id(job: JobId, number: int) -> AttemptId:
-    """The id of a job's n-th attempt follows from the intent, so that no retry of a call can invent a second one."""
+    """Return the id of a job's n-th attempt.
+
+    The id follows from job and number, so that no retried call can create a second attempt.
+    """
     return AttemptId(base32(hashlib.sha256(f"{job}/{number}".encode()).digest(), ID_LENGTH))
 
 
 def instance_name(installation: Installation, attempt: AttemptId) -> InstanceName:
-    """`gb-<installation:4>-<attempt:13>`: 21 characters; providers append and truncate (SkyPilot: from 35 on)."""
+    """Return `gb-<installation:4>-<attempt:13>`.
+
+    Its 21 characters leave space for suffixes; providers append and truncate (SkyPilot: from 35 characters on).
+    """
     return InstanceName(f"{PREFIX}-{installation}-{attempt}")
 
 
 def name_prefix(installation: Installation) -> str:
-    """What every instance of this installation, and no other's, starts with."""
+    """Return the prefix of the names of all instances of this installation, and of no other."""
     return f"{PREFIX}-{installation}-"
 
 
 def attempt_of(installation: Installation, name: str) -> AttemptId | None:
-    """The attempt that an instance name belongs to; None for a foreign or look-alike name."""
+    """Return the attempt that an instance name belongs to; None for a foreign or similar name."""
     prefix = name_prefix(installation)
     rest = name.removeprefix(prefix)
     if (

@@ -1,4 +1,4 @@
-"""What a cloud shows of its machines, and what it is given to start one."""
+"""Machines as clouds list them, and the parameters that start one."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,40 +11,40 @@ from broker.domain.offer import Trust
 
 
 class InstanceState(StrEnum):
-    """Three-valued towards life: `unknown` is never taken for dead."""
+    """State of a machine. `unknown` is never treated as dead."""
 
     STARTING = "starting"
     RUNNING = "running"
     STOPPED = "stopped"
-    """Exists and may bill: ours until destroyed."""
+    """The machine exists and may bill: it is ours until it is destroyed."""
     GONE = "gone"
-    """The cloud itself says that it was taken away or has exited; nothing runs and nothing bills."""
+    """The cloud reports that the machine was taken away or has exited: it neither runs nor bills."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """One machine under our prefix, from the cloud's own listing."""
+    """One machine with our name prefix, from the cloud's own listing."""
 
     handle: Handle
     state: InstanceState
     accelerator: str | None = None
     gpus: int | None = None
     gpu_memory_bytes: int | None = None
-    """Of one GPU."""
+    """Bytes of one GPU; None: unknown."""
     spot: bool | None = None
     usd_per_hour: Decimal | None = None
-    """What the cloud bills for it, read back; None when it does not say."""
+    """Price that the cloud reports for this machine; None: it reports none."""
     price_moves: bool = False
-    """That is the market's price by now: a rise is no sign of another machine."""
+    """True when `usd_per_hour` is the current market price: a rise does not indicate another machine."""
     notice_s: float | None = None
-    """Seconds until it is taken away, if the cloud says so."""
+    """Seconds until the cloud takes the machine away; None: no notice was given."""
     created_at: datetime | None = None
-    """By the cloud's clock; None when it does not say."""
+    """Creation time by the cloud's clock; None: it reports none."""
     fault: str | None = None
-    """Why it will never run its agent, as its launcher or its cloud says: one line for people."""
+    """Why the machine will never run its agent, as its launcher or cloud reports, in one line; None: no fault."""
     image_refused: bool = False
-    """The fault is the image's registry's answer, which is the same anywhere."""
+    """True when the fault is the image registry's answer, which is the same on every machine."""
 
 
 class Liveness(StrEnum):
@@ -55,22 +55,22 @@ class Liveness(StrEnum):
 
 SelfStop = Literal["instance_key", "os_shutdown", "none"]
 Notices = Literal["imds", "first_process", "off"]
-"""Where a machine is told of its end: AWS's metadata service, a SIGTERM to its container's first process, nowhere."""
+"""Source of preemption notices: AWS metadata service, SIGTERM to the container's first process, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """What a provider can and promises; times in seconds."""
+    """Capabilities and promises of a provider; times in seconds."""
 
     spot: bool
     notice_s: float = 0.0
     notices: Notices = "off"
     list_lag_s: float = 0.0
-    """A created or destroyed machine may be missing from, or still in, listings for so long."""
+    """Longest time for which a listing may omit a created machine or still show a destroyed one."""
     teardown_s: float = 5.0
-    """From destroy to the end of billing, as the cloud states it."""
+    """Time from destroy to the end of billing, as the cloud states it."""
     boot_s: float = 60.0
-    """Typical time from create to the first beat."""
+    """Typical time from create to the first heartbeat."""
     boot_deadline_s: float = 1200.0
     billing_quantum_s: int = 1
     multi_node: bool = False
@@ -79,12 +79,13 @@ class Caps:
     reaches_local_files: bool = False
     simulated: bool = False
     has_trainer: bool = True
-    """False: its machines lack what the built-in trainer needs; scripts run all the same."""
+    """False: its machines lack what the built-in trainer needs; scripts still run."""
     calls_per_s: float = 10.0
-    """Of its API by one account, as the cloud states it."""
+    """API calls per second that the cloud allows one account."""
     agent_start_s: float | None = None
-    """None: a machine starts its agent by itself. Else its launcher does, and once that is dead, a machine without a
-    beat after so many seconds never will."""
+    """Seconds after which a machine without a heartbeat never will send one, once its launcher is dead. None: a machine
+    starts its agent without a launcher.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class TrainerImage:
     """`registry/name@sha256:…`"""
     username: str = ""
     password: str = field(default="", repr=False)
-    """Login of a private registry; both empty: public."""
+    """Password of a private registry. Both `username` and `password` are empty for a public one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,36 +104,36 @@ class TrainerBundle:
     """The trainer's code and its recipe as one tar in the blob store, for a cloud's stock PyTorch image."""
 
     url: str = field(repr=False)
-    """Signed: whoever has it may read this one object for a while."""
+    """Signed URL, which lets its holder read this one object for a limited time."""
     sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloudOptions:
-    """What the job's owner asks of the machine's surroundings, where the cloud has such a thing (AWS)."""
+    """Network and disk settings that the job's owner asks for, where the cloud has them (AWS)."""
 
     vpc: str | None = None
-    """Its `Name` tag; None: the default one."""
+    """`Name` tag of the VPC; None: the default one."""
     subnets: tuple[str, ...] = ()
-    """Their `Name` tags; empty: any public one."""
+    """`Name` tags of the subnets; empty: any public one."""
     encrypted_volume: bool = True
     kms_key: str | None = None
-    """Of the volume; None: the account's default."""
+    """Key that encrypts the volume; None: the account's default key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BootSpec:
-    """What the instance needs to start the agent."""
+    """Parameters that an instance needs to start the agent."""
 
     env: dict[str, str] = field(default_factory=dict)
-    """Plain environment of the agent."""
+    """Environment of the agent that may be shown."""
     secret_env: dict[str, str] = field(default_factory=dict, repr=False)
     """Environment that must not be shown or logged: the attempt's key, store credentials."""
     nodes: int = 1
     options: CloudOptions = CloudOptions()
     trainer: TrainerImage | TrainerBundle | None = None
-    """How a rented machine gets the trainer; None where it is there already (local, simulated)."""
+    """The trainer for a rented machine; None where it is installed already (local, simulated)."""
 
 
 SELF_STOP_S = 1800.0
-"""How long a machine whose attempt is over waits for the broker to destroy it, before it shuts itself down."""
+"""Seconds that a machine of an ended attempt waits for the broker's destroy before it shuts itself down."""

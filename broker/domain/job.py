@@ -1,4 +1,4 @@
-"""Jobs and attempts: rows of the store, states of the two lifecycles in `decide.lifecycle`."""
+"""Jobs and attempts: rows of the store; `lifecycle.state_machine` defines the transitions of both states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,65 +56,71 @@ class Reason(StrEnum):
     DEADMAN = "deadman"
     INFRASTRUCTURE = "infrastructure"
     IMAGE = "image"
-    """The trainer's image cannot be pulled, says its registry."""
+    """The registry refuses the trainer's image."""
     OUT_OF_TIME = "out_of_time"
-    """Past the job's deadline, or its `max_duration` is used up."""
+    """The job's deadline has passed, or its `max_duration` is used up."""
     IDLE = "idle"
     BUDGET = "budget"
-    """A policy's budget drains; the job waits in the queue until the budget allows it again."""
+    """A policy's budget drains the attempt; the job waits in the queue until the budget allows it again."""
 
 
 class Signal(StrEnum):
-    """Why a live attempt is to end, beside a stop by people. Written once, by whoever watches its money or its work."""
+    """Why a live attempt must end, other than a stop by a user.
+
+    Written once, by the controller that watches money or progress.
+    """
 
     CAP = "cap"
     OUT_OF_TIME = "out_of_time"
     IDLE = "idle"
-    """Checkpoint first."""
+    """A checkpoint is saved first."""
     IDLE_NOW = "idle_now"
     HUNG = "hung"
     BUDGET = "budget"
-    """Checkpoint first."""
+    """A checkpoint is saved first."""
 
 
 TERMINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED, JobState.FAILED})
-"""No edge leads out of these; `capped` is left when the cap is raised."""
+"""States without an outgoing edge. A job leaves `capped` when its cap is raised."""
 RESTING_JOB_STATES = TERMINAL_JOB_STATES | {JobState.CAPPED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """P50 of a job's end at the present pace and price."""
+    """P50 of a job's end at the current speed and price."""
 
     usd: Decimal
-    """What it will have spent on machines by then."""
+    """Expected dollars spent on machines at the end."""
     finish_at: datetime
     step_s: float
-    """Measured seconds of a step, with saves."""
+    """Measured seconds of a step, including saves."""
     made_at: datetime
     over_cap: bool = False
-    """People were told that the cap does not suffice; taken back once it does with some room."""
+    """True after users were notified that the cap does not suffice. It becomes False once the cap suffices with some
+    margin.
+    """
     late: bool = False
-    """The same of its deadline and its `max_duration`."""
+    """True after the same notification about the deadline or `max_duration`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAdjustment:
-    """How a job's plan was changed since its memory ran out. Its method and its global batch stay as they were asked
-    for.
+    """Changes of a job's plan after it ran out of memory.
+
+    The method and the global batch stay as requested.
     """
 
     failed_plans: tuple[str, ...]
-    """The plans that ran out, in words, oldest first."""
+    """The plans that ran out of memory, in words, oldest first."""
     micro_batch: int = 0
-    """The largest one; 0: a script, whose plan is its own."""
+    """The largest micro-batch allowed; 0: a script, which has no plan."""
     gradient_checkpointing: bool = False
     memory_factor: float = 1.0
     oom_device_bytes: int = 0
     oom_shards: int = 1
     oom_micro_batch: int = 0
     oom_host_bytes: int = 0
-    """These five as in `Workload`."""
+    """These five fields are those of `Workload`."""
 
 
 StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]
@@ -122,57 +128,57 @@ StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]
 
 @dataclass(frozen=True, kw_only=True)
 class StoredData:
-    """What a job keeps in the blob store."""
+    """Data that a job keeps in the blob store."""
 
     bytes: int
-    """When it was last looked at."""
+    """Total size at the latest check."""
     accrued_usd: Decimal
-    """Exact, so that it is rounded once whenever it is charged."""
+    """Exact dollars accrued so far; only a charge rounds them."""
     charged_usd: Decimal
     to: datetime
-    """Accrued up to here."""
+    """Time up to which storage is accrued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A person's job. Columns are grouped by their only writer; see `ports.Store`."""
+    """A user's job. Each group of columns has a single writer; see `ports.Store`."""
 
     id: JobId
     team: str = DEFAULT_TEAM
-    """Whose members see it."""
+    """The team whose members see the job."""
     owner: str
-    """Who submitted it: whose secrets and uploads it uses."""
+    """The user who submitted the job; their secrets and uploads are used."""
     spec: JobSpec
     workload: Workload
     created_at: datetime
     # written by the controllers, fenced by `epoch` (queued, recovering) or by the current attempt's epoch (active)
     state: JobState = JobState.QUEUED
     reason: str = ""
-    """One line for people: why it waits, or how it ended."""
+    """Why the job waits, or how it ended, in one line."""
     attempts: int = 0
-    """Attempts so far; the current one has this number."""
+    """Number of attempts so far, which is the number of the current one."""
     retries_used: int = 0
     remedy: PlanAdjustment | None = None
     machine_s: float = 0.0
-    """Seconds for which machines of its ended attempts stood; several nodes count once."""
+    """Seconds for which machines of its ended attempts existed; several nodes count once."""
     due_at: datetime | None = None
-    """Not looked at before (back-off)."""
+    """Earliest time of the next check (back-off); None: now."""
     finished_at: datetime | None = None
     # written by billing
     spent_usd: Decimal = ZERO
-    """Charges for machines so far, which the cap limits; reservations and storage excluded."""
+    """Charges for machines so far, which the cap limits; reservations and storage are excluded."""
     # written by the guard
     forecast: Forecast | None = None
-    """Of its live attempt; None: nothing is known."""
+    """Forecast of the live attempt; None: there is none yet."""
     # written by the retention controller, and `deleted` by the API
     stored: StoredData | None = None
-    """None: nobody has looked yet."""
+    """Stored data at the latest check; None: not checked yet."""
     deleted: Mapping[StoredKind, datetime] = field(default_factory=dict)
-    """What was deleted, and when; it may take a while until the last object is gone."""
+    """Kinds of data that were deleted, with the time. Removal of the last object may take longer."""
     # written by the API
     cap_usd: Decimal
     approved_usd: Decimal | None = None
-    """The highest cap that somebody has approved, where a policy asks for approval."""
+    """The highest cap that was approved, where a policy requires approval; None: none was."""
     stop_requested: bool = False
     retry_of: JobId | None = None
     # the lease
@@ -191,12 +197,12 @@ class Handle:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceChange:
-    """From `since` on each machine of an attempt costs so much."""
+    """Hourly price of each machine of an attempt from `since` on."""
 
     since: datetime
     usd_per_hour: Decimal
     surplus: int = 0
-    """Machines that stand under its name beside those that were bought, and bill as much each."""
+    """Extra machines under the attempt's name, in addition to those bought, which bill the same price each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,62 +215,65 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One purchase for a job, from the intent to the confirmed absence."""
+    """One purchase for a job, from the plan to the proven absence of its machines."""
 
     id: AttemptId
     job_id: JobId
     number: int
     name: InstanceName
     line: QuoteLine
-    """The offer that was chosen, with its estimate."""
+    """The chosen offer with its estimate."""
     created_at: datetime
     reserved_usd: Decimal
     resume_from: tuple[str, ...] = ()
-    """Manifest keys, newest first."""
+    """Keys of manifests to resume from, newest first."""
     # written by the controllers under the lease
     state: AttemptState = AttemptState.INTENDED
     reason: Reason | None = None
     detail: str = ""
     create_sent_at: datetime | None = None
     launched_by: str = ""
-    """Identity of the launcher, so that its death can be proven: see `Provider.launcher`. Empty: create answered, or
-    was not sent."""
+    """Identity of the launcher, so that its death can be proven: see `Provider.launcher`. Empty: create has answered,
+    or was not sent.
+    """
     handles: tuple[Handle, ...] = ()
     running_at: datetime | None = None
-    """When its machines began to run, or earlier; None: no listing has shown it yet."""
+    """Time at which its machines ran, or earlier; None: no listing has shown them running yet."""
     booted_at: datetime | None = None
     first_beat_at: datetime | None = None
     draining_since: datetime | None = None
     terminating_since: datetime | None = None
     destroy_failures: int = 0
     absent_at: datetime | None = None
-    """When a listing that no longer showed it had answered: proven absent, and charged up to here."""
+    """Time of a listing that no longer showed the machines: absence is proven, and charges reach up to here. None: not
+    proven.
+    """
     ended_at: datetime | None = None
     beat: Beat | None = None
-    """The latest beat of node 0."""
+    """The latest heartbeat of node 0; None: none yet."""
     earlier_traffic: Traffic = Traffic()
-    """Of former starts of its agent, whose counters begin anew with each."""
+    """Traffic of earlier starts of its agent, since each start counts from zero."""
     final: Final | None = None
     # written by billing
     charged_usd: Decimal = ZERO
-    """Compute and traffic."""
+    """Dollars charged for compute and traffic."""
     traffic_usd: Decimal = ZERO
     """The part of `charged_usd` that is for traffic."""
     charged_to: datetime | None = None
-    """Charges cover the time from the start of billing to here."""
+    """End of the time that charges cover, from the start of billing; None: nothing is charged yet."""
     prices: tuple[PriceChange, ...] = ()
-    """Since the purchase, in any order."""
+    """Price changes since the purchase, in any order."""
     signal: Signal | None = None
-    """Set by billing, the guard or a budget, and never taken back: it is to end."""
+    """Why the attempt must end: set once by billing, the guard or a budget, and never cleared. None: it may run."""
     # written by the guard
     idle: IdleKind | None = None
-    """What people were told of; None: it works."""
+    """Kind of idleness that users were notified about; None: it works."""
     # the lease
     epoch: int = 0
 
     @property
     def ran_out_of_host(self) -> bool:
-        """True when it was the memory of a machine with GPUs that ran out, not that of the GPUs."""
+        """True when the memory of a machine with GPUs ran out, not that of its GPUs."""
         offer = self.line.offer
         return offer.gpus > 0 and not offer.emulated_on and self.final is not None and self.final.ran_out == "host"
 
@@ -281,7 +290,7 @@ class LedgerKind(StrEnum):
 
 
 class LedgerCategory(StrEnum):
-    """What the money is for."""
+    """Purpose of a charge."""
 
     COMPUTE = "compute"
     EGRESS = "egress"
@@ -290,7 +299,10 @@ class LedgerCategory(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """Append-only. A release is negative in effect: it gives back what is left of the reservation."""
+    """One entry of the append-only ledger.
+
+    A release is negative in effect: it returns the rest of the reservation.
+    """
 
     job_id: JobId
     attempt_id: AttemptId | None
@@ -303,7 +315,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that people or programs may want to hear about; `seq` counts within the job, without gaps."""
+    """Something that users or programs may want to learn.
+
+    `seq` counts within the job, without gaps.
+    """
 
     job_id: JobId
     kind: str

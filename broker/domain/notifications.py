@@ -1,4 +1,4 @@
-"""Channels: where people and programs are told; and what is told through them."""
+"""Notification channels, and the events and notices delivered through them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,68 +9,71 @@ from broker.domain.job import Attempt, Event, Job
 from broker.domain.tenancy import Scope
 
 NOTICES = "notices"
-"""The stream of a channel that holds what is about no job."""
+"""The stream of a channel that holds notices about no job."""
 LOG_CHANNEL = "log"
 """The channel that every installation has: the daemon's log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """Goes through the same outbox as a job's events, to the channels of its team and the installation's."""
+    """A message about no single job, delivered through the same outbox as events.
+
+    It goes to the channels of its team and to those of the installation.
+    """
 
     id: str
-    """Chosen by whoever posts it: what must be told once has one id, e.g. `digest-daily-2026-03-01-nlp`."""
+    """Id chosen by the sender: a message that must be delivered once has one id, e.g. `digest-daily-2026-03-01-nlp`."""
     kind: str
     """Dotted, e.g. `budget.threshold`."""
     message: str
-    """One line for people."""
+    """One line for users."""
     team: str | None = None
-    """None: the installation's, for its own channels only."""
+    """None: the notice is the installation's and goes to its channels only."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """JSON."""
     at: datetime | None = None
-    """The database's time, once posted."""
+    """The database's time of posting; None: not posted yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """One way to a person or a program, of a team or of the installation."""
+    """One notification target of a team or of the installation."""
 
     id: str
     kind: str
-    """Which notifier serves it: `log`, `slack`, `webhook`."""
+    """The notifier that serves it: `log`, `slack`, `webhook`."""
     name: str
-    """For people; one of a team has it."""
+    """Display name, unique within a team."""
     team: str | None
-    """None: the installation's, which is told about every team."""
+    """None: the channel is the installation's and receives the notices of every team."""
     events: tuple[str, ...] = ()
-    """Kinds of events and notices that it gets, each exact or a prefix with `*` (`attempt.*`); empty: all."""
+    """Kinds of events and notices to deliver, each exact or a prefix with `*` (`attempt.*`); empty: all."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that its kind defines; never a secret."""
+    """JSON defined by the channel's kind; never a secret."""
     sealed: bytes | None = field(default=None, repr=False)
-    """A JSON object of its secrets by name, sealed by the SecretBox."""
+    """JSON object of its secrets by name, sealed by the SecretBox; None: it has none."""
     created_at: datetime
     enabled: bool = True
     reason: str = ""
-    """Why it is disabled, or what its last delivery failed of."""
+    """Why it is disabled, or why its latest delivery failed; empty: neither."""
     failures: int = 0
-    """Failed deliveries in a row."""
+    """Number of failed deliveries in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSnapshot:
-    """A job as it is at the moment of a delivery, which may be later than the event."""
+    """A job at the moment of a delivery, which may be later than the event."""
 
     job: Job
     attempts: tuple[Attempt, ...] = ()
-    """In the order of their numbers."""
+    """Attempts in the order of their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What is told through one channel: an event, a notice, or neither (the job merely changed: a refresh).
+    """One delivery through one channel: an event, a notice, or neither (a refresh of a changed job).
 
-    At least once, and in order within a stream: repeats have the same `id`.
+    Delivered at least once, and in order within a stream. Repeats have the same `id`.
     """
 
     stream: str
@@ -78,13 +81,13 @@ class Delivery:
     event: Event | None = None
     notice: Notice | None = None
     folded: int = 0
-    """Earlier events of the same kind that this one replaces; they are told by no other delivery."""
+    """Number of earlier events of the same kind that this one replaces; no other delivery carries them."""
     attempts: int = 0
-    """Deliveries of it that failed before this one."""
+    """Number of failed attempts at this delivery so far."""
 
     @property
     def id(self) -> str:
-        """What receivers tell repeats apart by; empty for a refresh."""
+        """Id by which receivers recognise repeats; empty for a refresh."""
         if self.event is not None:
             return f"evt_{self.event.job_id}_{self.event.seq}"
         return f"ntc_{self.notice.id}" if self.notice is not None else ""
@@ -101,17 +104,20 @@ class Delivery:
 
 @dataclass(frozen=True, kw_only=True)
 class SlackUser:
-    """A link: whoever is `user` in `workspace` acts as `owner` of `team`, with these scopes and no token."""
+    """A link of a Slack user to an owner.
+
+    `user` of `workspace` acts as `owner` of `team`, with these scopes and without a token.
+    """
 
     team: str
     workspace: str
-    """`T…`, as Slack names it."""
+    """Slack's id of the workspace (`T…`)."""
     user: str
-    """`U…`, as Slack names it."""
+    """Slack's id of the user (`U…`)."""
     owner: str
     scopes: tuple[Scope, ...]
     name: str = ""
-    """As Slack showed it when the link was made; for people."""
+    """Name that Slack showed when the link was made, for display."""
     linked_by: str = ""
     linked_at: datetime | None = None
-    """The database's time."""
+    """The database's time; None: not stored yet."""

@@ -1,4 +1,4 @@
-"""What attempts showed of speed, memory and preemptions, for the estimates of later jobs."""
+"""Measurements of attempts (speed, memory, preemptions) for the estimates of later jobs."""
 
 from dataclasses import dataclass
 
@@ -8,36 +8,39 @@ from broker.domain.workload import Plan, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class RunObservation:
-    """Names no team, person, model or data set, so that it may serve all teams of an installation."""
+    """Measurement of one attempt.
+
+    It names no team, user, model or data set, so that it may serve all teams of an installation.
+    """
 
     attempt_id: AttemptId
     hardware: str
-    """What computed, by its name in the hardware table."""
+    """Name in the hardware table of the device that computed."""
     plan: Plan
     nodes: int
     cores: int
-    """Of one machine, where it computes on its CPU."""
+    """Number of CPU cores of one machine, where it computes on its CPU."""
     workload: Workload
-    """Its model without a name."""
+    """Workload whose model has no name."""
     tokens_per_s: float | None = None
-    """Of all devices, over the last steps; None: there were too few."""
+    """Tokens/s of all devices over the last steps; None: there were too few steps."""
     peak_bytes: int | None = None
-    """Of one device: what torch allocated at most; on a CPU what the process held. None: not known."""
+    """Peak bytes of one device: torch's peak allocation, or on a CPU the process's memory. None: not measured."""
     device_bytes: int = 0
-    """What one device has; 0: not known."""
+    """Memory of one device; 0: unknown."""
     out_of_memory: bool = False
-    """It wanted more than `device_bytes`."""
+    """True when the job needed more than `device_bytes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpotHours:
-    """What all teams' spot machines of one cloud, region and GPU went through together."""
+    """Total machine time and preemptions of all teams' spot machines of one cloud, region and GPU."""
 
     provider: str
-    """Keeps a simulated cloud's apart from the cloud's own."""
+    """Provider key; it separates a simulated cloud from the real one."""
     cloud: str
     region: str
     accelerator: str
     hours: float
-    """For which they stood, or stand yet; of all nodes."""
+    """Hours for which the machines existed or still exist; every node counts."""
     preemptions: int

@@ -1,4 +1,4 @@
-"""Capacity that can be bought, and the quote that joins it with what a job needs."""
+"""Capacity that can be bought, and the quote that combines it with a job's needs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from broker.domain.workload import MemoryNeed, Plan, SpeedTier
 
 GIB = 1024**3
 HOST = "host:"
-"""Begins the key of a physical host; no offer's id does."""
+"""Prefix of the key of a physical host; no offer's id begins with it."""
 ACCOUNT = "account:"
-"""Begins the keys of an account that refuses, which block all offers that depend on it; no offer's id does."""
+"""Prefix of the keys of refusing accounts, which block all offers that depend on them; no offer's id begins with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuAsk:
-    """What `Provider.offers` is asked for: empty tuples mean any."""
+    """Filter of `Provider.offers`; an empty tuple means any."""
 
     accelerators: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
@@ -26,15 +26,15 @@ class GpuAsk:
 
 
 Trust = Literal["own", "secure", "community"]
-"""Whose host it is: ours, a data centre that the cloud answers for, or anybody's."""
+"""Owner of the host: this installation, a vetted data centre, or anyone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFacts:
-    """What a cloud says of a machine beyond its GPUs; None where it does not say."""
+    """Facts that a cloud lists about a machine other than its GPUs; None: not listed."""
 
     host: str | None = None
-    """The cloud's name of the physical host, for a score from own history."""
+    """The cloud's name of the physical host, for its reputation in our history."""
     disk_usd_per_gib_month: Decimal | None = None
     disk_mb_s: float | None = None
     down_mbit_s: float | None = None
@@ -45,9 +45,9 @@ class HostFacts:
     """Newest CUDA that the driver runs, e.g. `12.4`."""
     driver: str | None = None
     interconnect: str | None = None
-    """Between the GPUs of one machine: `nvlink`, `pcie`."""
+    """Link between the GPUs of one machine: `nvlink`, `pcie`."""
     reliability: float | None = None
-    """0..1, as the cloud states it."""
+    """Share from 0 to 1, as the cloud states it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,50 +55,50 @@ class Offer:
     """One kind of machine that a cloud sells now, at one price."""
 
     id: str
-    """Stable while the same thing is for sale: `<provider>/<cloud>/<region>/<type>/<spot|on-demand>`."""
+    """Stable while the same machine is for sale: `<provider>/<cloud>/<region>/<type>/<spot|on-demand>`."""
     provider: str
-    """Key in the registry: who creates it."""
+    """Registry key of the provider that creates the machine."""
     cloud: str
-    """Whom the money goes to, as shown to people."""
+    """The cloud that is paid, as shown to users."""
     region: str
     instance_type: str
     accelerator: str
-    """Canonical GPU name of the hardware table, e.g. `l40s`; `cpu` for a machine without one."""
+    """Canonical GPU name of the hardware table, e.g. `l40s`; `cpu` for a machine without a GPU."""
     gpus: int
     gpu_memory_bytes: int
-    """Of one GPU; for `cpu` the memory of the machine."""
+    """Bytes of one GPU; for `cpu` the memory of the machine."""
     vcpus: int
     ram_bytes: int
     disk_bytes: int
     spot: bool
     usd_per_hour: Decimal
     on_demand_usd_per_hour: Decimal | None = None
-    """Of the same machine; None when unknown."""
+    """On-demand price of the same machine; None: unknown."""
     billing_quantum_s: int = 1
     billed_from: Literal["created", "running"] = "created"
-    """When the cloud begins to count: at the create, or once a machine runs."""
+    """Start of billing: the create, or the moment a machine runs."""
     billing_minimum_s: int = 0
-    """The least that a machine is billed for once it stands."""
+    """Minimum seconds that are billed for a machine once it exists."""
     price_moves: bool = False
-    """The cloud goes on charging the market's price after the purchase, at most the on-demand price."""
+    """True when the cloud charges the current market price after the purchase, at most the on-demand price."""
     available: bool | None = None
     """None: the cloud does not say."""
     preemptions_per_hour: float | None = None
-    """Expected rate; None when unknown or not spot."""
+    """Expected rate; None: unknown or not spot."""
     emulated_on: str | None = None
-    """Simulated machines compute on this hardware instead (`cpu`), so time is estimated for it."""
+    """Hardware on which a simulated machine computes (`cpu`), which its time is estimated for; None: its own."""
     emulated_vcpus: int = 0
     """Cores of the emulating machine; 0: as many as `vcpus`."""
     simulated: bool = False
     reaches_local_files: bool = False
-    """True when the machine sees this host's folders (local, simulated)."""
+    """True when the machine can read this host's folders (local, simulated)."""
     trust: Trust | None = None
-    """None: as the provider's caps say."""
+    """None: the `trust` of the provider's caps applies."""
     facts: HostFacts | None = None
     purchase: Mapping[str, str] = field(default_factory=dict)
-    """What its provider needs to buy exactly this (an ask's id, a GPU's own name, the bid); nobody else reads it."""
+    """Data that only its provider reads to buy exactly this offer: an ask's id, a GPU's own name, the bid."""
     source: str = "api"
-    """Where the price comes from: `api` (the cloud's own, live) or `catalog price`."""
+    """Origin of the price: `api` (the cloud's own, live) or `catalog price`."""
     seen_at: datetime
 
     @property
@@ -107,23 +107,23 @@ class Offer:
 
     @property
     def host_key(self) -> str:
-        """What history and blocks are kept by: the physical host where the cloud names it, else the offer."""
+        """Key for history and blocks: the physical host where the cloud names it, otherwise the offer."""
         return f"{HOST}{self.cloud}/{self.facts.host}" if self.facts and self.facts.host is not None else self.id
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderStatus:
-    """What the market knows of one provider: a cloud that is down is a line, not an error."""
+    """Market state of one provider: an unreachable cloud is a status, not an error."""
 
     name: str
     offers: int = 0
-    """For sale now."""
+    """Number of offers for sale now."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Rows of its last answer that were left out, by reason."""
+    """Rows of its latest answer that were dropped, by reason."""
     seen_at: datetime | None = None
-    """Of its last answer; None: none yet."""
+    """Time of its latest answer; None: none yet."""
     error: str | None = None
-    """Why the latest question got no answer, in one line; None: it did."""
+    """Why the latest request got no answer, in one line; None: it was answered."""
 
 
 class OfferVerdict(StrEnum):
@@ -132,7 +132,10 @@ class OfferVerdict(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why an offer was dropped. The first that applies; those that pass by themselves come last."""
+    """Why an offer was dropped.
+
+    The first reason that applies is used; reasons that pass by themselves come last.
+    """
 
     PROVIDER = "provider"
     ACCELERATOR = "accelerator"
@@ -159,43 +162,43 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CostParts:
-    """What the expected dollars to finish consist of; P50."""
+    """Components of the expected dollars to finish; P50."""
 
     machines: Decimal
-    """In whole billing quanta, all of the following times included."""
+    """Machine cost, rounded up to whole billing quanta; covers all components of `Hours`."""
     traffic: Decimal
-    """In and out, where the cloud charges for it."""
+    """Incoming and outgoing traffic, where the cloud charges for it."""
     storage: Decimal
-    """The bucket's: space for the checkpoints while the job runs."""
+    """Space in the bucket for checkpoints while the job runs."""
     requests: Decimal
-    """The bucket's, of beats, logs and checkpoints."""
+    """Requests to the bucket for heartbeats, logs and checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hours:
-    """What the expected time consists of; P50."""
+    """Components of the expected time; P50."""
 
     boot: float
-    """From create to the agent's first beat, with the image."""
+    """Time from create to the agent's first heartbeat, including the image."""
     load: float
     """Imports, weights and data."""
     training: float
     evaluation: float
     checkpoints: float
-    """For which training stands still, and the last upload."""
+    """Pauses of training for saves, and the last upload."""
     preemptions: float
-    """Work lost, and machines changed."""
+    """Lost work and changes of machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuoteLine:
-    """One offer against the job: kept with its price to finish, or dropped with the reason."""
+    """One offer assessed for the job: kept with its price to finish, or dropped with the reason."""
 
     offer: Offer
     verdict: OfferVerdict
     reason: str
     drop: DropReason | None = None
-    """None for a kept line."""
+    """None: the line is kept."""
     memory: MemoryNeed | None = None
     hours_p50: float | None = None
     hours_p90: float | None = None
@@ -204,53 +207,53 @@ class QuoteLine:
     usd_p90: Decimal | None = None
     step_s: float | None = None
     evidence: str = ""
-    """What the speed rests on, in words."""
+    """Evidence behind the speed, in words."""
     tier: SpeedTier | None = None
-    """The same for programs; None: dropped, or nothing is known of the speed."""
+    """Tier of the same evidence; None: the line is dropped, or its speed is unknown."""
     runs: int = 0
-    """Own runs on such a GPU that it rests on."""
+    """Number of own runs on such a GPU behind the speed."""
     nodes: int = 1
-    """Machines of this kind that are bought together; every dollar above is for all of them."""
+    """Machines of this kind that are bought together; every dollar amount is for all of them."""
     plan: Plan | None = None
-    """None: dropped, or nothing is known of what is to run."""
+    """None: the line is dropped, or the workload is unknown."""
     hours: Hours | None = None
     costs: CostParts | None = None
     rows_bytes: int = 0
-    """Of tokenised rows, the most that an attempt puts into the blob store for later ones; 0: none."""
+    """Most bytes of tokenised rows that an attempt uploads for later attempts; 0: none."""
 
 
 class OfferSummary(NamedTuple):
-    """What is kept of an offer when an attempt is bought."""
+    """Record of an offer that is stored when an attempt is bought."""
 
     offer: str
-    """Its id."""
+    """The offer's id."""
     usd_per_hour: Decimal
     drop: DropReason | None
-    """None: it was kept."""
+    """None: the offer was kept."""
     reason: str
     usd_p50: Decimal | None
-    """Expected dollars to finish; None: dropped, or not known."""
+    """Expected dollars to finish; None: dropped, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quote:
-    """All offers, kept ones first by the spec's objective."""
+    """All offers, the kept ones first, ordered by the spec's objective."""
 
     lines: Sequence[QuoteLine]
-    """Every offer once. Built when looked at, since a market has tens of thousands."""
+    """Every offer once. Lines are built on access, since a market has tens of thousands."""
     considered: Callable[[], Iterable[OfferSummary]] = tuple
-    """The same offers in the same order, at a fraction of the time: less is said of each."""
+    """Returns a shorter record of the same offers in the same order, in a fraction of the time."""
     made_at: datetime
     expires_at: datetime
     proposed_cap_usd: Decimal | None
-    """What is spent already + P90 of the best line x 1.25; None when nothing is kept or its time is unknown."""
+    """Money spent already + 1.25 x P90 of the best line; None: no line is kept or its time is unknown."""
     kept: int = 0
     drops: Mapping[DropReason, int] = field(default_factory=dict)
-    """Dropped offers by reason."""
+    """Number of dropped offers by reason."""
     cheapest_usd: Decimal | None = None
-    """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
+    """Least expected dollars to finish on any offer that fits, even above the cap; None: unknown."""
     unsold_regions: tuple[str, ...] = ()
-    """Regions that the spec asks for and no offer is in, each with those that it may mean."""
+    """Regions of the spec that no offer is in, each with the regions it may mean."""
 
     @property
     def best(self) -> QuoteLine | None:

@@ -1,4 +1,4 @@
-"""Policies: what a team, a user or the whole installation may spend. YAML or JSON; people write them."""
+"""Policies: spending limits of a team, a user or the whole installation, written as YAML or JSON."""
 
 import difflib
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class BudgetPeriod(StrEnum):
 
 class Window(StrEnum):
     CALENDAR = "calendar"
-    """From midnight, Monday or the first of the month, in the policy's timezone."""
+    """The current day, week (from Monday) or month, in the policy's timezone."""
     ROLLING = "rolling"
     """The last 24 hours, 7 days or 30 days."""
 
@@ -32,11 +32,11 @@ class Action(StrEnum):
     REQUIRE_APPROVAL = "require_approval"
     STOP_LAUNCHES = "stop_launches"
     DRAIN = "drain"
-    """Running jobs save a checkpoint and stop; they go on when the budget allows. Implies stop_launches."""
+    """Running jobs save a checkpoint and stop; they resume when the budget allows. Implies stop_launches."""
 
 
 class Threshold(Config):
-    """What happens once a share of the limit is spent."""
+    """Action to take once a share of the limit is spent."""
 
     at: Annotated[Decimal, Field(gt=0, le=1, max_digits=5, decimal_places=4)]
     """Share of the limit: 0.8 is 80 %."""
@@ -44,7 +44,7 @@ class Threshold(Config):
 
 
 class Budget(Config):
-    """So much in a window of time: charged and reserved together never pass it."""
+    """Dollar limit in a window of time: charges and reservations together never exceed it."""
 
     limit_usd: Usd
     per: BudgetPeriod
@@ -53,7 +53,10 @@ class Budget(Config):
 
     @property
     def key(self) -> str:
-        """Names the budget within its policy; another limit is another budget, and its thresholds are told anew."""
+        """Key of the budget within its policy.
+
+        A changed limit is another budget, whose thresholds are reported again.
+        """
         return f"{self.per}/{self.window}/{self.limit_usd.normalize():f}"
 
     @model_validator(mode="after")
@@ -66,24 +69,24 @@ class Budget(Config):
 
 
 class Policy(Config):
-    """Limits of a team, of one user, or, with neither, of the whole installation."""
+    """Limits of a team, of one user, or, without either, of the whole installation."""
 
     name: Name
     team: Name | None = None
     """Applies to this team's jobs; absent: to every team's."""
     user: Name | None = None
-    """Applies to this user's jobs; absent: to everybody's."""
+    """Applies to this user's jobs; absent: to every user's."""
     timezone: Annotated[Text, Field(max_length=64)] = "UTC"
-    """IANA name, e.g. `Europe/Berlin`: where calendar days, weeks and months begin."""
+    """IANA name, e.g. `Europe/Berlin`: calendar days, weeks and months begin in this timezone."""
     budgets: Annotated[tuple[Budget, ...], Field(max_length=16)] = ()
     max_gpus: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """GPUs of machines that are bought and not yet gone, at any moment."""
+    """Maximum number of GPUs of machines that are bought and not yet gone, at any moment."""
     max_jobs: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Jobs that hold machines at any moment."""
+    """Maximum number of jobs that hold machines at any moment."""
     approval_above_usd: Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)] | None = None
-    """A job with a higher cap starts once somebody with the scope `manage` has approved it."""
+    """A job with a higher cap starts once a user with the scope `manage` has approved it."""
     idle: IdlePolicy | None = None
-    """When a machine counts as idle, and what follows, for jobs that do not say it themselves."""
+    """When a machine counts as idle, and the action to take, for jobs without a setting of their own."""
 
     @field_validator("timezone")
     @classmethod
@@ -113,12 +116,12 @@ class Policy(Config):
 
     @property
     def scope(self) -> str:
-        """For people: whom it applies to."""
+        """Description of the jobs that it applies to."""
         whose = " of ".join(filter(None, (self.user and f"user {self.user}", self.team and f"team {self.team}")))
         return whose or "installation"
 
     def covers(self, team: str, owner: str) -> bool:
-        """True for jobs of `owner` in `team`."""
+        """Return True for jobs of `owner` in `team`."""
         return self.team in (None, team) and self.user in (None, owner)
 
 

@@ -1,4 +1,4 @@
-"""`JobSpec`: what a person asks for. YAML or JSON; the published JSON Schema is generated from this file."""
+"""`JobSpec`: a user's request, as YAML or JSON. The published JSON Schema is generated from this module."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -20,7 +20,7 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 )  # fmt: skip
 
 MOST_NODES = 16
-"""Machines of one attempt."""
+"""Maximum number of machines of one attempt."""
 Name = Annotated[
     str, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "must be 1 to 63 of a-z, 0-9 and -, with no - at an end")
 ]
@@ -33,7 +33,7 @@ Accelerator = Annotated[
     shaped(r"^[ -~]*[A-Za-z0-9][ -~]*$", "must be a GPU's name, for example H100", max_length=100),
     AfterValidator(gpu_name),
 ]
-"""A GPU as people write it, held as the hardware table does."""
+"""A GPU name in any spelling, stored in its canonical form."""
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
 
@@ -41,7 +41,10 @@ Days = Annotated[float, Field(ge=0, le=36_500)]
 
 
 def _instant(value: Any) -> Any:
-    """A number would be taken for seconds since 1970, and YAML knows no times."""
+    """Return a datetime.
+
+    Numbers are refused because they would be read as seconds since 1970, and YAML has no times.
+    """
     if isinstance(value, datetime):
         return value
     try:
@@ -59,12 +62,15 @@ def _in_utc(at: datetime) -> datetime:
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-"""What a database can hold."""
+"""A time that a database can store."""
 Instant = Annotated[Moment, BeforeValidator(_instant)]
 
 
 class AwsOptions(Config):
-    """Where on AWS, and on what disk. Buckets are the daemon's matter: see `blob_options`."""
+    """Network and disk settings on AWS.
+
+    The daemon configures buckets: see `blob_options`.
+    """
 
     vpc: Annotated[Text, Field(min_length=1, max_length=255)] | None = None
     """`Name` tag of the VPC; absent: the region's default one."""
@@ -90,21 +96,24 @@ class Resources(Config):
     gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of GPUs; `auto` takes what the estimate needs."""
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
-    """Machines that train together; AWS and Lambda join several. Of each step of a training they take equal parts, so
-    they must divide `global_batch`, and its micro-batches where `micro_batch` is a number. Of a script the first one's
-    checkpoint folder is saved, and comes back on all of them."""
+    """Machines that train together; AWS and Lambda support several. They share each training step equally, so they must
+    divide `global_batch`, and its micro-batches where `micro_batch` is a number. For a script, the first machine's
+    checkpoint folder is saved and restored on all of them.
+    """
     accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
     """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and shops write them (`NVIDIA
-    A100-SXM4-80GB`); `a100` means all of that name. Empty: any."""
+    A100-SXM4-80GB`). `a100` matches every A100. Empty: any.
+    """
     providers: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
-    """Empty: every provider that is configured."""
+    """Providers to use; empty: every configured one."""
     regions: Annotated[tuple[Annotated[Text, Field(max_length=64)], ...], Field(max_length=64)] = ()
     spot: Literal["allowed", "never", "only"] = "allowed"
     trust: Literal["community", "secure", "own"] = "community"
-    """Whose hosts may be used: anybody's, only data centres' that a cloud answers for, or only one's own."""
+    """Hosts that may be used. `community`: any host; `secure`: vetted data centres; `own`: your machines."""
     objective: Literal["cheapest", "hourly", "fastest", "balanced"] = "cheapest"
-    """Which of the offers that are left is taken: least expected dollars to finish, least dollars an hour, least
-    expected time, or the least product of expected dollars and time."""
+    """Criterion of choice: least expected dollars to finish (`cheapest`), least dollars an hour (`hourly`), least
+    expected time (`fastest`), or least product of expected dollars and time (`balanced`).
+    """
     max_usd_per_hour: Usd | None = None
     aws: AwsOptions = AwsOptions()
 
@@ -118,43 +127,50 @@ class Retry(Config):
 
 
 class Retention(Config):
-    """For how long what a job left in the blob store is kept, in days after its end; 0: not at all."""
+    """Days after a job's end for which its data in the blob store is kept; 0: none."""
 
     artifacts_days: Days | None = None
     """The finished job's last checkpoint, which holds its results; absent: as the daemon is configured."""
     checkpoints_days: Days | None = None
-    """All others; of a job that has not succeeded they are what a retry goes on from."""
+    """All other checkpoints; a retry of a job that has not succeeded resumes from them."""
     logs_days: Days | None = None
     data_days: Days | None = None
     """The job's own copy of its data set or code, which a retry needs."""
 
 
 IdleAction = Literal["notify", "drain", "end"]
-"""Tell people; checkpoint and end; or end at once."""
+"""Notify users; checkpoint and end; or end at once."""
 
 
 IdleKind = Literal["gpu", "no_progress", "download"]
-"""GPUs that do nothing; no new step; set-up that stands still."""
+"""Unused GPUs; no new step; set-up without progress."""
 
 
 Window = Annotated[int, Field(ge=60, le=604_800)]
 
 
 class IdlePolicy(Config):
-    """When a machine counts as idle, and what follows. Progress of the trainer itself overrules an idle GPU."""
+    """When a machine counts as idle, and the action to take.
+
+    Progress that the trainer reports overrules an idle GPU.
+    """
 
     action: IdleAction = "notify"
-    """For idle GPUs and missing progress: `notify`, `drain` (checkpoint, then end) or `end`; the job fails then."""
+    """Action for idle GPUs and missing progress: `notify`, `drain` (checkpoint, then end) or `end`. After `drain` or
+    `end` the job has failed.
+    """
     gpu_below: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """A GPU that is used less than this is idle; 0 never."""
+    """GPU utilisation (0 to 1) below which a GPU is idle; 0: never."""
     window_s: Window = 900
-    """Seconds for which every sample must say so, while no step and no checkpoint is finished."""
+    """Seconds for which every sample must show an idle GPU, while no step and no checkpoint finishes."""
     no_progress_s: Window = 1500
-    """Seconds without a new step, once there was one; the daemon itself ends what is stuck for 1800."""
+    """Seconds without a new step, after the first one; the daemon itself ends an attempt that is stuck for 1800."""
     download_action: IdleAction = "end"
-    """For set-up that stands still (model, data, imports); `end` lets the job go on elsewhere, as `retry` allows."""
+    """Action for set-up without progress (model, data, imports); `end` lets the job continue elsewhere, as `retry`
+    allows.
+    """
     download_s: Window = 1800
-    """Seconds of set-up in which nearly nothing was received and nothing was said."""
+    """Seconds of set-up in which almost nothing was received and nothing was reported."""
 
 
 class JobSpec(Config):
@@ -162,7 +178,7 @@ class JobSpec(Config):
 
     name: Name
     cap_usd: Usd
-    """The job never spends more than this, whatever happens."""
+    """The job never spends more than this."""
     train: TrainConfig | None = None
     """Fine-tune with the built-in trainer; exactly one of `train` and `script`."""
     script: ScriptConfig | None = None
@@ -172,23 +188,23 @@ class JobSpec(Config):
     env: Annotated[
         dict[EnvName, Annotated[Text, Field(max_length=32_768)]], Field(max_length=128, default_factory=dict)
     ]
-    """Plain environment variables of the program; use `secrets` for what must not be seen."""
+    """Plain environment variables of the program; use `secrets` for values that must not be shown."""
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=64)] = ()
-    """Names of secrets stored with `gpubroker secret set NAME`; the program sees them as environment variables."""
+    """Names of secrets stored with `gpubroker secret set NAME`; the program gets them as environment variables."""
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
-    """Among queued jobs a higher one is looked at first, among equals the older one."""
+    """Among queued jobs the highest priority is placed first, among equal ones the oldest."""
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
     init_from: Annotated[str, shaped(r"^job/[a-z2-7]{13}$", "must be job/ID, with the whole id of a job")] | None = None
     """`job/<id>`: continue from the last checkpoint of another job."""
     deadline: Instant | None = None
-    """A time with its zone, e.g. `2026-01-31T12:00:00Z`: checkpointed and ended by then, unless it is done."""
+    """A time with its zone, e.g. `2026-01-31T12:00:00Z`; an unfinished job is checkpointed and ended by then."""
     max_duration: Annotated[int, Field(ge=60, le=31_536_000)] | None = None
-    """Seconds for which its machines may stand, over all attempts; then as at the deadline."""
+    """Maximum seconds for which its machines may exist, over all attempts; then the job ends as at its deadline."""
     retention: Retention = Retention()
     idle: IdlePolicy | None = None
-    """When a machine counts as idle, and what follows; absent: as the team's policy says."""
+    """When a machine counts as idle, and the action to take; absent: as the team's policy says."""
     keep_on_failure: Annotated[int, Field(ge=0, le=86_400)] = 0
-    """Seconds for which a machine on which the job failed is kept, to look at it with `gpubroker ssh`; it bills."""
+    """Seconds for which a machine on which the job failed is kept for inspection with `gpubroker ssh`; it bills."""
 
     @property
     def origin(self) -> JobId | None:
@@ -214,5 +230,5 @@ class JobSpec(Config):
 
 
 def idle_policy(own: IdlePolicy | None, of_team: IdlePolicy | None) -> IdlePolicy:
-    """The job's own counts, then its team's, then the defaults."""
+    """Return the job's own idle policy, or its team's, or the default."""
     return own or of_team or IdlePolicy()

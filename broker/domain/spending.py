@@ -1,4 +1,4 @@
-"""What was paid, for what: the facts behind `gpubroker spend` and the reconciliation with a cloud's invoice."""
+"""Facts about payments, for `gpubroker spend` and for the reconciliation with a cloud's invoice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class SpendWindow:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """All that one attempt, or the storage of one job, was charged on one local day."""
+    """Sum of the charges for one attempt, or for the storage of one job, on one local day."""
 
     job_id: JobId
     attempt_id: AttemptId | None
@@ -36,7 +36,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class PaidJob:
-    """Whose money it was."""
+    """Name, team and owner of a job that was charged."""
 
     name: str
     team: str
@@ -45,18 +45,18 @@ class PaidJob:
 
 @dataclass(frozen=True, kw_only=True)
 class PaidAttempt:
-    """What was bought for it, with what it was compared to when it was."""
+    """A paid attempt with its price comparison at the time of purchase."""
 
     attempt: Attempt
     compute_usd: Decimal
-    """Of its whole life, also outside of the window."""
+    """Compute charges of its whole life, including those outside of the window."""
     dearest_usd: Decimal | None = None
-    """Expected dollars to finish on the dearest offer that the quote kept; None where no time was known."""
+    """Expected dollars to finish on the most expensive offer that the quote kept; None: no time was known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paid:
-    """Everything that a report is made of."""
+    """All facts of a spending report."""
 
     slices: Sequence[Slice]
     attempts: Mapping[AttemptId, PaidAttempt]
@@ -74,27 +74,28 @@ class SpendRow:
     egress_usd: Decimal = ZERO
     storage_usd: Decimal = ZERO
     lost_usd: Decimal = ZERO
-    """Part of `compute_usd` that bought no progress: machines that never trained, steps that had to be redone."""
+    """Part of `compute_usd` without progress: machines that never trained, steps that had to be repeated."""
     machine_hours: float = 0.0
     gpu_hours: float = 0.0
     on_demand_usd: Decimal = ZERO
-    """What the useful hours would have cost on demand at the same cloud, where that price is known."""
+    """Cost of the useful hours on demand at the same cloud, where that price is known."""
     on_demand_of_usd: Decimal = ZERO
-    """The part of `compute_usd` that `on_demand_usd` is to be compared with."""
+    """Part of `compute_usd` to which `on_demand_usd` compares."""
     dearest_usd: Decimal = ZERO
-    """What the same work was expected to cost on the dearest offer that was kept, where a quote said so."""
+    """Expected cost of the same work on the most expensive kept offer, where a quote stated it."""
     dearest_of_usd: Decimal = ZERO
+    """Part of `compute_usd` to which `dearest_usd` compares."""
     jobs: int = 0
     attempts: int = 0
 
     @property
     def saved_on_demand_usd(self) -> Decimal:
-        """May be negative: lost work is counted as cost."""
+        """Dollars saved against on-demand; negative if lost work cost more."""
         return self.on_demand_usd - self.on_demand_of_usd
 
     @property
     def saved_dearest_usd(self) -> Decimal:
-        """May be negative, likewise."""
+        """Dollars saved against the most expensive kept offer; negative if lost work cost more."""
         return self.dearest_usd - self.dearest_of_usd
 
 
@@ -102,5 +103,5 @@ class SpendRow:
 class SpendReport:
     by: SpendBy
     rows: tuple[SpendRow, ...]
-    """Dearest first; days and months in their order."""
+    """Rows by descending cost; days and months in their order."""
     total: SpendRow

@@ -1,4 +1,4 @@
-"""Teams and whoever asks for them. A team sees its own; its members share jobs, budgets and channels."""
+"""Teams and callers. A team sees its own rows; its members share jobs, budgets and channels."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,25 +7,26 @@ from decimal import Decimal
 from typing import Any, Literal
 
 DEFAULT_TEAM = "default"
-"""Of an installation that never made another."""
+"""Team of an installation that has created no other."""
 
 Scope = Literal["read", "submit", "manage", "metrics", "admin"]
-"""read: look; submit: start, stop and pay for jobs; manage: the own team's tokens, policies, approvals and channels;
-metrics: totals of the whole installation, and nothing else; admin: everything of every team."""
+"""Rights of a token. `read`: view; `submit`: start, stop and pay for jobs; `manage`: the team's tokens, policies,
+approvals and channels; `metrics`: only totals of the whole installation; `admin`: everything of every team.
+"""
 OPERATOR_SCOPES = frozenset({"metrics", "admin"})
-"""They reach beyond the own team, so operators alone give them."""
+"""Scopes that reach across teams, so that only operators grant them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """As whom the store is asked."""
+    """Identity of a caller of the store."""
 
     team: str
     owner: str
-    """The person, or the program, of that team: who is written into the audit."""
+    """The user or program of that team, which the audit log records."""
     token_id: str = ""
     operator: bool = False
-    """Sees every team."""
+    """True: the caller sees every team."""
 
     def did(
         self,
@@ -37,7 +38,10 @@ class Tenant:
         after: Mapping[str, Any] | None = None,
         usd: Decimal | None = None,
     ) -> "AuditEntry":
-        """The entry of a write by this tenant. `team`: of what was written, where it is not the own one."""
+        """Return the audit entry of a write by this caller.
+
+        `team`: the team of the written row, if it is not the caller's.
+        """
         return AuditEntry(
             team=self.team if team is None else team,
             actor=self.owner,
@@ -63,7 +67,7 @@ class Team:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditEntry:
-    """One write by a person or program: who, what, before, after and what it may cost. Never deleted."""
+    """One write by a user or program: actor, action, state before and after, and possible cost. Never deleted."""
 
     team: str
     actor: str
@@ -71,21 +75,21 @@ class AuditEntry:
     action: str
     """Dotted, e.g. `job.submit`."""
     target: str
-    """Id or name of what was written."""
+    """Id or name of the written row."""
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     usd: Decimal | None = None
-    """The most that this write allows to be spent, where it does."""
+    """Most dollars that this write allows to be spent; None: it allows none."""
     id: str = ""
-    """Random, given by the store."""
+    """Random id, assigned by the store."""
     at: datetime | None = None
-    """The database's time."""
+    """The database's time; None: not stored yet."""
 
 
 def withheld(own: Collection[str], wanted: Sequence[str]) -> list[str]:
-    """The scopes of `wanted` that a caller with the scopes `own` may neither give nor take away, in their order.
+    """Return the scopes of `wanted` that a caller with the scopes `own` may neither grant nor revoke, in their order.
 
-    An operator may all; all others no more than they have themselves, and nothing that reaches beyond their team.
+    An operator may grant all. Other callers may grant only scopes they have, and none that reaches across teams.
     """
     if "admin" in own:
         return []
@@ -93,7 +97,10 @@ def withheld(own: Collection[str], wanted: Sequence[str]) -> list[str]:
 
 
 def over_since(ends: Sequence[datetime | None], now: datetime) -> datetime | None:
-    """When the last of somebody's tokens ended (`ends`; None: never does); None: one lasts, or there never was any."""
+    """Return the time at which the last token ended; None: a token is valid, or there are none.
+
+    `ends`: expiry of each token; None: it never expires.
+    """
     times = [end for end in ends if end is not None]
     if not times or len(times) < len(ends):
         return None
@@ -101,5 +108,5 @@ def over_since(ends: Sequence[datetime | None], now: datetime) -> datetime | Non
 
 
 def stays(team: str) -> bool:
-    """True for the team that an installation cannot be without: it has the operator's own token."""
+    """Return True for the team that cannot be deleted: it has the operator's own token."""
     return team == DEFAULT_TEAM

@@ -1,20 +1,24 @@
-"""What a job needs: the shape of its model, what a step takes, and how devices share it."""
+"""The needs of a job: the shape of its model, the cost of a step, and the division among devices."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
-"""`fsdp`: all is divided between all devices; `hybrid`: within each machine, and repeated on every one."""
+"""`fsdp`: all devices share all states; `hybrid`: the devices of each machine do, and every machine has all states."""
 DIVIDED: frozenset[Parallelism] = frozenset({"fsdp", "hybrid"})
 
 SpeedTier = Literal["measured", "transferred", "unchecked"]
-"""Whether runs that the speed's interval is from were of its architecture and of its GPU; of its architecture, but on
-other GPUs or otherwise divided; or none was of its like."""
+"""Evidence of the speed. `measured`: runs of this architecture on this GPU; `transferred`: runs of this architecture on
+other GPUs or with another division; `unchecked`: no similar run.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
-    """Peak bytes of one device by category. `source`: the evidence behind it; `margin`: share added for it."""
+    """Peak bytes of one device by category.
+
+    `source`: the evidence for it; `margin`: share that is added to it.
+    """
 
     weights: int
     gradients: int
@@ -25,31 +29,34 @@ class MemoryNeed:
     margin: float
     source: str
     correction: float = 1.0
-    """What own runs make of the sum of the categories."""
+    """Factor of own runs on the sum of the categories."""
     floor: int = 0
-    """Bytes of a device that such a run was seen to need."""
+    """Bytes of a device that an own run needed; 0: unknown."""
     runs: int = 0
-    """Own runs that this rests on."""
+    """Number of own runs behind this estimate."""
 
     @property
     def peak(self) -> int:
-        """What the training process allocates, bytes, without the margin and the device context."""
+        """Bytes that the training process allocates, without the margin and the device context."""
         by_category = self.weights + self.gradients + self.optimizer + self.activations + self.logits
         return int(by_category * self.correction)
 
     @property
     def required(self) -> int:
-        """What a device must have, bytes."""
+        """Bytes that a device must have."""
         return max(self.floor, int((self.peak + self.context) * (1 + self.margin)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a job runs on one kind of machine. The global batch is the user's: micro_batch x accumulation x devices."""
+    """Division of a job among the devices of one kind of machine.
+
+    The user sets the global batch: micro_batch x accumulation x devices.
+    """
 
     parallelism: Parallelism = "single"
     devices: int = 1
-    """Of all machines together, that get rows in every step."""
+    """Devices of all machines together that get rows in every step."""
     micro_batch: int
     accumulation: int = 1
     """Micro-batches of one device in a step."""
@@ -58,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The numbers of a decoder's config that memory and time follow from."""
+    """The values of a model's config that determine memory and time."""
 
     name: str
     family: str
@@ -73,51 +80,50 @@ class ModelShape:
     tied_embeddings: bool
     parameters: int
     known: bool
-    """False: an architecture that the closed form was not validated on."""
+    """False: the closed form was not validated on this architecture."""
     max_positions: int | None = None
     gated_mlp: bool = True
     activation: str = "silu"
     parallel: bool = False
-    """Attention and MLP side by side."""
+    """True when attention and MLP run in parallel."""
     parallel_norms: int = 1
     dropout: bool = False
-    """What a layer adds is dropped out first."""
+    """True when the output of a layer passes through dropout."""
     head_norms: bool = False
-    """Queries and keys are normalised head by head, though the family's are not as a rule (Phi's `qk_layernorm`)."""
+    """True when queries and keys are normalised per head, as an exception in their family (Phi's `qk_layernorm`)."""
     softcap: bool = False
-    """Logits are bent by a hyperbolic tangent."""
+    """True when a hyperbolic tangent limits the logits."""
     window: int | None = None
-    """Tokens that a token looks back at; rows as long need a mask."""
+    """Number of tokens of the attention window; longer rows need a mask. None: no window."""
     windowed: tuple[bool, ...] = ()
-    """Which layers have that window; empty: all, where there is one."""
+    """True for each layer that has the window; empty: all layers do, if there is one."""
     experts: int = 0
-    """Of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
+    """Experts of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
     active_experts: int = 0
-    """How many of them every token goes through."""
+    """Number of experts that process every token."""
     head: Literal["tokens", "text", "words", "image"] = "tokens"
-    """What is made of the last hidden states: the next token, or a class of the text, of each of its tokens, of an
-    image."""
+    """Output of the model: the next token, or a class of the text (`text`), of each token (`words`) or of an image."""
     labels: int = 0
-    """Classes of that head."""
+    """Number of classes of the head."""
     head_parameters: int = 0
-    """Of the head that a LoRA trains whole; 0 where there are no classes."""
+    """Parameters of the head that a LoRA trains whole; 0: there are no classes."""
     pooled_adapter: bool = False
-    """BERT's pooler gets an adapter where modules called `dense` do."""
+    """True when BERT's pooler gets an adapter because it contains a module called `dense`."""
     looked_up: tuple[int, ...] = ()
-    """Rows of the embeddings that are added to those of the words."""
+    """Row counts of the embedding tables that are added to the word embeddings."""
     pixels: int = 0
-    """Numbers of one image; its patches are the tokens, `max_positions` of them, always."""
+    """Values of one image, whose tokens are always its `max_positions` patches; 0: no image."""
     decoder_layers: int = 0
-    """Of an encoder-decoder, whose other fields are then its encoder's; 0: one stack."""
+    """Decoder layers of an encoder-decoder, whose other fields describe the encoder; 0: one stack."""
     decoder_intermediate: int = 0
     inner_dropout: bool = False
-    """Of an encoder-decoder: what goes into the MLP's last matrix is dropped out too."""
+    """True when the input of the MLP's last matrix of an encoder-decoder passes through dropout too."""
     attention_dropout: bool = False
-    """Attention's weights are, which only written-out attention keeps a mask of."""
+    """True when attention weights pass through dropout; only eager attention keeps their mask."""
     buckets: int = 0
-    """Relative positions that T5's attention tells apart; 0: its positions are embedded."""
+    """Number of relative positions in T5's attention; 0: positions are embedded."""
     bundled: bool = False
-    """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
+    """True when the config is from the bundled catalogue: the Hub was not asked, or did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,65 +131,68 @@ class Workload:
     """A job as the estimators see it."""
 
     shape: ModelShape | None
-    """None: a script, or a task that nobody estimates; neither its memory nor its time is known."""
+    """None: a script, or a task without an estimator; its memory and time are unknown."""
     unestimated: str = ""
     """Why there is no shape, in words; empty for a script."""
     task: str = "causal_lm"
     sequences: int = 1
-    """Of each row, that go through the model: dpo compares two."""
+    """Sequences that the model processes for each row: dpo compares two."""
     reference: bool = False
-    """The model under its adapters looks at all of them too, without gradients."""
+    """True when the base model under the adapters also processes all sequences, without gradients."""
     method: Literal["full", "lora", "qlora", "lora8", "script"]
     """`qlora`: LoRA over a base of 4 bits, `lora8` over one of 8."""
     lora_r: int = 0
     lora_targets: str = "all-linear"
-    """`all-linear`, `attention`, or names of modules with commas between."""
+    """`all-linear`, `attention`, or names of modules separated by commas."""
     optimizer: str = "adamw_fused"
     attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     precision: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch: int = 1
     free_checkpointing: bool = False
-    """The plan chooses; `gradient_checkpointing` is only what holds where nobody plans."""
+    """True: the plan chooses checkpointing, and `gradient_checkpointing` applies only without a plan."""
     free_micro_batch: bool = False
-    """As above, for `micro_batch`."""
+    """True: the plan chooses the micro-batch, and `micro_batch` applies only without a plan."""
     max_micro_batch: int = 0
-    """The largest micro-batch, since this very job has run out of memory; 0: any."""
+    """Largest micro-batch allowed after this job ran out of memory; 0: no limit."""
     memory_factor: float = 1.0
-    """What the memory estimate is multiplied by, likewise."""
+    """Factor on the memory estimate after this job ran out of memory."""
     oom_device_bytes: int = 0
-    """Devices with at most so many bytes are too small: it ran out there with the least plan."""
+    """Device size in bytes on which the smallest plan ran out of memory; devices up to this size are too small. 0:
+    none.
+    """
     oom_shards: int = 1
-    """But where the model is divided between more of them than this, as it was there."""
+    """Number of shards of that failed plan: devices of this size are allowed with more shards."""
     oom_micro_batch: int = 0
-    """And then with no more rows at once than it had there; 0: any."""
+    """Largest micro-batch allowed on more shards after that failure; 0: no limit."""
     oom_host_bytes: int = 0
-    """The same of the machine's own memory."""
+    """Host memory in bytes on which the smallest plan ran out of memory; 0: none."""
     global_batch: int = 1
     sequence: int = 512
     """Tokens of the longest row, for memory."""
     tokens_per_row: float = 512.0
-    """Mean, for time."""
+    """Mean tokens of a row, for time."""
     target_tokens: int = 0
-    """Tokens that an encoder-decoder writes of the longest row."""
+    """Tokens that an encoder-decoder writes for the longest row."""
     target_tokens_per_row: float = 0.0
-    """Mean."""
+    """Mean tokens that an encoder-decoder writes for a row."""
     steps: int = 0
     """Optimizer steps still to do."""
     eval_rows: int = 0
     """Held-out rows times the number of evaluations."""
     checkpoint_every_s: float = 300.0
     data_bytes: int = 0
-    """Of the data set."""
+    """Size of the data set."""
     keeps_best: bool = False
-    """The weights of the best evaluation so far are kept in the machine's own memory."""
+    """True when the weights of the best evaluation so far are kept in the host's memory."""
     merges: bool = False
-    """Adapters are merged into another copy of the base at the end."""
+    """True when adapters are merged into another copy of the base at the end."""
 
     @property
     def counted_per_row(self) -> float:
-        """What the trainer counts of a row in its tokens/s: all tokens that the model reads and writes; a picture is
-        one.
+        """Tokens that the trainer counts for a row in its tokens/s.
+
+        All tokens that the model reads and writes count; an image counts as one.
         """
         if self.shape is not None and self.shape.pixels:
             return 1.0

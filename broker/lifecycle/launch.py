@@ -1,4 +1,4 @@
-"""What a look at a launching attempt amounts to, and whether what was quoted may still be bought."""
+"""Decides what a poll of a launching attempt means, and whether a quoted offer may still be bought."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,37 +15,41 @@ from trainer.contract.documents import Final
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchLook:
-    """All that one look showed while create has not answered."""
+    """Facts that one poll gathered about an attempt whose create has not answered."""
 
     seen: tuple[Observed, ...] = ()
+    """Machines of the attempt in recent listings."""
     omits: bool = False
-    """A machine is left out by the last listing alone: it may stand beside those that are shown."""
+    """True when only the latest listing omits a machine: it may exist in addition to the listed ones."""
     beating: bool = False
-    """The agents of all machines have beaten, however long ago, and no answer of create is on its way to this
-    process."""
+    """True when the agents of all machines have sent heartbeats, at any time, and this process awaits no answer of
+    create.
+    """
     store_ok: bool = True
-    """The beats can be read, for long enough that one would show; without them nothing is known of an agent."""
+    """False when heartbeats could not be read for long enough that one would show: the agent's state is unknown then.
+    """
     dead_s: float | None = None
-    """Seconds since this process first knew the launcher dead; None: it may live."""
+    """Seconds since this process first knew that the launcher is dead; None: the launcher may be alive."""
     absent: bool = False
-    """Proven, since the launcher's death."""
+    """True when a listing after the launcher's death proves that no machine exists."""
     final: Final | None = None
-    """Its agent's last word; asked for once it is absent."""
+    """The agent's final report, which is read once the machines are absent; None: there is none."""
     unread: bool = False
-    """It is absent, and the blob store tells neither that nor what follows."""
+    """True when the machines are absent and the blob store could read neither the final report nor later attempts."""
     followed: bool = False
-    """A later attempt of the job was bought, so this one's end is missing in a database that a backup brought back."""
+    """True when a later attempt of the job was bought: the end of this one is missing because a backup was restored."""
 
 
 def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetime) -> AttemptEvent | None:
-    """The event that a look amounts to; ABSENT: nothing stands there and nothing will, so create may be called again.
+    """Return the event that a poll amounts to; None: wait.
 
-    None: wait. Where the launcher starts the agent (`caps.agent_start_s`), a machine alone is not adopted: a launcher
-    that dies in between leaves one that bills and never trains.
+    ABSENT means that no machine exists and none will appear, so create may be called again. Where the launcher starts
+    the agent (`caps.agent_start_s`), a listed machine alone is not adopted: if the launcher died before it started the
+    agent, that machine bills and never trains.
     """
     complete = len(look.seen) >= attempt.line.nodes
-    shown = {one.handle.id for one in look.seen if one.state is not InstanceState.GONE}
-    if len(shown) > attempt.line.nodes:
+    handles = {machine.handle.id for machine in look.seen if machine.state is not InstanceState.GONE}
+    if len(handles) > attempt.line.nodes:
         return AttemptEvent.MISMATCH  # each of them bills
     adoptable = complete and not look.omits
     if adoptable and caps.agent_start_s is None:
@@ -61,7 +65,7 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
     if look.absent and look.dead_s is not None:
         return _judge_absent(attempt, look, late=late)
-    # What stands there may work, and cannot tell; and what a first listing leaves out may stand.
+    # A machine that exists may train without a readable heartbeat, and a first listing may omit an existing machine.
     if late and (look.store_ok or not complete) and not _may_be_left_out(look, caps):
         return AttemptEvent.DEADLINE
     waited = look.store_ok and look.dead_s is not None and look.dead_s > (caps.agent_start_s or 0.0)
@@ -69,18 +73,20 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
 
 
 def _judge_absent(attempt: Attempt, look: LaunchLook, *, late: bool) -> AttemptEvent | None:
-    if look.final is not None:  # all of it went by while no broker ran, or after the backup
+    if look.final is not None:  # every machine ended while no broker ran, or after the backup
         return AttemptEvent.FINAL
     if attempt.handles or look.followed:
-        return AttemptEvent.GONE  # what was there and is not any more was taken away
+        return AttemptEvent.GONE  # a machine that existed and is absent was taken away
     if late:
         return AttemptEvent.DEADLINE
     return None if look.unread else AttemptEvent.ABSENT
 
 
 def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
-    """What trains since may be what a listing leaves out: a row may be much older than the process that reads it (a
-    backup's). Where a launcher starts the agents, what has not beaten by the deadline does not train.
+    """Return True if a listing may omit a machine that trains.
+
+    A restored backup makes the row older than the process that reads it. Where a launcher starts the agents, a machine
+    without a heartbeat by the deadline does not train.
     """
     unproven = look.dead_s is not None and not look.seen
     trains = look.beating or not look.store_ok or caps.agent_start_s is None
@@ -88,10 +94,10 @@ def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
 
 
 def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, price_rise: Decimal) -> str | None:
-    """Why an offer is not bought as it was quoted, in one line; None: it still stands, or has become cheaper.
+    """Return why an offer may not be bought as quoted, in one line; None: price and availability still hold.
 
-    `latest`, `seen_at`: the offer and its provider's newest answer, as this process knows them; another broker, which
-    quoted, may know more. `price_rise`: share by which it may have become dearer; more makes it another offer.
+    `latest`, `seen_at`: the offer and the time of its provider's newest answer, as this process knows them. The broker
+    that quoted may have a newer answer. `price_rise`: the share by which the price may have risen.
     """
     if seen_at is not None and seen_at <= bought.seen_at:
         return None
@@ -100,6 +106,6 @@ def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, pric
     if latest.available is False:
         return f"{bought.id} has been sold out since it was quoted"
     if latest.usd_per_hour > bought.usd_per_hour * (1 + price_rise):
-        was, now = show(bought.usd_per_hour), show(latest.usd_per_hour)
-        return f"the price of {bought.id} went from {was}/h to {now}/h since it was quoted, more than {price_rise:.1%}"
+        old, new = show(bought.usd_per_hour), show(latest.usd_per_hour)
+        return f"the price of {bought.id} went from {old}/h to {new}/h since it was quoted, more than {price_rise:.1%}"
     return None

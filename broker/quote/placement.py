@@ -1,4 +1,4 @@
-"""Which line of a quote to buy, or why nothing is bought and what becomes of the job."""
+"""Chooses the line of a quote to buy, or says why nothing is bought and what happens to the job."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,24 @@ from broker.policy.budgets import Applied, Refusal, entry, gpu_room, judge, purc
 from broker.quote.summary import summary
 
 PASSING = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
-"""Reasons that end by themselves."""
+"""Drop reasons that pass by themselves."""
 
 
 class Queue(StrEnum):
-    """What becomes of a job for which nothing is bought."""
+    """Next state of a job for which nothing is bought."""
 
     WAIT = "wait"
-    """Stays queued with the reason shown."""
+    """The job stays queued and shows the reason."""
     CAPPED = "capped"
-    """No waiting helps: what is left of the cap is below the cheapest finish."""
+    """Waiting cannot help: the rest of the cap is below the cheapest expected finish."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """`line` is what to buy; None: nothing, then `queue` says what becomes of the job, `reason` why, in one line."""
+    """The line to buy, or the reason for buying none.
+
+    `line` None: nothing is bought. `queue` is then the job's next state and `reason` explains it in one line.
+    """
 
     line: QuoteLine | None
     reason: str
@@ -34,44 +37,47 @@ class Choice:
 
 
 def queue_verdict(quote: Quote, *, cap_left: Decimal) -> Choice:
-    """For a quote that keeps nothing: wait, or capped when only the cap speaks against every offer that fits."""
+    """Return the choice for a quote that keeps no offer.
+
+    The job is capped when only its cap excludes every offer that fits; otherwise it waits.
+    """
     if not quote.lines:
         return Choice(line=None, reason="no offers: no provider answered yet, or none is configured", queue=Queue.WAIT)
-    passing = _passing(quote)
-    if quote.drops.get(DropReason.CAP) and not passing and quote.cheapest_usd is not None:
+    passing_count = _passing_count(quote)
+    if quote.drops.get(DropReason.CAP) and not passing_count and quote.cheapest_usd is not None:
         reason = (
             f"the cheapest finish is expected to cost {show(quote.cheapest_usd)} and {show(cap_left)} of the cap is "
             "left; raise the cap"
         )
         return Choice(line=None, reason=reason, queue=Queue.CAPPED)
-    lead = "waits for capacity" if passing else "nothing fits"
+    lead = "waits for capacity" if passing_count else "nothing fits"
     return Choice(line=None, reason=f"{lead}: {summary(quote)}", queue=Queue.WAIT)
 
 
-def _kept(quote: Quote) -> Iterator[QuoteLine]:
+def _kept_lines(quote: Quote) -> Iterator[QuoteLine]:
     return (quote.lines[place] for place in range(quote.kept))
 
 
-def _passing(quote: Quote) -> int:
+def _passing_count(quote: Quote) -> int:
     return sum(quote.drops.get(drop, 0) for drop in PASSING)
 
 
 def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
-    """The cheapest line to finish of those that the cap would not end at once.
+    """Return the cheapest line to finish that the cap would not end at once.
 
-    `attempt_number`: of the attempt to be made, for the reason. `least`: see `billing.least_usd`.
+    `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.least_usd`.
     """
     if quote.best is None:
         return queue_verdict(quote, cap_left=cap_left)
-    # Lines are built when they are looked at, and the first one nearly always does.
-    best = next((line for line in _kept(quote) if least(line) < cap_left), None)
+    # Lines are built on access, and the first one nearly always satisfies the cap.
+    best = next((line for line in _kept_lines(quote) if least(line) < cap_left), None)
     if best is None:
-        needed = min(least(line) for line in _kept(quote))
+        needed = min(least(line) for line in _kept_lines(quote))
         reason = (
             f"{show(cap_left)} of the cap is left and a run that can still checkpoint and stop needs more than "
             f"{show(needed)}; raise the cap"
         )
-        return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing(quote) else Queue.CAPPED)
+        return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing_count(quote) else Queue.CAPPED)
     offer = best.offer
     cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"
     kind = "spot" if offer.spot else "on-demand"
@@ -92,17 +98,17 @@ def foresee(
     least: Callable[[QuoteLine], Decimal],
     reserve: Callable[[QuoteLine], Decimal],
 ) -> Refusal | None:
-    """What policies would do to a new job of that cap if it were admitted now, on the market as it was quoted.
+    """Return the refusal that policies would give a new job with this cap now; None: none.
 
-    None: they would let it start, or nothing can be bought for other reasons. `least`: see `billing.least_usd`;
-    `reserve`: see `billing.reserved`.
+    None also means that nothing can be bought for other reasons. `least`: see `billing.caps.least_usd`; `reserve`: see
+    `billing.caps.reserved`.
     """
-    first = judge(entry(cap_usd, None), applied, now)
-    if first is not None or not applied:
-        return first
-    lines = [line for line in _kept(quote) if least(line) < cap_usd]
+    entry_refusal = judge(entry(cap_usd, None), applied, now)
+    if entry_refusal is not None or not applied:
+        return entry_refusal
+    lines = [line for line in _kept_lines(quote) if least(line) < cap_usd]
     room = gpu_room(applied)
-    # As placement does: what is larger than the room is not looked at. Where all is, the smallest says by how much.
+    # Placement also skips lines with too many GPUs. If all have too many, the smallest one shows the excess.
     fits = (line for line in lines if room is None or line.offer.gpus * line.nodes <= room[0])
-    line = next(fits, min(lines, key=lambda one: one.offer.gpus * one.nodes, default=None))
+    line = next(fits, min(lines, key=lambda line: line.offer.gpus * line.nodes, default=None))
     return None if line is None else judge(purchase(line, reserve(line), cap_usd, None), applied, now)
