@@ -1,10 +1,11 @@
 """Whether runs that are killed on this machine's GPU equal runs that are not: `python -m benchmarks.gpu_resume`.
 
 `python -m trainer --config` as a process, on decoders of 60 million weights in every way they can be trained, and on
-the tiny jobs of every task (`tests.trainer.tiny_jobs`). Each job runs once undisturbed; then it is SIGKILLed `--kills`
-times, each a few steps after a checkpoint, and started again until it is done. Exact: every loss, learning rate and
-norm, and every file of weights, moments and results of the complete checkpoint, is bitwise that of the undisturbed run.
-Three jobs share the GPU: beside more of them the check of the machine refuses it. The last line is JSON.
+the tiny jobs of every task (`tests.trainer.support.tiny_jobs`). Each job runs once undisturbed; then it is SIGKILLed
+`--kills` times, each a few steps after a checkpoint, and started again until it is done. Exact: every loss, learning
+rate and norm, and every file of weights, moments and results of the complete checkpoint, is bitwise that of the
+undisturbed run. Three jobs share the GPU: beside more of them the check of the machine refuses it. The last line is
+JSON.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from tests.trainer import tiny_jobs
+from tests.trainer.support import tiny_jobs
 
 ROWS = Path(__file__).resolve().parent.parent / "examples" / "devils-dictionary.csv"
 STEPS, TINY_STEPS = 60, 150

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.trainer import heads
-from tests.trainer.schedules import KILLS, TRIES
-from tests.trainer.workers import FORKS
+from tests.trainer.support import tiny_models as heads
+from tests.trainer.support.kill_schedules import KILLS, TRIES
+from tests.trainer.support.workers import FORKS
 
 Rival = Literal["hf_trainer", "accelerate", "accelerate_seedable"]
 """The last with its `use_seedable_sampler`, which is off by default."""

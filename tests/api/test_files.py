@@ -28,7 +28,7 @@ from broker.domain.money import usd
 from broker.domain.offer import OfferVerdict, QuoteLine
 from broker.ports import Change
 from tests.api.harness import CSV, SEEN, Running, spec
-from tests.trainer.pack import tar
+from tests.trainer.support.pack import tar
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import CheckpointRef, Final, Manifest, ManifestFile, Outcome
 

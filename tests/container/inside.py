@@ -11,7 +11,7 @@ import yaml
 
 from tests.clouds.bake import NoBake, enclosed
 from tests.container.image import Failed, Store
-from tests.trainer.heads import llama
+from tests.trainer.support.tiny_models import llama
 
 STEPS = 6
 USER = ("/usr/bin/setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "--no-new-privs")

@@ -114,7 +114,7 @@ AGENT_STEPS: tuple[tuple[Any, str, str, int], ...] = (
 )
 """(owner, function, what it is called, which argument names its object)"""
 WORKER_STEPS: tuple[tuple[Any, str, str, int], ...] = (
-    (snapshot, "Stored", "load", 0),
+    (snapshot, "StoredSnapshot", "load", 0),
     (snapshot, "_to_host", "copy", NAMELESS),
     (snapshot, "save_file", "write", 1),
     (Path, "write_text", "write", 0),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.harness import Bench
-from tests.trainer.hub import Hub, serve
+from tests.trainer.support.harness import Bench
+from tests.trainer.support.hub import Hub, serve
 
 WORDS = 4000
 

@@ -203,7 +203,7 @@ class CheckpointManager:
                 gradient = stored.read("gradients", name)
                 self._parameters[name].grad = gradient.to(self._accelerator.device)
         elif progress.micro_batch_index:  # the step is cut otherwise now, so it begins anew
-            progress = progress.model_copy(update={"micro": 0, "micro_loss": 0.0})
+            progress = progress.model_copy(update={"micro_batch_index": 0, "micro_loss": 0.0})
         if progress.scaler is not None and self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(progress.scaler)
         return progress.model_copy(update={"scaler": None})

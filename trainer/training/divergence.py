@@ -67,7 +67,9 @@ def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
         if jump.step == progress.step and jump not in progress.care.jumps:
             care = progress.care.model_copy(update={"jumps": (*progress.care.jumps, jump)})
             ahead = max(progress.samples, jump.samples)
-            progress = progress.model_copy(update={"care": care, "samples": ahead, "micro": 0, "micro_loss": 0.0})
+            progress = progress.model_copy(
+                update={"care": care, "samples": ahead, "micro_batch_index": 0, "micro_loss": 0.0}
+            )
     return progress
 
 

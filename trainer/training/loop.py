@@ -173,7 +173,7 @@ class Loop(Steps):
         step = self._progress.step + 1
         samples = self._progress.samples + self._config.rows_a_step
         self._progress = self._progress.model_copy(
-            update={"step": step, "samples": samples, "micro": 0, "micro_loss": 0.0}
+            update={"step": step, "samples": samples, "micro_batch_index": 0, "micro_loss": 0.0}
         )
         self._recent.append((seconds, tokens, self._config.rows_a_step))
         spent = sum(s for s, _, _ in self._recent)

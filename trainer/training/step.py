@@ -123,7 +123,7 @@ class Steps(ABC):
                 self._accelerator.backward(part * (self._parallel.averaged / targets))
             loss += part.detach()
             if not last and self._world == 1 and self._run.drain.exists():
-                halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
+                halfway = {"micro_batch_index": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
                 self._progress = self._progress.model_copy(update=halfway)
                 raise Drained
         norm = self._clip()

@@ -18,7 +18,7 @@ import pytest
 from broker.daemon.trainer_bundle import bundle
 from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
 from providers.common.machine_task import STOCK_IMAGE, MachineTask, registry_of, task_of
-from tests.trainer.harness import INSTALLATION, JOB, Bench
+from tests.trainer.support.harness import INSTALLATION, JOB, Bench
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Final, Outcome
 from trainer.contract.script import ScriptConfig

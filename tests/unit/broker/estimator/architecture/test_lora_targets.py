@@ -1,4 +1,4 @@
-"""Targets of a LoRA choose modules as peft does; `tests/trainer/test_lora_targets.py` compares with peft itself."""
+"""Targets of a LoRA choose modules as peft does; tests/trainer/memtrace compares with peft itself."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Memory of encoders with a head, by the tape alone; tests/trainer/test_memory_form.py has the tracer beside it."""
+"""Memory of encoders with a head, by the tape alone; tests/trainer/memtrace compares with the tracer."""
 
 from dataclasses import replace
 from typing import Any

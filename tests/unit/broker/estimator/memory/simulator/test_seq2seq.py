@@ -1,4 +1,4 @@
-"""Memory of encoder-decoders, by the tape alone; tests/trainer/test_memory_form.py has the tracer beside it."""
+"""Memory of encoder-decoders, by the tape alone; tests/trainer/memtrace compares with the tracer."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,0 +1,76 @@
+"""Cells that a template may not hold: the daemon's check, the preflight and the trainer refuse the same ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import InvalidInput
+from broker.preflight import dataset as daemon
+from tests.trainer.support import tiny_models as heads
+from trainer import preflight, tasks
+from trainer.contract.train import TrainConfig
+from trainer.core.errors import DataFault
+from trainer.dataset import cells
+from trainer.dataset.archives import Picture
+from trainer.dataset.prompts import DataError, render
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return heads.llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+def train(model: str = "a/b", **data: Any) -> TrainConfig:
+    templates = {"path": "rows.jsonl", "prompt": "{q}", "completion": "{a}", **data}
+    fields: dict[str, Any] = {"model": model, "data": templates, "global_batch": 1, "micro_batch": 1, "max_length": 16}
+    return TrainConfig.model_validate(fields | ({"task": "dpo"} if "chosen" in data else {}))
+
+
+@pytest.mark.parametrize("cell", ["[1]", '["w1"]', '{"w1": 2}', "true", "false", "NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("column", ["q", "a"])
+def test_what_is_no_text_is_a_bad_row_by_its_column(cell: str, column: str, model: Path, tmp_path: Path) -> None:
+    good = '{"q": "w1", "a": "w2"}'
+    bad = good.replace('"w1"' if column == "q" else '"w2"', cell)
+    text = "\n".join((good, bad, good))
+    said = f"column {column!r} is neither text, nor a finite number, nor a date; make it text or drop the row"
+    with pytest.raises(InvalidInput) as refused:
+        daemon.check(train(), daemon.summarise(text.encode(), "jsonl"))
+    assert [problem.message for problem in refused.value.problems] == [f"row 2: {said}"]
+    (tmp_path / "rows.jsonl").write_text(text)
+    trained = tasks.of(train(str(model)))
+    with pytest.raises(DataFault, match="neither text"):
+        trained.examples(tmp_path / "rows.jsonl", "jsonl")
+    assert trained.faults == [f"rows.jsonl row 2: {said}"]
+    (tmp_path / "train.json").write_text(train(str(model)).model_dump_json(exclude_defaults=True))
+    report = preflight.check(tmp_path / "train.json")
+    assert (report.code, report.bad) == (65, trained.faults)
+
+
+@pytest.mark.parametrize("cell", ["w1", "", 7, -2.5, "2026-01-31"])
+def test_text_and_numbers_are_written_as_they_are(cell: Any) -> None:
+    assert render(train().data, {"q": cell, "a": "w2"}, 1) == (str(cell), "w2")
+
+
+@pytest.mark.parametrize("cell", [float("nan"), float("inf")])
+def test_what_is_no_number_is_no_class(cell: float) -> None:
+    assert cells.label(cell) is None
+    data = {"path": "rows.json", "prompt": "{q}", "label": "l"}
+    labelled = TrainConfig.model_validate(
+        {"model": "a/b", "task": "text_classification", "data": data, "global_batch": 1, "micro_batch": 1}
+    )
+    rows = json.dumps([{"q": "w1", "l": "a"}, {"q": "w2", "l": cell}, {"q": "w3", "l": "b"}])
+    with pytest.raises(InvalidInput, match="row 2: column 'l' is empty, or no plain text or number"):
+        daemon.check(labelled, daemon.summarise(rows.encode(), "json"))
+
+
+def test_a_picture_without_a_class_is_named() -> None:
+    row = {"image": Picture(name="top.png", size=0, start=lambda count: b""), "label": None}
+    with pytest.raises(DataError, match=r"^p.tar row 3 \(top.png\): no column 'label', or it is null"):
+        cells.taken("label", row, "label", "p.tar", 3)
+
+
+def test_a_column_that_no_template_names_may_hold_anything() -> None:
+    row = {"q": "w1", "a": "w2", "more": [True]}
+    assert daemon.check(train(), daemon.summarise(json.dumps([row, row]).encode(), "json")).rows == 2

@@ -1,0 +1,106 @@
+"""What takes each process a time of its own is waited for by the others, as long as it lives."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.support import tiny_jobs
+from tests.trainer.support.crews import Crew
+from trainer.contract.documents import ExitCode, Parallelism
+
+KIND = tiny_jobs.KINDS["causal_lm full"]
+TIMEOUT_S = 15.0
+SILENT_S = 6.0
+
+
+def late(rank: int) -> None:
+    """The second process comes when a collective that waited for it would have given up, and has its rows so much later
+    again; the first one its weights, and the results."""
+    from trainer.parallel import ddp as parallel
+    from trainer.tasks.common.base import Task
+    from trainer.training import evaluation as evaluate
+
+    parallel.TIMEOUT = timedelta(seconds=TIMEOUT_S)
+    examples, model, write = Task.examples, Task.model, evaluate.write_artifacts
+
+    def slow_examples(task: Task[Any], *given: Any, **more: Any) -> Any:
+        time.sleep(1.5 * TIMEOUT_S * rank)
+        return examples(task, *given, **more)
+
+    def slow_model(task: Task[Any], *given: Any, **more: Any) -> Any:
+        time.sleep(1.5 * TIMEOUT_S * (1 - rank))
+        return model(task, *given, **more)
+
+    def slow_results(*given: Any) -> None:
+        time.sleep(1.5 * TIMEOUT_S)
+        write(*given)
+
+    Task.examples, Task.model = slow_examples, slow_model  # type: ignore[method-assign]
+    evaluate.write_artifacts = slow_results
+    time.sleep(1.5 * TIMEOUT_S * rank)
+
+
+def dies(rank: int) -> None:
+    """The second process, without a word, while the first one waits for its rows."""
+    from trainer.parallel import barrier as meeting
+    from trainer.tasks.common.base import Task
+
+    meeting.SILENT_S = SILENT_S
+    examples = Task.examples
+
+    def killed(task: Task[Any], *given: Any, **more: Any) -> Any:
+        if rank:
+            time.sleep(SILENT_S / 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return examples(task, *given, **more)
+
+    Task.examples = killed  # type: ignore[method-assign]
+
+
+def fails(rank: int) -> None:
+    """The second process, which says so."""
+    from trainer.tasks.common.base import Task
+
+    examples = Task.examples
+
+    def failing(task: Task[Any], *given: Any, **more: Any) -> Any:
+        if rank:
+            raise MemoryError
+        return examples(task, *given, **more)
+
+    Task.examples = failing  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(tiny_jobs.data(KIND))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_machines_wait_for_the_one_that_takes_longest(kind: Any, data: Path, tmp_path: Path) -> None:
+    train = tiny_jobs.train(KIND, tmp_path / "model").model_copy(update={"max_steps": 1})
+    how = Parallelism(kind=kind)
+    Crew(tmp_path / "crew", train, data, each=1, nodes=2, how=how, harm=late).done()
+
+
+def test_a_machine_that_dies_meanwhile_is_not_waited_for(data: Path, tmp_path: Path) -> None:
+    crew = Crew(tmp_path / "crew", tiny_jobs.train(KIND, tmp_path / "model"), data, each=1, nodes=2, harm=dies)
+    crew.start().processes[0].join(120)
+    ended = crew.runs[0].ended.read_text()
+    assert f'"code":{int(ExitCode.INFRASTRUCTURE)}' in ended
+    assert '"pulled":true' in ended
+    assert "process 1, which prepares its rows, was last heard of" in ended
+
+
+def test_a_machine_that_fails_meanwhile_ends_the_others_at_once(data: Path, tmp_path: Path) -> None:
+    crew = Crew(tmp_path / "crew", tiny_jobs.train(KIND, tmp_path / "model"), data, each=1, nodes=2, harm=fails)
+    ends = crew.start().ends()
+    assert [(one.code, one.pulled) for one in ends] == [(ExitCode.INFRASTRUCTURE, True), (ExitCode.OOM, False)]
+    assert ends[0].message == "another process of this job has gone: process 1 failed as it prepared its rows"

@@ -1,0 +1,35 @@
+"""The real digits that scikit-learn ships: 8 x 8 pixels, written by 43 people (Alpaydin, Kaynak 1998)."""
+
+import io
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from tests.trainer.support.pack import tar
+
+
+def drawn(count: int) -> Iterator[tuple[str, np.ndarray]]:
+    """(which digit, its pixels from 0 to 255), of every digit as many as of the others."""
+    found = load_digits()
+    for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
+        if number >= count:
+            return
+        yield str(label), np.minimum(pixels * 16, 255).astype(np.uint8)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def archive(count: int) -> bytes:
+    """A .tar of class folders."""
+    return tar(folders(count))
+
+
+def folders(count: int) -> dict[str, bytes]:
+    """Files of class folders."""
+    return {f"digits/{label}/{number:04d}.png": png(pixels) for number, (label, pixels) in enumerate(drawn(count))}

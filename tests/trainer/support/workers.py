@@ -1,0 +1,137 @@
+"""Real workers without an agent: forked from a server that has the libraries loaded, so that each starts at once."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.support.harness import until
+from trainer.contract.checkpoint_format import RowSkip
+from trainer.contract.documents import ExitCode
+from trainer.contract.train import TrainConfig
+from trainer.core.ipc import Ended, RunFolder, Status, WorkerJob
+
+FORKS = multiprocessing.get_context("forkserver")
+KINDS = ("bart", "bert", "falcon", "gemma", "gpt2", "llama", "mistral", "mixtral", "roberta", "t5", "vit")
+MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in KINDS]
+DIFFUSION = [
+    f"diffusers.pipelines.stable_diffusion{kind}"
+    for kind in (".pipeline_stable_diffusion", "_xl.pipeline_stable_diffusion_xl")
+]
+FORKS.set_forkserver_preload(
+    ["trainer.training.loop", "trainer.agent.agent", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
+)
+HANGS_S = 600
+"""No process takes so long."""
+TENSORS = ("model", "optimizer", "gradients")
+
+
+Harm = Callable[[int], None]
+"""What is done to a process before it begins, by its rank."""
+
+
+def _train(root: Path, harm: Harm | None = None) -> None:
+    import sys
+
+    import torch
+
+    from trainer.training.worker import main
+
+    torch.set_num_threads(1)
+    if harm is not None:
+        harm(0)
+    sys.exit(main(root))
+
+
+def killed_within_a_step(rank: int) -> None:
+    """Its third, once a snapshot is whole. It kills itself: who watches it may come too late for so short a run."""
+    from trainer.training.loop import Loop
+
+    clip = Loop._clip
+
+    def fail(loop: Loop) -> float:
+        if loop._progress.step == 2:
+            until(loop._run.waiting, "a whole snapshot")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return clip(loop)
+
+    Loop._clip = fail  # type: ignore[assignment, method-assign]
+
+
+class Worker:
+    """One start of a worker over a run folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        train: TrainConfig,
+        data: Path,
+        *,
+        restore: Path | None = None,
+        jumps: tuple[RowSkip, ...] = (),
+    ) -> None:
+        self.run, self.train = RunFolder(root=folder), train
+        self.run.make()
+        self._restore = restore
+        job = WorkerJob(train=train, data=str(data), data_format=data.suffix[1:], number=1, save_every_s=0, jumps=jumps)
+        if restore is not None:
+            job = job.model_copy(update={"restore": str(shutil.copytree(restore, folder / "restore"))})
+        self.run.job.write_text(job.model_dump_json())
+
+    def start(self, harm: Harm | None = None) -> "Worker":
+        self.process: BaseProcess = FORKS.Process(target=_train, args=(self.run.root, harm))
+        self.process.start()
+        return self
+
+    def end(self) -> Ended:
+        """How it ended."""
+        self.process.join(HANGS_S)
+        assert self.run.ended.exists(), f"it left no word; exit code {self.process.exitcode}"
+        return Ended.model_validate_json(self.run.ended.read_bytes())
+
+    def killed(self) -> Path:
+        """Runs until it is SIGKILLed within a step; the latest snapshot."""
+        self.start(killed_within_a_step).process.join(HANGS_S)
+        assert self.process.exitcode == -signal.SIGKILL
+        return self.last
+
+    @property
+    def status(self) -> Status:
+        return Status.model_validate_json(self.run.status.read_bytes())
+
+    @property
+    def last(self) -> Path:
+        return self.run.waiting()[-1]
+
+
+def story(snapshot: Path) -> tuple[list[Any], dict[str, bytes]]:
+    """(what each step said, the tensors) of a snapshot."""
+    rows = [json.loads(line) for line in (snapshot / "metrics.jsonl").read_text().splitlines()]
+    told = [(r["step"], r["loss"], r["lr"], r["grad_norm"]) for r in rows]
+    return told, {name: (snapshot / f"{name}.safetensors").read_bytes() for name in TENSORS}
+
+
+def finished(folder: Path, train: TrainConfig, data: Path) -> Path:
+    """The complete snapshot of an undisturbed run."""
+    worker = Worker(folder, train, data).start()
+    ended = worker.end()
+    assert ended.code == ExitCode.COMPLETED, ended.message
+    return worker.last
+
+
+def resumed(folder: Path, train: TrainConfig, data: Path) -> Path:
+    """The complete snapshot of a run that was SIGKILLed, and then drained within a step."""
+    killed = Worker(folder / "killed", train, data).killed()
+    drained = Worker(folder / "drained", train, data, restore=killed)
+    drained.run.drain.touch()
+    assert drained.start().end().code == ExitCode.DRAINED
+    assert json.loads((drained.last / "state.json").read_text())["micro_batch_index"] > 0
+    last = Worker(folder / "last", train, data, restore=drained.last).start()
+    ended = last.end()
+    assert ended.code == ExitCode.COMPLETED, ended.message
+    return last.last

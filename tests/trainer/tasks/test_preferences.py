@@ -1,0 +1,221 @@
+"""Preferences: DPO with the base as its reference, and a reward model with its head; losses are those of the papers."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from broker.preflight import dataset as daemon
+from tests.trainer.batching.test_chats import TEMPLATE, turn
+from tests.trainer.support import tiny_models as heads
+from tests.trainer.support import workers
+from trainer import tasks
+from trainer.batching.examples import IGNORED
+from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.core.errors import DataFault
+from trainer.tasks.common import chat_template as chats
+from trainer.tasks.text.dpo import Dpo
+from trainer.tasks.text.reward_model import RewardModel
+
+CPU = torch.device("cpu")
+DPO: dict[str, Any] = {
+    "task": "dpo", "method": LoraConfig(r=8, dropout=0.1), "dpo": {"beta": 0.5}, "optim": OptimConfig(lr=3e-2),
+    "max_steps": 16, "samples": SamplesConfig(prompts=("w30",), max_new_tokens=2),
+}  # fmt: skip
+REWARD: dict[str, Any] = {
+    "task": "reward_model", "method": LoraConfig(r=4, dropout=0.1), "optim": OptimConfig(lr=1e-2), "max_steps": 12,
+    "samples": SamplesConfig(prompts=("w30 w5", "w30 w50 w9")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return heads.llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """w5 and w6 are liked, w50 and w51 are not; answers differ in length."""
+    lines = ["q,good,bad", *(f"w{30 + i % 7},w{5 + i % 2},w{50 + i % 2} w9" for i in range(40))]
+    path = tmp_path / "preferences.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def config(folder: Path, kind: dict[str, Any], **changes: Any) -> TrainConfig:
+    fields: dict[str, Any] = {
+        "model": str(folder), "global_batch": 12, "micro_batch": 3, "max_length": 16,
+        "data": {"path": "p.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}", "eval_share": 0.2},
+    }  # fmt: skip
+    return TrainConfig.model_validate(fields | kind | changes)
+
+
+def test_resume_bitwise_of_preferences(model: Path, data: Path, tmp_path: Path) -> None:
+    calm = workers.finished(tmp_path / "calm", config(model, DPO), data)
+    rough = workers.resumed(tmp_path / "rough", config(model, DPO), data)
+    assert workers.story(rough) == workers.story(calm)
+    scores = json.loads((calm / "eval.json").read_text())
+    assert scores["heldout_loss_before"] == pytest.approx(math.log(2), rel=1e-4), "it begins as its own reference"
+    assert scores["heldout_loss_after"] < scores["heldout_loss_before"]
+    assert scores["metrics_after"]["accuracy"] > 0.7
+    assert scores["metrics_after"]["margin"] > 0
+
+
+def test_the_loss_of_dpo_is_that_of_the_paper(model: Path, data: Path) -> None:
+    task = Dpo(config(model, DPO, precision="fp32", method=LoraConfig(r=4, dropout=0)))
+    examples, _ = task.examples(data, "csv")
+    torch.manual_seed(5)
+    tuned = task.model("fp32").train()
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+    def log_probability(ids: list[int], prompt: int) -> float:
+        logits = tuned(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(float(logits[at - 1, ids[at]]) for at in range(prompt, len(ids)))
+
+    expected = 0.0
+    for pair in examples[:3]:
+        answers = (pair.chosen, pair.rejected)
+        now = [log_probability(e.ids, e.prompt) for e in answers]
+        with tuned.disable_adapter():
+            before = [log_probability(e.ids, e.prompt) for e in answers]
+        margin = (now[0] - before[0]) - (now[1] - before[1])
+        expected += math.log1p(math.exp(-0.5 * margin))
+    found = task.loss_sum(tuned, task.collate(examples[:3], CPU))
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+    found.backward()
+    assert all(p.grad is not None for p in tuned.parameters() if p.requires_grad)
+
+
+def test_a_full_fine_tune_has_no_reference(model: Path) -> None:
+    with pytest.raises(ValidationError, match="dpo trains a LoRA"):
+        config(model, DPO, method={"kind": "full"})
+
+
+@pytest.mark.parametrize("method", [LoraConfig(r=4, dropout=0.1), FullConfig()], ids=["lora", "full"])
+def test_resume_bitwise_of_rewards(method: Any, model: Path, data: Path, tmp_path: Path) -> None:
+    train = config(model, REWARD, method=method)
+    calm = workers.finished(tmp_path / "calm", train, data)
+    rough = workers.resumed(tmp_path / "rough", train, data)
+    assert workers.story(rough) == workers.story(calm)
+    scores = json.loads((calm / "eval.json").read_text())
+    assert scores["heldout_loss_after"] < scores["heldout_loss_before"]
+    assert scores["metrics_after"]["accuracy"] == 1
+    assert scores["metrics_after"]["margin"] > scores["metrics_before"]["margin"]
+    good, bad = (float(s["tuned"]) for s in json.loads((calm / "samples.json").read_text()))
+    assert good > bad
+
+
+def test_the_loss_is_minus_the_log_probability_that_the_better_one_wins(model: Path, data: Path) -> None:
+    task = RewardModel(config(model, REWARD, precision="fp32", method=FullConfig()))
+    examples, _ = task.examples(data, "csv")
+    tuned = task.model("fp32").eval()
+
+    def reward(ids: list[int]) -> float:
+        """Alone, without padding."""
+        with torch.no_grad():
+            hidden = tuned.model(input_ids=torch.tensor([ids])).last_hidden_state
+            return float((hidden @ tuned.score.weight.T)[0, -1, 0])
+
+    expected = sum(math.log1p(math.exp(reward(pair.rejected.ids) - reward(pair.chosen.ids))) for pair in examples[:5])
+    assert float(task.loss_sum(tuned, task.collate(examples[:5], CPU))) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_adapter_with_its_head_gives_the_rewards_that_were_learned(model: Path, data: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    done = workers.finished(tmp_path / "run", config(model, REWARD, precision="fp32", max_steps=4), data)
+    torch.manual_seed(99)
+    base = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    base.config.pad_token_id = 0
+    tuned = PeftModel.from_pretrained(base, done / "adapter").eval()
+    tokens = AutoTokenizer.from_pretrained(model)("w30 w5 <eos>", return_tensors="pt")
+    with torch.no_grad():
+        found = float(tuned(input_ids=tokens["input_ids"]).logits[0, 0])
+    assert json.loads((done / "samples.json").read_text())[0]["tuned"] == f"{found:.4g}"
+
+
+USER, BETTER, WORSE = turn("user", "w30"), turn("assistant", "w5"), turn("assistant", "w50 w9")
+EARLIER = [turn("user", "w40"), turn("assistant", "w41")]
+
+
+def chatty(model: Path, folder: Path) -> tuple[Path, Any]:
+    """The model with a chat template, and its tokenizer."""
+    made = shutil.copytree(model, folder / "chatty")
+    tokenizer = heads.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(made)
+    return made, tokenizer
+
+
+@pytest.mark.parametrize("task", [DPO, REWARD])
+@pytest.mark.parametrize(
+    ("prompt", "rows"),
+    [
+        ("", {"good": [*EARLIER, USER, BETTER], "bad": [*EARLIER, USER, WORSE]}),
+        ("{q}", {"q": [*EARLIER, USER], "good": [BETTER], "bad": [WORSE]}),
+        ("w{n}", {"n": 30, "good": [BETTER], "bad": [WORSE]}),
+    ],
+    ids=["whole", "messages", "text"],
+)
+def test_answers_of_a_chat_are_its_last_turns(
+    task: dict[str, Any], prompt: str, rows: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    made, tokenizer = chatty(model, tmp_path)
+    text = "\n".join([json.dumps(rows)] * 3)
+    (tmp_path / "rows.jsonl").write_text(text)
+    data = {"path": "rows.jsonl", "prompt": prompt, "chosen": "{good}", "rejected": "{bad}"}
+    train = config(made, task, data=data, max_length=64, global_batch=1, micro_batch=1)
+    trained = tasks.of(train)
+    first = trained.examples(tmp_path / "rows.jsonl", "jsonl")[0][0]
+    before = chats.render(tokenizer, [*(EARLIER if "n" not in rows else []), USER], ask=True)
+    for example, answer in ((first.chosen, "w5 <eos>"), (first.rejected, "w50 w9 <eos>")):
+        assert tokenizer.decode(example.ids) == f"{tokenizer.decode(tokenizer(before).input_ids)} {answer}"
+        assert tokenizer.decode([i for i in example.labels if i != IGNORED]) == answer, "the last answer alone"
+    assert trained.chatty
+    assert daemon.check(train, daemon.summarise(text.encode(), "jsonl")).rows == 3
+
+
+def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"q": "w1", "good": [USER, BETTER], "bad": [USER, WORSE]},
+        {"q": "w1", "good": [BETTER], "bad": "w3"},
+        {"q": "w1", "good": [BETTER], "bad": [USER]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"path": "rows.jsonl", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
+    trained = tasks.of(config(chatty(model, tmp_path)[0], DPO, data=data))
+    with pytest.raises(DataFault):
+        trained.examples(tmp_path / "rows.jsonl", "jsonl")
+    assert [fault.split(": ")[0] for fault in trained.faults] == [f"rows.jsonl row {n}" for n in (1, 2, 3)]
+    whole, mixed, asking = trained.faults
+    assert "column 'good' begins with what was asked; leave data.prompt out, or that" in whole
+    assert "column 'good' is neither text" in mixed
+    assert "column 'bad' is no list of messages" in asking
+
+
+def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path: Path) -> None:
+    made, _ = chatty(model, tmp_path)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join([json.dumps({"good": [USER, BETTER], "bad": [USER, WORSE]})] * 6))
+    templates = {"path": "rows.jsonl", "chosen": "{good}", "rejected": "{bad}", "eval_share": 0.3}
+    train = config(made, DPO, data=templates, global_batch=2, micro_batch=1, max_steps=60, max_length=32)
+    done = workers.finished(tmp_path / "run", train, data)
+    assert json.loads((done / "eval.json").read_text())["metrics_after"]["accuracy"] == 1.0
+    trained = tasks.of(train)
+    trained.examples(data, "jsonl")
+    asked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "trainer.tasks.common.generation.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts)
+        )
+        trained.write(None, CPU)
+    assert asked == [chats.asked(trained.tokenizer, "w30")]

@@ -1,0 +1,97 @@
+"""A tag for each word: where the loss lies, whole names counted, resumed bit by bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.support import tiny_models as heads
+from tests.trainer.support import workers
+from trainer.contract.train import LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.core.errors import DataFault
+from trainer.tasks.common import label_metrics as labelled
+from trainer.tasks.text.token_classification import TokenClassification
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return heads.bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Words below w10 are names; those from w8 on go on with one."""
+    lines = []
+    for i in range(40):
+        words = [f"w{(i * 7 + j * 3) % 30}" for j in range(2 + i % 5)]
+        numbers = [int(w[1:]) for w in words]
+        tags = ["O" if n >= 10 else "B-NAME" if n < 8 else "I-NAME" for n in numbers]
+        lines.append(json.dumps({"words": words, "tags": tags}))
+    path = tmp_path / "names.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def config(folder: Path, **changes: Any) -> TrainConfig:
+    fields: dict[str, Any] = {
+        "task": "token_classification", "model": str(folder), "method": LoraConfig(r=4, dropout=0.1),
+        "data": {"path": "names.jsonl", "words": "words", "label": "tags", "eval_share": 0.25},
+        "optim": OptimConfig(lr=1e-2), "max_steps": 20, "global_batch": 12, "micro_batch": 3, "max_length": 32,
+        "samples": SamplesConfig(prompts=("w3 w20",)),
+    }  # fmt: skip
+    return TrainConfig.model_validate(fields | changes)
+
+
+def test_resume_bitwise_of_tags(model: Path, data: Path, tmp_path: Path) -> None:
+    train = config(model)
+    calm = workers.finished(tmp_path / "calm", train, data)
+    rough = workers.resumed(tmp_path / "rough", train, data)
+    assert workers.story(rough) == workers.story(calm)
+    scores = json.loads((calm / "eval.json").read_text())
+    assert scores["heldout_loss_after"] < scores["heldout_loss_before"]
+    assert scores["metrics_after"]["accuracy"] > scores["metrics_before"]["accuracy"]
+    assert set(scores["metrics_after"]) == {"accuracy", "span_f1"}
+    assert json.loads((calm / "samples.json").read_text())[0]["tuned"] == "w3/B-NAME w20/O"
+
+
+def test_the_tag_lies_on_the_first_token_of_a_word(model: Path, data: Path) -> None:
+    task = TokenClassification(config(model))
+    examples, _ = task.examples(data, "jsonl")
+    batch = task.collate(examples[:2], torch.device("cpu"))
+    assert batch["labels"].tolist() == [[0, 0, -100], [0, 2, 2]]
+
+    class Halves:
+        """Two tokens a word, and one at either end."""
+
+        def __call__(self, words: list[str], **_: Any) -> Any:
+            of = [None, *(n for n in range(len(words)) for _ in range(2)), None]
+            return type("Made", (dict,), {"word_ids": lambda self: of})(input_ids=[7] * len(of))
+
+    task.tokenizer = Halves()
+    assert task._tokens(["a", "b"])[1] == [None, 0, None, 1, None, None]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"words": ["a", "b"], "tags": ["O"]}, "names.jsonl row 1: 2 words and 1 tags; give each word one"),
+        ({"words": ["a"], "tags": ["X"]}, "names.jsonl row 1: label 'X' is not among data.labels (O, B-NAME)"),
+        ({"words": 3, "tags": ["O"]}, "names.jsonl row 1: column 'words' is no list of words"),
+    ],
+)
+def test_a_bad_row_is_named(row: dict[str, Any], message: str, model: Path, data: Path) -> None:
+    data.write_text(json.dumps(row))
+    wanted = {"path": "names.jsonl", "words": "words", "label": "tags", "labels": ["O", "B-NAME"]}
+    with pytest.raises(DataFault) as caught:
+        TokenClassification(config(model, data=wanted)).examples(data, "jsonl")
+    assert str(caught.value).startswith(message)
+
+
+def test_spans_are_counted_whole() -> None:
+    several = ["B-A", "I-A", "O", "B-A", "B-B", "I-A"]
+    assert labelled.spans(several) == {("A", 0, 2), ("A", 3, 4), ("B", 4, 5), ("A", 5, 6)}
+    wanted, found = labelled.spans(["B-A", "I-A", "O", "B-B"]), labelled.spans(["B-A", "O", "O", "B-B"])
+    assert labelled.span_f1([(wanted, found)]) == 2 / 4
+    assert labelled.span_f1([]) == 0

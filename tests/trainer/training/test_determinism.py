@@ -1,0 +1,128 @@
+"""Kernels that give the same bits each time: torch as the worker sets it on a GPU, here on the CPU's own."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from tests.trainer.support import tiny_jobs
+from tests.trainer.support.crews import Crew, told
+from tests.trainer.support.workers import Worker, finished, story
+from trainer.contract.documents import ExitCode, Parallelism
+from trainer.training import determinism as exact
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+def lacking() -> None:
+    """An operation that has no kernel that gives the same bits each time."""
+    torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
+
+
+def test_what_has_no_such_kernel_is_found_without_being_broken_off(capsys: pytest.CaptureFixture[str]) -> None:
+    exact.begin()
+    done: list[int] = []
+
+    def step() -> None:
+        lacking()
+        done.append(1)
+
+    exact.settle(exact.lacking(step))
+    assert done == [1]
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert capsys.readouterr().out.startswith("notice: put_ has no kernel here that gives the same bits each time")
+
+
+def test_where_every_kernel_has_them_they_are_insisted_on(capsys: pytest.CaptureFixture[str]) -> None:
+    exact.begin()
+    exact.settle(exact.lacking(lambda: None))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would add in any order"
+    assert not torch.utils.deterministic.fill_uninitialized_memory, "every new tensor would be written twice"  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        lacking()
+    assert capsys.readouterr().out == ""
+
+
+def test_other_warnings_of_the_first_step_are_not_swallowed() -> None:
+    exact.begin()
+    with pytest.warns(UserWarning, match="something else"):
+        assert exact.lacking(lambda: warnings.warn("something else", stacklevel=1)) == ""
+
+
+def test_what_nothing_is_trained_by_is_not_broken_off() -> None:
+    exact.begin()
+    exact.insist()
+    with pytest.warns(UserWarning, match="deterministic"), exact.leniently():
+        lacking()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    exact.begin()
+    with exact.leniently():
+        pass
+    assert torch.is_deterministic_algorithms_warn_only_enabled(), "it was lenient before"
+
+
+def as_on_a_gpu(rank: int) -> None:
+    """Each worker is a process of its own, so nothing needs to be put back."""
+    from trainer.training.loop import Loop
+
+    rehearse = Loop._check_determinism
+
+    def rehearsed(loop: Loop) -> None:
+        rehearse(loop)
+        (loop._run.root / "rehearsed").touch()
+
+    exact.begin()
+    Loop._check_determinism = rehearsed  # type: ignore[method-assign]
+
+
+def as_on_a_gpu_that_lacks_one(rank: int) -> None:
+    from trainer.training.loop import Loop
+
+    as_on_a_gpu(rank)
+    forward = Loop._forward
+
+    def lacks(loop: Loop, *args: Any) -> torch.Tensor:
+        loss = forward(loop, *args)
+        loss.register_hook(lambda _: lacking())
+        return loss
+
+    Loop._forward = lacks  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("name", ["causal_lm lora", "image_classification full", "text_to_image lora"])
+@pytest.mark.parametrize("harm", [as_on_a_gpu, as_on_a_gpu_that_lacks_one])
+def test_the_step_that_is_tried_first_changes_nothing(name: str, harm: Any, tmp_path: Path) -> None:
+    kind = tiny_jobs.KINDS[name]
+    train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / f"rows.{kind.format}"
+    data.write_bytes(tiny_jobs.data(kind))
+    plain = finished(tmp_path / "plain", train, data)
+    tried = Worker(tmp_path / "tried", train, data).start(harm)
+    ended = tried.end()
+    assert ended.code == ExitCode.COMPLETED, ended.message
+    assert (tried.run.root / "rehearsed").exists()
+    assert story(tried.last) == story(plain), "dropout and all"
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("harm", [as_on_a_gpu, as_on_a_gpu_that_lacks_one])
+def test_packing_is_refused_where_processes_share_model_or_gradients(
+    how: Literal["ddp", "fsdp"], harm: Any, tmp_path: Path
+) -> None:
+    """Nor does it where several processes share the model or its gradients."""
+    kind = tiny_jobs.KINDS["causal_lm full"]
+    train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / f"rows.{kind.format}"
+    data.write_bytes(tiny_jobs.data(kind))
+    shared = Parallelism(kind=how)
+    plain = Crew(tmp_path / "plain", train, data, each=2, how=shared).done()
+    tried = Crew(tmp_path / "tried", train, data, each=2, how=shared, harm=harm).done()
+    assert (tried.runs[0].root / "rehearsed").exists()
+    assert told(tried.last) == told(plain.last)
