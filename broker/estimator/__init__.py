@@ -1,1 +1,1 @@
-"""What to do: pure functions. No await, clock, randomness or I/O in this room."""
+"""Pure functions that estimate memory, speed and cost of a job. They use no await, clock, randomness or I/O."""

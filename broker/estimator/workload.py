@@ -1,4 +1,4 @@
-"""From what a person asks for to what the estimators need: steps, tokens per row, rows evaluated."""
+"""Translation of a job spec into the estimators' terms: steps, tokens per row, evaluated rows."""
 
 import math
 from collections.abc import Mapping
@@ -17,21 +17,21 @@ OPTIMIZERS: Mapping[OptimizerName, str] = {"adamw": "adamw_fused"}
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A data set as the estimators see it, templates rendered."""
+    """Sizes of a data set with rendered templates."""
 
     count: int
     tokens_mean: float
     tokens_longest: int
-    """Both of a sequence that the model reads, before `max_length` cuts it."""
+    """Mean and longest tokens of a sequence that the model reads, before `max_length` truncates it."""
     sequences: int = 1
-    """Of a row: a preference has two."""
+    """Sequences in a row: a preference has two."""
     written_mean: float = 0.0
     written_longest: int = 0
-    """Of what an encoder-decoder writes, likewise; 0 elsewhere."""
+    """Mean and longest tokens of a row that an encoder-decoder generates, before truncation; 0 for other models."""
 
 
 def steps_of(spec: JobSpec, rows: int) -> int:
-    """Optimizer steps of a `train` spec over a data set of `rows`; a started last batch counts."""
+    """Return the optimizer steps of a `train` spec over a data set of `rows`; a partial last batch counts."""
     train = spec.train
     assert train is not None
     if train.max_steps is not None:
@@ -40,9 +40,10 @@ def steps_of(spec: JobSpec, rows: int) -> int:
 
 
 def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
-    """The whole job. A script has neither shape nor rows; nothing is known about it but its checkpoint interval.
+    """Return the whole job as a workload.
 
-    A task without a shape is one that is not estimated, as is DoRA, whose memory nobody has worked out.
+    A script has neither shape nor rows; only its checkpoint interval is known. A task without a shape is not estimated.
+    Neither is DoRA, whose memory is not modelled.
     """
     train = spec.train
     if train is None or rows is None:
@@ -52,7 +53,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
     steps = steps_of(spec, rows.count)
     longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
     mean = min(rows.tokens_mean, longest)
-    if shape is not None and shape.pixels:  # an image has as many tokens as it has patches, and one more
+    if shape is not None and shape.pixels:  # an image has one token per patch, plus one
         longest = shape.max_positions or 1
         mean = float(longest)
     between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
@@ -75,7 +76,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
 
 
 def _settings(train: TrainConfig) -> dict[str, Any]:
-    """Of `Workload`: what the spec says, whatever the data."""
+    """Return the fields of `Workload` that the spec determines without the data."""
     lora = train.adapters
     return {
         "method": "lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
@@ -95,15 +96,18 @@ def _settings(train: TrainConfig) -> dict[str, Any]:
 
 
 def optimizer_of(train: TrainConfig) -> str:
-    """As the estimators name it."""
+    """Return the estimators' name of the optimizer."""
     return OPTIMIZERS.get(train.optim.name, train.optim.name)
 
 
 def targets_of(lora: LowRank) -> str:
-    """A word, or names with commas between."""
+    """Return a keyword, or names separated by commas."""
     return lora.targets if isinstance(lora.targets, str) else ",".join(lora.targets)
 
 
 def remaining(work: Workload, done: int) -> Workload:
-    """What is left after `done` optimizer steps; the evaluations are kept, most of them come at the end."""
+    """Return the workload after `done` optimizer steps.
+
+    All evaluations remain, because most of them come at the end.
+    """
     return replace(work, steps=max(0, work.steps - done))

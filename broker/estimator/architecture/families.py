@@ -1,4 +1,4 @@
-"""How the layers of each family are put together, and how their weights are held."""
+"""Structure of one layer of each model family, and the element widths of its weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,39 +9,43 @@ from broker.domain.workload import ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class FamilySpec:
-    """How a family's layer is put together; `names` are its linear modules by what they do."""
+    """Structure of a family's layer; `names` maps the role of each linear module to its name."""
 
     names: Mapping[str, str]
     norm: Literal["rms", "gemma", "layer"] = "rms"
     norms: Literal[2, 4] = 2
-    """Four: also behind attention and MLP."""
+    """Norms in a layer. With 4, attention and MLP each have a norm before and a norm after."""
     head_norms: bool = False
     rotary: bool = True
     scaled: bool = False
-    """Attention's and the MLP's outputs, embeddings and logits are multiplied by a constant (granite)."""
+    """The outputs of attention and MLP, embeddings and logits are multiplied by a constant (granite)."""
     scaled_embeddings: bool = False
     cached_casts: bool = True
-    """False: matrices are transposed before their product, so autocast does not know their casts again."""
+    """Autocast caches the half-precision copies of weights. False where matrices are transposed before their product,
+    because autocast then does not recognise its earlier copies.
+    """
     normed_first: bool = False
-    """Where attention and MLP are side by side, both norms are computed before, and have names to the layer's end."""
+    """Both norms are computed first where attention and MLP are parallel, and Python names them until the layer ends."""
     masked: bool = False
-    """A mask is made for each row, also where a kernel would know it by itself."""
+    """A mask is made for each row, even where a kernel could derive it."""
     mask_buffer: bool = False
-    """The model holds a causal mask over all its positions, a byte for each pair."""
+    """The model holds a causal mask over all its positions, one byte for each pair."""
     encoder: bool = False
-    """All tokens see each other; a head reads what comes out, and no vocabulary."""
+    """All tokens attend to each other; a head without a vocabulary reads the result."""
     behind: bool = False
-    """Norms stand behind each residual connection (BERT), not before attention and MLP."""
+    """Each norm follows its residual connection (BERT), instead of preceding attention and MLP."""
     named: bool = False
-    """What goes into the last matrix of attention and MLP has a name in Python until the norm behind it is done."""
+    """Python names the input of the last matrix of attention and MLP until the norm after it is done."""
     names_attended: bool = False
-    """What attention made has a name in Python to the layer's end, where the MLP comes after it."""
+    """Python names the output of attention until the layer ends, where the MLP follows it."""
     kept: frozenset[str] = frozenset()
-    """Matrices that are not quantised with the others."""
+    """Roles of the matrices that are never quantised."""
     drops: bool = True
-    """Attention's output is dropped out, where anything is."""
+    """Dropout is applied to the output of attention, if the model uses dropout at all."""
     broadcast: bool = False
-    """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
+    """Keys with fewer heads reach the attention unexpanded. No fused kernel accepts that, so the scores are
+    materialised.
+    """
 
 
 SPLIT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
@@ -94,13 +98,13 @@ FAMILIES: Mapping[str, FamilySpec] = {
 }
 ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
 CROSS = "cross "
-"""Begins what the matrices of a decoder do that look at what the encoder made."""
+"""Prefix of the roles of a decoder's matrices for cross attention, which reads the encoder's output."""
 ATTEND = {"q": "q", "k": "k", "v": "v", "o": "o"}
 PROJECT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
 def _pair(attention: Mapping[str, str], mlp: Mapping[str, str], **more: Any) -> FamilySpec:
-    """Of an encoder-decoder: its decoder attends twice."""
+    """Return the structure of an encoder-decoder family, whose decoder has self attention and cross attention."""
     twice = {**attention, **{CROSS + role: name for role, name in attention.items()}}
     return FamilySpec(names={**twice, **mlp}, rotary=False, **more)
 
@@ -110,18 +114,18 @@ PAIRS: Mapping[str, FamilySpec] = {
     "t5": _pair(ATTEND, {"fc": "wi", "proj": "wo"}, kept=frozenset({"proj"})),
     "bart": _pair(PROJECT, {"fc": "fc1", "proj": "fc2"}, norm="layer", behind=True),
 }
-"""Encoder-decoders."""
+"""Structure of the encoder-decoder families."""
 
 
 def family_spec(shape: ModelShape) -> FamilySpec:
-    """The family's; an unknown family is taken for a llama, which its evidence says."""
+    """Return the structure of the model's family. An unknown family is treated as a llama, and its evidence says so."""
     if shape.family in PAIRS:
         return T5_GATED if shape.family == "t5" and shape.gated_mlp else PAIRS[shape.family]
     return FAMILIES.get(shape.family, LLAMA)
 
 
 def stacks(shape: ModelShape) -> tuple[ModelShape, ...]:
-    """The model's stacks of layers in the order of their work: one, or the encoder and the decoder."""
+    """Return the model's stacks of layers in the order of computation: one, or the encoder and the decoder."""
     if not shape.decoder_layers:
         return (shape,)
     decoder = replace(shape, layers=shape.decoder_layers, intermediate=shape.decoder_intermediate)
@@ -129,17 +133,17 @@ def stacks(shape: ModelShape) -> tuple[ModelShape, ...]:
 
 
 def copies(shape: ModelShape, role: str) -> int:
-    """How many such matrices a layer has: one, or one for every expert."""
+    """Return the number of such matrices in a layer: one, or one for each expert."""
     return 1 if not shape.experts or role in ("q", "k", "v", "qkv", "o") else shape.experts
 
 
 def layer_matrices(shape: ModelShape) -> int:
-    """Weights of all linear modules of a layer."""
+    """Return the number of weights in all linear modules of a layer."""
     return sum(i * o * copies(shape, role) for role, (i, o) in linears(shape).items())
 
 
 def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of a layer's linear modules by what they do."""
+    """Return (inputs, outputs) of a layer's linear modules by role."""
     h, i, q, kv = shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     sizes = {
         "q": (h, q), "k": (h, kv), "v": (h, kv), "qkv": (h, q + 2 * kv), "o": (q, h),
@@ -151,32 +155,33 @@ def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
-    """How weights are held and what is computed in; widths are bytes an element."""
+    """Types of weights, gradients and arithmetic; each width is in bytes per element."""
 
     weight: int
-    """Of base weights that are not quantised."""
+    """Width of base weights that are not quantised."""
     trained: int
-    """Of each trained weight, its gradient and each of AdamW's moments."""
+    """Width of each trained weight, of its gradient and of each AdamW moment."""
     adapters: int = 4
-    """Of LoRA's weights as they are computed with, and of their gradients before they are reduced."""
+    """Width of LoRA weights during computation, and of their gradients before reduction."""
     compute: int
     full: bool
     """Every weight is trained; False: adapters only."""
     autocast: bool = False
     bits: Literal[0, 4, 8] = 0
-    """Of a frozen base's linear weights; 0: not quantised."""
+    """Bits of a frozen base's linear weights; 0: not quantised."""
     norms_float32: bool = False
-    """Norms of a quantised base are raised to float32, as TRL does under autocast."""
+    """Norms of a quantised base are cast to float32, as TRL does under autocast."""
     attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     rank: int = 0
     dropout: bool = True
     mask: int = 1
-    """Of a dropout's mask; 0: as wide as what is dropped out, as a CPU has it."""
+    """Width of a dropout mask; 0: as wide as the tensor it is applied to, as on a CPU."""
     experts_in_turn: bool = False
-    """A mixture computes one expert after the other, as transformers did before 5.0."""
+    """A mixture computes one expert after another, as transformers did before 5.0."""
     repeated_keys: bool = False
-    """Keys and values of fewer heads are repeated for every query's before the kernel, which would share them."""
+    """Keys and values with fewer heads are repeated for every query head before a kernel that could share them."""
     presents: bool = False
-    """Every layer returns its keys and values, views of all that was computed with them; held until there is a loss."""
+    """Every layer returns its keys and values. They are views of the fused projection, and live until the loss exists.
+    """
     adapted: frozenset[str] = frozenset()
-    """What the adapted linear modules do."""
+    """Roles of the linear modules that have an adapter."""

@@ -1,7 +1,7 @@
-"""Which modules a LoRA's targets choose, by peft's rules over the names that transformers' modules have.
+"""Choice of the modules that a LoRA adapts, by peft's rules over transformers' module names.
 
-Names of a list choose a module whose whole name they are, or the end of it after a dot; a lone pattern has to match the
-whole name. Patterns go through an engine whose time is linear in the name, so none of them can take for ever.
+A name in a list matches a module with that whole name, or with a name that ends in a dot and that name. A single
+pattern must match the whole name. The regular expression engine runs in linear time, so no pattern can hang.
 """
 
 import difflib
@@ -17,22 +17,22 @@ from broker.estimator.architecture.families import ATTENTION_ROLES, CROSS, famil
 
 ALL_LINEAR = "all-linear"
 HEAD, EMBEDDINGS, POOLER = "head", "embeddings", "pooler"
-"""Beside the roles of a layer's modules: what stands at the ends of the model."""
+"""Names for modules outside the layers, used in addition to the roles of a layer's modules."""
 LONGEST = 1000
-"""Characters of a pattern."""
+"""Longest accepted pattern, in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tree:
-    """Where the modules of a decoder or encoder are: its layers, and the parents of attention and MLP in each."""
+    """Module paths of a decoder or encoder: its layers, and the parents of attention and MLP in each layer."""
 
     layers: str = "model.layers"
     attention: str = "self_attn"
     mlp: str = "mlp"
     embeddings: str = ""
-    """Empty: they get no adapter that is estimated."""
+    """Path of the embeddings; empty: their adapter is not estimated."""
     own: Mapping[str, str]
-    """Parents by role, where these differ."""
+    """Parents by role, where they differ from `attention` and `mlp`."""
 
 
 def _tree(layers: str, attention: str, mlp: str, embeddings: str = "", **own: str) -> _Tree:
@@ -54,7 +54,7 @@ _TREES: Mapping[str, _Tree] = {
     "mixtral": _tree("model.layers", "self_attn", "block_sparse_moe.experts.0", "model.embed_tokens"),
     "qwen3_moe": _tree("model.layers", "self_attn", "mlp.experts.0", "model.embed_tokens"),
 }
-"""An unknown family is taken for a llama here too. Of a mixture one expert stands for all."""
+"""Module paths by family. An unknown family is treated as a llama. Expert 0 represents all experts of a mixture."""
 _PAIRS: Mapping[str, tuple[tuple[str, str, str, str], tuple[str, str, str, str]]] = {
     "t5": (
         ("encoder.block", "layer.0.SelfAttention", "", "layer.1.DenseReluDense"),
@@ -67,7 +67,7 @@ _PAIRS: Mapping[str, tuple[tuple[str, str, str, str], tuple[str, str, str, str]]
 }
 """(layers, parents of attention, cross attention and MLP) of encoder and decoder."""
 _HEADS = ("lm_head", "embed_out")
-"""Of a decoder that writes; GPT-NeoX had the second until transformers 5."""
+"""Names of a language model's head. GPT-NeoX used the second until transformers 5."""
 _EMBEDDED = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 _UNESTIMATED: Mapping[str, tuple[str, ...]] = {
     "t5": ("lm_head", "shared", "encoder.embed_tokens", "decoder.embed_tokens"),
@@ -81,13 +81,15 @@ _UNESTIMATED: Mapping[str, tuple[str, ...]] = {
     "roberta": tuple(f"roberta.embeddings.{name}" for name in _EMBEDDED),
     "distilbert": tuple(f"distilbert.embeddings.{name}" for name in _EMBEDDED[:2]),
 }  # fmt: skip
-"""Modules that peft can adapt, and whose adapters nobody has worked out."""
+"""Modules that peft can adapt, but whose adapters are not estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedModules:
-    """`roles`: what the chosen modules do; `missing`: targets that choose none; `partly`: roles that are chosen in some
-    layers only.
+    """Result of matching LoRA targets with a model's modules.
+
+    `roles` are the roles of the chosen modules, `missing` the targets that match no module, and `partly` the roles that
+    are chosen in some layers only.
     """
 
     roles: frozenset[str]
@@ -96,7 +98,7 @@ class SelectedModules:
 
 
 def _in_layers(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str, str, int]]:
-    """(role, name before the layer's number, name behind it, layers)."""
+    """Yield (role, name before the layer's number, name after it, number of layers)."""
     if shape.decoder_layers:
         depths = shape.layers, shape.decoder_layers
         for (layers, attention, cross, mlp), many in zip(_PAIRS[shape.family], depths, strict=True):
@@ -117,7 +119,7 @@ def _behind(parent: str, name: str) -> str:
 
 
 def _modules(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(role, whole name) of every module that can get an adapter."""
+    """Yield (role, whole name) of every module that can get an adapter."""
     for role, before, behind, layers in _in_layers(shape, roles):
         for number in range(layers):
             yield role, f"{before}{number}{behind}"
@@ -132,7 +134,7 @@ def _modules(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def _refused(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(whole name, why not) of modules that a target must not choose."""
+    """Yield (whole name, reason) of modules that a target must not choose."""
     parents = {(before, behind.rpartition(".")[0], many) for _, before, behind, many in _in_layers(shape, roles)}
     for before, parent, many in sorted(parents):
         for number in range(many):
@@ -142,12 +144,12 @@ def _refused(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def known_names(shape: ModelShape, roles: Mapping[str, str]) -> tuple[str, ...]:
-    """Ends of the names of all modules that can be chosen."""
+    """Return the last component of the names of all modules that can be chosen."""
     return tuple(dict.fromkeys(name.rpartition(".")[2] for _, name in _modules(shape, roles)))
 
 
 def nearest(target: str, names: tuple[str, ...]) -> str:
-    """`, the nearest is q_proj`, or nothing."""
+    """Return `, the nearest is q_proj`, or an empty string without a close match."""
     near = difflib.get_close_matches(target.rpartition(".")[2], names, n=1)
     return f", the nearest is {near[0]}" if near else ""
 
@@ -158,7 +160,7 @@ def _named(target: str) -> Callable[[str], bool]:
 
 
 def _pattern(written: str) -> Callable[[str], bool]:
-    """Raises ValueError for one that the engine does not take."""
+    """Return a test for the pattern. Raise ValueError if the engine does not support the pattern."""
     try:
         if len(written) > LONGEST:
             raise ValueError(f"is longer than {LONGEST} characters")
@@ -172,8 +174,10 @@ def _pattern(written: str) -> Callable[[str], bool]:
 
 @lru_cache(maxsize=256)
 def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple[str, str], ...]) -> SelectedModules:
-    """`targets`: names, or one pattern. `roles`: (role, name) of the linear modules that a layer has. Raises
-    ValueError for a pattern that cannot be read, and for targets that choose what gets no adapter.
+    """Return the modules that the targets choose.
+
+    `targets` are names, or one pattern. `roles` are (role, name) of a layer's linear modules. Raise ValueError for an
+    invalid pattern, and for targets that choose a module without a supported adapter.
     """
     of = dict(roles)
     if targets in (ALL_LINEAR, (ALL_LINEAR,)):

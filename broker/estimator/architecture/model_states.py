@@ -1,4 +1,4 @@
-"""Bytes that a step holds from its start to its end, and those that devices exchange: counts, without a tape."""
+"""Bytes that a step holds from start to end, and bytes that devices exchange; computed without simulation."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,16 +13,17 @@ STATES: Mapping[str, float] = {
     "sgd": 0.0,
     "adafactor": 0.0,
 }
-"""Optimizers, and how many moments each keeps of a trained weight."""
+"""Optimizers, and the number of moments that each keeps per trained weight."""
 
 
 CODES = 512 + 1024 + 512
-"""Of each matrix of 4 bits: the 16 values of NF4, the 256 of its scales, their mean, in the allocator's blocks
-(bitsandbytes 0.50, `QuantState`)."""
+"""Bytes of tables for each 4-bit matrix, in the allocator's blocks. They hold the 16 values of NF4, the 256 values of
+the quantised scales, and the mean of the scales (bitsandbytes 0.50, `QuantState`).
+"""
 
 
 def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
-    """Of LoRA's two matrices beside every adapted linear module."""
+    """Return the parameters of LoRA's two matrices, summed over all adapted linear modules."""
     return rank * sum(
         stack.layers * sum(size) * copies(stack, role)
         for stack in stacks(shape)
@@ -32,7 +33,7 @@ def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) ->
 
 
 def base_bytes(shape: ModelShape, n: Numerics) -> int:
-    """Of the base model's weights as they are held."""
+    """Return the bytes of the base model's weights in the types they are held in."""
     build, parts = family_spec(shape), stacks(shape)
     matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
@@ -44,18 +45,18 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
 
 
 def _kept(stack: ModelShape) -> int:
-    """Weights of a layer's matrices that are not quantised with the others."""
+    """Return the number of weights of a layer's matrices that are never quantised."""
     return sum(i * o for role, (i, o) in linears(stack).items() if role in family_spec(stack).kept)
 
 
 def layer_bytes(shape: ModelShape, n: Numerics) -> int:
-    """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
+    """Return the bytes of one layer's base weights, without the scales of quantised weights (never sharded)."""
     matrices = layer_matrices(shape)
     return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
 
 
 def trained_parameters(shape: ModelShape, n: Numerics) -> int:
-    """What gradients and states are kept for."""
+    """Return the number of weights that have gradients and optimizer states."""
     if n.full:
         return shape.parameters
     pooler = 2 * shape.hidden * n.rank if "pooler" in n.adapted else 0
@@ -64,8 +65,8 @@ def trained_parameters(shape: ModelShape, n: Numerics) -> int:
 
 
 def embedded(shape: ModelShape) -> int:
-    """Weights of the model's tables: of words, of learned positions, and those that are added to them."""
-    if shape.head == "image":  # its patches go through a matrix
+    """Return the number of weights in the model's embedding tables: words, learned positions and added embeddings."""
+    if shape.head == "image":  # image patches go through a matrix
         return 0
     build = family_spec(shape)
     learned = (shape.max_positions or 0) if not build.rotary and not build.encoder else 0
@@ -73,8 +74,9 @@ def embedded(shape: ModelShape) -> int:
 
 
 def optimizer_bytes(optimizer: str, width: int, trained: int, whole: int = 0) -> tuple[int, int]:
-    """(states, what its update takes besides) for so many trained weights, each of `width` bytes. `whole`: those among
-    them whose states an optimizer of 8 bits keeps in float32.
+    """Return (bytes of states, bytes of scratch during the update) for `trained` weights of `width` bytes.
+
+    `whole`: the number of those weights whose states an 8-bit optimizer keeps in float32.
     """
     match optimizer:
         case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
@@ -87,8 +89,9 @@ def optimizer_bytes(optimizer: str, width: int, trained: int, whole: int = 0) ->
 
 
 def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = True) -> int:
-    """Bytes of what FSDP 1 has whole within a segment: the root's weights and those of one layer; in a layer's own pass
-    also those of the next (`ahead`).
+    """Return the bytes that FSDP 1 holds unsharded within a segment: the root's weights and those of one layer.
+
+    With `ahead`, the pass of a layer also holds the weights of the next layer.
     """
     if segment == "optimizer":
         return 0
@@ -103,8 +106,9 @@ def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = Tru
 
 
 def divided(shape: ModelShape, ways: int) -> ModelShape:
-    """What one of so many tensor-parallel devices has of every layer: some heads and columns of the MLP. Raises
-    ValueError where they do not divide.
+    """Return the shape of one tensor-parallel device's part: some heads and MLP columns of every layer.
+
+    Raise ValueError if they cannot be divided equally.
     """
     for what, size in (("heads", shape.heads), ("heads of keys", shape.kv_heads), ("columns", shape.intermediate)):
         if size % ways:

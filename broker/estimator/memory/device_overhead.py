@@ -1,4 +1,4 @@
-"""What nvidia-smi shows of a step: the tape's peak, and what CUDA, cuBLAS and the allocator take besides."""
+"""Device memory as nvidia-smi shows it: the simulated peak plus overhead of CUDA, cuBLAS and the allocator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,37 +8,41 @@ from broker.estimator.memory.evidence import Tier
 from broker.estimator.memory.simulator.types import StepPeak
 
 CONTEXT = GIB // 2
-"""A process's CUDA context with its loaded kernels [assumed]."""
+"""Bytes of a process's CUDA context with its loaded kernels [assumed]."""
 CUBLAS_WORKSPACE, STACK_WORKSPACE = 2 * 32 * 2**20, 2 * 8_519_680
-"""Of the forward and the backward thread, counted as allocated: as the trainer's worker sets it, and torch's default
-below Hopper."""
+"""Bytes of the cuBLAS workspaces of the forward and the backward thread, counted as allocated. The first is the size
+that the trainer's worker sets, the second is torch's default below Hopper.
+"""
 FRAGMENTS_ONE, FRAGMENTS_MANY = 0.28, 0.42
-"""What the caching allocator holds besides, as a share of all that comes and goes within a step. Medians of the 22
-one-GPU rows (0.11 to 0.37) and the 26 two-GPU rows (0.22 to 1.3) of fms-acceleration (`benchmarks.shown_table`)."""
+"""Fragmentation of the caching allocator, as a share of all bytes that are allocated and freed within a step. Medians
+of the 22 one-GPU rows (0.11 to 0.37) and the 26 two-GPU rows (0.22 to 1.3) of fms-acceleration
+(`benchmarks.shown_table`).
+"""
 SHOWN_ONE, SHOWN_MANY = 0.07, 0.29
-"""How much wider the margin of nvidia-smi's figure is: the worst row, predicted by the shares of other models and
-methods, was short by 9.5 % on one GPU and by 33 % on two, where the allocator could not use again for the optimizer
-what it had cached for activations."""
+"""Additional margin of nvidia-smi's figure. The worst row, predicted by the shares of other models and methods, was
+short by 9.5 % on one GPU and by 33 % on two. There the allocator could not reuse for the optimizer what it had
+cached for activations.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes of one device. `margin`: share that the peak may be higher by, on this evidence."""
+    """Memory of one device in bytes. `margin`: share by which the peak may be higher, on this evidence."""
 
     by_category: Mapping[str, int]
     segment: str
     peak_allocated: int
     device_used: int
-    """As nvidia-smi shows: with the context and what the allocator holds besides."""
+    """Bytes as nvidia-smi shows them: with the context and the allocator's cached memory."""
     context: int
-    """Context and fragmentation: the difference of the two."""
+    """Bytes of context and fragmentation: `device_used` minus `peak_allocated`."""
     workspace: int
-    """cuBLAS's, which is counted among what is temporary."""
+    """Bytes of cuBLAS workspaces, which are included in the temporary bytes."""
     tier: Tier
     evidence: str
     margin: float
     device_margin: float
-    """The same for what nvidia-smi shows."""
+    """Margin of `device_used`."""
     notes: tuple[str, ...]
     parameters: int
     trainable: int
@@ -53,7 +57,10 @@ def made(
     several: bool = False,
     workspace: int = CUBLAS_WORKSPACE,
 ) -> Estimate:
-    """With what torch and the allocator take besides. `evidence`: tier, words, margin; `several`: devices."""
+    """Return the estimate with the overhead of torch and the allocator.
+
+    `evidence`: tier, words, margin; `several`: the step runs on several devices.
+    """
     tier, words, margin = evidence
     by = {str(c): size for c, size in played.segments[played.worst].items()}
     by.setdefault("communication", 0)

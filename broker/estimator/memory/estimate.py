@@ -1,6 +1,6 @@
-"""What a fine-tune takes of one device, and what that figure rests on.
+"""Peak memory of a fine-tune on one device, and the evidence for the figure.
 
-`Ask` names things as people do; here they become numerics and a step for the tape.
+`EstimateOptions` uses the user's terms; this module translates them into numerics and a step for the simulator.
 """
 
 from collections.abc import Collection, Iterator
@@ -31,13 +31,15 @@ from broker.estimator.memory.simulator.tape import CATEGORIES as CATEGORIES
 from broker.estimator.memory.simulator.types import Step
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
-"""`adapter`: any other kind over a frozen base, by how many parameters it trains."""
+"""Training method. `adapter`: any other adapter over a frozen base, given by its number of trained parameters."""
 Precision = Literal["bf16", "fp16", "bf16-autocast", "fp16-autocast", "fp32"]
 Sharding = Literal["none", "ddp", "fsdp", "hybrid", "tensor"]
-"""`hybrid`: FSDP within a machine, DDP between; `tensor`: every layer divided within a machine, DDP between."""
+"""Parallelism. `hybrid`: FSDP within a machine, DDP between machines. `tensor`: tensor parallelism within a machine,
+DDP between machines.
+"""
 Attention = Literal["sdpa", "flash", "eager"]
 Norms = Literal["float32", "half"]
-"""Of a quantised base under autocast: raised, as TRL and the trainer have them, or as they were loaded."""
+"""Type of the norms of a quantised base under autocast: cast to float32, as TRL and the trainer do, or as loaded."""
 METHODS, PRECISIONS, SHARDINGS, ATTENTIONS, NORMS = (
     get_args(t) for t in (Method, Precision, Sharding, Attention, Norms)
 )
@@ -46,45 +48,45 @@ OPTIMIZERS = tuple(STATES)
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions:
-    """One fine-tune. `rows` and `length` are of one device's micro-batch."""
+    """Options of one fine-tune. `rows` and `length` are those of one device's micro-batch."""
 
     method: Method = "lora"
     optimizer: str = "adamw_fused"
     precision: Precision = "bf16-autocast"
     length: int = 2048
     target: int | None = None
-    """Tokens that an encoder-decoder writes in each row; None: as many as it reads."""
+    """Tokens of each row that an encoder-decoder generates; None: as many as it reads."""
     rows: int = 1
     accumulated: bool = False
     gpus: int = 1
     nodes: int = 1
-    """Machines that the GPUs are in, equally many in each."""
+    """Machines with an equal number of GPUs each."""
     sharding: Sharding = "none"
     offload: bool = False
-    """FSDP keeps its shards in the host's memory."""
+    """FSDP keeps its shards in host memory."""
     checkpointing: bool = False
     rank: int = 16
     targets: tuple[str, ...] | str = ("all-linear",)
-    """Names of modules, or one regular expression over whole names, as peft takes them."""
+    """Module names, or one regular expression over whole names, as peft accepts them."""
     dropout: float = 0.05
     trainable: int | None = None
-    """What an `adapter` trains; asked of no other method."""
+    """Parameters that method `adapter` trains; None for every other method."""
     attention: Attention = "sdpa"
     norms: Norms = "float32"
     transformers: str | None = None
-    """Version whose own loss is computed; None: the trainer's, outside the model."""
+    """transformers version whose built-in loss is computed; None: the trainer's loss, outside the model."""
 
 
 class InvalidEstimate(ValueError):
-    """What was asked makes no sense; the message is one line that names it."""
+    """Invalid options of an estimate; the message is one line that names the option."""
 
 
 def adapted_modules(
     shape: ModelShape, targets: tuple[str, ...] | str, version: str | None = None
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(what the adapted modules do, what is to be said of the choice). Raises Unanswerable when none matches.
+    """Return (roles of the adapted modules, notes on the choice).
 
-    As peft: a list of names need not all match.
+    As in peft, some names of a list may match no module. Raise InvalidEstimate if none matches.
     """
     names = family_spec(shape).names
     if shape.experts and not (version or "").startswith("4."):  # later ones hold all experts in one tensor, which is no
@@ -110,7 +112,7 @@ def adapted_modules(
 
 
 def check_numbers(ask: EstimateOptions) -> None:
-    """Raises Unanswerable."""
+    """Raise InvalidEstimate if a number is out of range."""
     sizes = (
         ("--seq", ask.length, 10**9),
         ("--target-seq", 1 if ask.target is None else ask.target, 10**9),
@@ -129,7 +131,7 @@ def check_numbers(ask: EstimateOptions) -> None:
 
 
 def check(shape: ModelShape, ask: EstimateOptions) -> None:
-    """Raises Unanswerable."""
+    """Raise InvalidEstimate if the options contradict each other or the model."""
     check_numbers(ask)
     for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
         if shape.max_positions is not None and length > shape.max_positions:
@@ -153,7 +155,7 @@ def check(shape: ModelShape, ask: EstimateOptions) -> None:
 
 
 def _check_pair(shape: ModelShape, ask: EstimateOptions) -> None:
-    """What only an encoder-decoder has, or what is not known for one. Raises Unanswerable."""
+    """Raise InvalidEstimate for options that need an encoder-decoder, or that are not known for one."""
     if not shape.decoder_layers:
         if ask.target is not None:
             raise InvalidEstimate(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
@@ -167,7 +169,7 @@ def _check_pair(shape: ModelShape, ask: EstimateOptions) -> None:
 
 
 def _check_devices(shape: ModelShape, ask: EstimateOptions) -> None:
-    """Raises Unanswerable."""
+    """Raise InvalidEstimate if the GPUs, machines and sharding do not go together."""
     if ask.gpus > 1 and ask.sharding == "none":
         raise InvalidEstimate(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp, fsdp, hybrid or tensor")
     if ask.gpus % ask.nodes:
@@ -185,14 +187,16 @@ def _check_devices(shape: ModelShape, ask: EstimateOptions) -> None:
 
 
 def recompute(ask: EstimateOptions) -> Literal["early", "whole"]:
-    """How checkpointed blocks are computed again: to the last tensor that is asked for, or to the end, as the reentrant
-    way does, which is the default of 4.x. Raises Unanswerable.
+    """Return how checkpointed blocks are recomputed.
+
+    `early` stops at the last saved tensor; `whole` recomputes all of the block, as the reentrant form does, which is
+    the default of transformers 4. Raise InvalidEstimate for an invalid version.
     """
     return "whole" if is_fourth(_release(ask)) else "early"
 
 
 def _release(ask: EstimateOptions) -> tuple[int, int] | None:
-    """Of `--stack`. Raises Unanswerable."""
+    """Return the release of `--stack`. Raise InvalidEstimate for an invalid version."""
     try:
         return release_of(ask.transformers)
     except ValueError as e:
@@ -200,7 +204,7 @@ def _release(ask: EstimateOptions) -> tuple[int, int] | None:
 
 
 def _too_large(shape: ModelShape, ask: EstimateOptions, adapted: Collection[str]) -> Iterator[str]:
-    """A rank beyond which an adapter can do no more, in words."""
+    """Yield a note if the rank exceeds the highest useful rank of the adapted matrices."""
     sides = {role: min(size) for role, size in linears(shape).items() if role in adapted}
     if sides and ask.method != "adapter" and ask.rank > (most := max(sides.values())):
         wide = family_spec(shape).names[max(sides, key=sides.__getitem__)]
@@ -208,11 +212,12 @@ def _too_large(shape: ModelShape, ask: EstimateOptions, adapted: Collection[str]
 
 
 def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[str, ...]]:
-    """(how weights are held and computed with, what is to be said of the LoRA's targets)."""
+    """Return (types of weights and arithmetic, notes on the LoRA)."""
     full, single, release = ask.method == "full", ask.precision == "fp32", _release(ask)
     autocast = ask.precision.endswith("-autocast")
     adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
-    sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1  # its own mixed precision gathers halves
+    # FSDP's own mixed precision gathers half-precision weights
+    sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
     trained = 4 if not full or autocast or single else 2
     asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     bits = asked if is_quantised(shape.family, release) else 0
@@ -236,7 +241,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
 
 
 def _evidence(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float]:
-    """As `_evidence_read`, with more margin for a version of transformers that nobody read."""
+    """Return the evidence of `_evidence_read`, with more margin if this transformers version was never checked."""
     tier, words, margin = _evidence_read(shape, ask)
     if is_read(_release(ask)) or tier == "unchecked":
         return tier, words, margin
@@ -258,7 +263,7 @@ def _evidence_read(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, 
 
 
 def _formula(shape: ModelShape, ask: EstimateOptions) -> tuple[str, float] | None:
-    """(words, margin) of what was neither traced nor measured."""
+    """Return (words, margin) of a step that was neither traced nor measured, or None."""
     family, sharded = shape.family, ask.gpus > 1 and ask.sharding in ("fsdp", "hybrid")
     if sharded and ask.method in ("qlora", "lora8") and ask.transformers is None:
         return f"{family}: {ask.method} under FSDP 2 by formula, neither traced nor measured", 0.25
@@ -266,7 +271,7 @@ def _formula(shape: ModelShape, ask: EstimateOptions) -> tuple[str, float] | Non
         return f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
     if ask.method == "adapter":
         return f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
-    pair = shape.decoder_layers > 0  # whose written-out attention was traced, and whose quantised base was not
+    pair = shape.decoder_layers > 0  # its materialised attention was traced, but its quantised base was not
     untraced = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
     if untraced or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
         return f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: not traced", FORMULA
@@ -274,7 +279,7 @@ def _formula(shape: ModelShape, ask: EstimateOptions) -> tuple[str, float] | Non
 
 
 def _measured(family: str, ask: EstimateOptions) -> tuple[str, float] | None:
-    """(words, margin) of what is as the measured rows are, which were all checkpointed."""
+    """Return (words, margin) if the options match the measured rows, which all use checkpointing; otherwise None."""
     half, several, stack = ask.precision in ("bf16", "fp16") or ask.method == "qlora", ask.gpus > 1, ask.transformers
     if not ask.checkpointing or not half or (several and (ask.sharding != "fsdp" or stack is None)):
         return None
@@ -290,7 +295,7 @@ def _measured(family: str, ask: EstimateOptions) -> tuple[str, float] | None:
 
 
 def by_formula(found: Estimate, words: str) -> Estimate:
-    """The same of a task that no trace knows. `words`: on what it rests."""
+    """Return the estimate for a task without any trace. `words`: the evidence."""
     if found.tier == "unchecked":
         return found
     margin = max(FORMULA, found.margin)
@@ -299,8 +304,8 @@ def by_formula(found: Estimate, words: str) -> Estimate:
 
 
 def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
-    """The peak of one device. Raises Unanswerable."""
-    if shape.pixels:  # an image has as many tokens as it has patches, and one more
+    """Return the peak of one device. Raise InvalidEstimate for options that make no sense."""
+    if shape.pixels:  # an image has one token per patch, plus one
         ask = replace(ask, length=shape.max_positions or 1)
     check(shape, ask)
     release = _release(ask)
@@ -320,10 +325,11 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
         length=ask.length,
         target=(ask.target or ask.length) if shape.decoder_layers else 0,
         checkpointing=ask.checkpointing,
-        reentrant=is_fourth(release),  # its default, not the trainer's
+        reentrant=is_fourth(release),  # the default of transformers 4, not the trainer's
         accumulated=ask.accumulated,
         optimizer=ask.optimizer,
-        whole_states=embedded(shape) if how.full and ask.transformers is not None else 0,  # as HF's Trainer asks of bnb
+        # as HF's Trainer configures bitsandbytes
+        whole_states=embedded(shape) if how.full and ask.transformers is not None else 0,
         trained=ask.trainable,
         loss=loss_of(shape.family, release),
         tables=table_bytes(shape, release, how.weight),

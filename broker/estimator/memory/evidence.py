@@ -1,4 +1,4 @@
-"""On what evidence a step's memory is known, and how far it may be off."""
+"""Evidence for a memory estimate, and its margin of error."""
 
 from typing import Literal
 
@@ -8,18 +8,19 @@ from broker.estimator.architecture.families import FAMILIES, PAIRS
 MEASURED = frozenset({"llama", "mistral"})
 """Families with published A100 peaks to compare with."""
 TRACED = frozenset(FAMILIES) | frozenset(PAIRS)
-"""Families whose closed form was compared with the tracer."""
+"""Families whose simulation was compared with the tracer."""
 SHOWN_MORE = {"gpt_bigcode": 0.16}
-"""Families of which nvidia-smi showed more beside the peak than of others, and how much wider its margin is: full
-fine-tunes of so small a model peak in the optimizer, which cannot use what was cached for activations."""
+"""Additional margin of nvidia-smi's figure by family. A full fine-tune of so small a model peaks in the optimizer,
+which cannot reuse the memory that was cached for activations.
+"""
 TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
 FORMULA, EXACT = 0.10, 0.05
-"""Margins: where nothing was traced, and of a trace of the model's own code."""
+"""Margins: FORMULA where nothing was traced, EXACT for a trace of the model's own code."""
 Tier = Literal["measured", "traced", "formula", "table", "unchecked"]
 
 
 def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
-    """(tier, words, margin) of a step that equals a trace of it, for the family and the number of devices."""
+    """Return (tier, words, margin) by family and number of devices, for a step that matches a traced step."""
     family = shape.family
     if family not in TRACED:
         return "unchecked", f"architecture {family!r} is unknown and was taken for a llama: probe a step first", 1.4
@@ -32,5 +33,5 @@ def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
 
 
 def exact_margin(family: str, margin: float) -> float:
-    """Of a trace of the model's own code. `margin`: of the closed form."""
+    """Return the margin for a trace of the model's own code. `margin`: the margin of the simulation."""
     return min(margin, EXACT if family in TRACED else FORMULA)

@@ -1,28 +1,28 @@
-"""What a machine's own memory must hold while its GPUs train: processes, weights as they are read, copies of the state.
+"""Host memory that a machine needs during training: processes, weights while loading, copies of the state.
 
-Weights in the type that they were published in are mapped, so only those that are cast take memory: measured with
-transformers 5 (docs/design/estimator.md). A checkpoint is written from its copy in place, without another one.
+Weights in their published type are memory-mapped, so only weights that are cast take memory. This was measured with
+transformers 5 (docs/design/estimator.md). A checkpoint is written from its host copy without another copy.
 """
 
 from broker.domain.offer import GIB
 from broker.domain.workload import DIVIDED, Plan, Workload
 
 PROCESS = 3 * GIB
-"""Of each GPU: Python with torch, CUDA's and NCCL's libraries [assumed]."""
+"""Bytes of one GPU's process: Python with torch and the libraries of CUDA and NCCL [assumed]."""
 AGENT = GIB // 2
 MASTER_BYTES, PUBLISHED_BYTES = 4, 2
-"""Of a weight: trained in full, and as a base is published."""
+"""Bytes of a weight that is trained in full, and of a base weight as it is published."""
 CAST = {"fp32": 4, "fp16": 2}
-"""Of a weight of a base that is kept in another type than it is published in, by the precision; else it is mapped."""
+"""Bytes of a base weight that is cast from its published type, by precision. Other weights are memory-mapped."""
 
 
 def host_bytes(work: Workload, plan: Plan, *, states: int, nodes: int = 1) -> int:
-    """Bytes of the machine that needs most; `states`: of a checkpoint.
+    """Return the host memory, in bytes, of the machine that needs most; `states`: bytes of a checkpoint.
 
-    At first every process reads all weights, of a divided model the first one alone. Then a copy of what is saved
-    lies there, of a divided model shared by all machines that hold it, and the best weights if they are kept, which are
-    copied as well. At the end the first process has a divided model whole, and adapters are merged into another copy of
-    the base.
+    At start every process reads all weights; for a sharded model only the first process does. Then each machine holds a
+    copy of the state to save. For a sharded model, all machines that hold it share this copy. If the best weights are
+    kept, they are held and copied as well. At the end, the first process holds a sharded model whole, and adapters are
+    merged into another copy of the base.
     """
     assert work.shape is not None
     each, divided = -(-plan.devices // nodes), plan.parallelism in DIVIDED

@@ -1,4 +1,4 @@
-"""Memory that a job of gpubroker's own trainer needs on one device; the peak is played by `memory_step`."""
+"""Device memory that a job of gpubroker's own trainer needs; `simulator` computes the peak."""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,13 +14,13 @@ from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.types import Step
 
 GPU_CONTEXT = GIB * 3 // 4
-"""CUDA context and cuBLAS workspaces."""
+"""Bytes of the CUDA context and the cuBLAS workspaces."""
 CPU_CONTEXT = GIB
-"""Python with torch, transformers and peft, resident."""
+"""Resident bytes of Python with torch, transformers and peft."""
 
 
 def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
-    """What the modules do that get an adapter."""
+    """Return the roles of the modules that get an adapter."""
     names = family_spec(shape).names
     if workload.method == "full":
         return frozenset()
@@ -39,13 +39,14 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
 
 
 def bits_of(workload: Workload) -> Literal[0, 4, 8]:
-    """Of a weight of the base's linear modules; 0: not quantised."""
+    """Return the bits of a weight of the base's linear modules; 0: not quantised."""
     return 4 if workload.method == "qlora" else 8 if workload.method == "lora8" else 0
 
 
 def divides(workload: Workload) -> bool:
-    """Whether a plan may divide it by FSDP: what the trainer can divide, and of that what the form of its memory was
-    compared with the tracer for.
+    """Return whether a plan may shard the workload with FSDP.
+
+    The trainer must support it, and its simulated memory must have been compared with the tracer.
     """
     return (
         workload.shape is not None
@@ -55,15 +56,17 @@ def divides(workload: Workload) -> bool:
 
 
 def divisible(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
-    """A decoder of tokens without a quantised base, an optimizer whose states are of its weights' shapes, and no fp16,
-    whose scaler was never run over shares.
+    """Return whether FSDP can shard such a training.
+
+    The model is a language model without a quantised base. Its optimizer keeps states in the shapes of the weights.
+    fp16 is excluded, because its gradient scaler was never run on shards.
     """
     decoder = shape.head == "tokens" and not shape.decoder_layers and not precision.startswith("fp16")
     return decoder and method in ("full", "lora") and optimizer not in ("adamw_8bit", "adafactor")
 
 
 def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[str, float]:
-    """(words, margin) of its memory."""
+    """Return (words, margin) of the workload's memory."""
     _, words, margin = evidence_of(shape, several=several)
     untraced: list[str] = []
     untraced += [workload.method] if bits_of(workload) else []
@@ -75,8 +78,9 @@ def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[s
 
 
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
-    """How the trainer holds weights and computes: a LoRA base in the compute precision, all that is trained in
-    float32, autocast around both. `bf16`: the device has it, which is what precision `auto` takes.
+    """Return the types that the trainer uses.
+
+    A LoRA base has the compute precision, trained weights have float32, and autocast is around both. `bf16`: the device supports bf16, which precision `auto` then selects.
     """
     half = workload.precision in ("bf16", "fp16") or (workload.precision == "auto" and bf16)
     full = workload.method == "full"
@@ -96,15 +100,15 @@ def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool)
 
 
 def gathered(numerics: Numerics) -> Numerics:
-    """The same by FSDP 2, which casts what it gathers."""
+    """Return the types under FSDP 2, which casts what it gathers."""
     return replace(numerics, weight=numerics.compute, adapters=numerics.compute, norms_float32=False)
 
 
 def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> MemoryNeed | None:
-    """What one device must have; None for a script, about which nothing is known.
+    """Return the memory that one device must have; None for a script, whose memory is unknown.
 
-    `bf16`: the device computes in it. `gpu`: False for a CPU, whose context is the process itself. `devices`: each of
-    several holds everything, and the buckets of the gradients' all-reduce besides; they share the global batch.
+    `bf16`: the device computes in bf16. `gpu`: False for a CPU, whose context is the process itself. `devices`: each
+    device holds the whole model and the buckets of the gradient all-reduce; they share the global batch.
     """
     shape = workload.shape
     if shape is None:

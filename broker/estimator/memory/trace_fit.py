@@ -1,28 +1,30 @@
-"""Memory of models that have no closed form, from the coefficients of traces.
+"""Memory of models without a simulator, from coefficients that were fitted to traces.
 
-Within one segment of a step a category's bytes are a constant, plus so many for each row, plus so many for each row and
-what it has of a size (tokens that are written, pixels of the latents); a LoRA's rank adds to the constant, or to what
-all tokens of a row take. The peak is that of the worst segment.
+Within one segment of a step, the bytes of a category are a linear function of three parts: a constant, a part per row,
+and a part per row and size. The size is the number of generated tokens, or of pixels of the latents. The rank of a LoRA adds to the
+constant, or to the part for all tokens of a row. The peak is the peak of the worst segment.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 RANK = 16
-"""That of the traces; others are so many more or fewer."""
+"""LoRA rank of the traces; the coefficients are for the difference from it."""
 Segments = Mapping[str, Mapping[str, Sequence[float]]]
-"""By segment and category: constant, by row, by row and size, and for each rank more: constant, by row and spread."""
+"""Coefficients by segment and category: constant, per row, per row and size, then per additional rank: constant, per
+row and spread.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """What the traced step has of the things that bytes follow from."""
+    """Sizes of the step that the coefficients are multiplied by."""
 
     rows: int
     size: int
-    """Of one row: what the second coefficient is for."""
+    """Tokens or pixels of one row that the third coefficient is multiplied by."""
     spread: int
-    """Of one row: all that adapters see, tokens or pixels."""
+    """Tokens or pixels of one row that pass through adapters."""
     rank: int = RANK
 
 
@@ -32,5 +34,5 @@ def _value(line: Sequence[float], load: TracedStep) -> int:
 
 
 def by_category(segments: Segments, load: TracedStep) -> dict[str, dict[str, int]]:
-    """Bytes of every segment."""
+    """Return the bytes of every segment by category."""
     return {name: {c: _value(line, load) for c, line in by.items()} for name, by in segments.items()}

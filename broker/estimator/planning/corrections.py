@@ -1,8 +1,8 @@
-"""What own runs say of speed and memory: observations in, corrections of later estimates out.
+"""Corrections of speed and memory estimates, learned from own runs.
 
-Observations are kept raw and compared with the estimate of today, so a better estimator makes none of them stale. They
-are shared by all teams of an installation: by logarithms of observed over estimated, of a GPU, method and family, in
-which nobody's model, data or name can be seen.
+Observations are stored raw and compared with the current estimate, so a better estimator makes none of them stale. All
+teams of an installation share them as logarithms of observed over estimated by GPU, method and family. These reveal no
+team's model, data or names.
 """
 
 from collections import defaultdict
@@ -23,12 +23,12 @@ from broker.estimator.speed.roofline import ideal
 from broker.estimator.speed.throughput import observed_runs, step_seconds
 
 ENOUGH_STEPS = 10
-"""The first steps of an attempt compile, warm up and fill caches."""
+"""Minimum steps of a usable speed observation. The first steps of an attempt compile, warm up and fill caches."""
 LEAST = 0.8
-"""Memory is corrected to no less, since the estimate is of the longest row, and other data has other rows [assumed]."""
+"""Lowest correction factor of memory. The estimate is for the longest row, and other data has other rows [assumed]."""
 LEAST_MARGIN = 0.01
 Z95 = 1.645
-"""Standard deviations that a margin stands for."""
+"""Standard deviations that a margin represents."""
 
 Kind = tuple[object, ...]
 Like = tuple[Kind, int, int]
@@ -36,7 +36,7 @@ Like = tuple[Kind, int, int]
 
 
 def memory_key(workload: Workload) -> Like:
-    """Equal for workloads that need the same memory."""
+    """Return a key that is equal for workloads that need the same memory."""
     kind = (*model_key(workload), workload.gradient_checkpointing)
     return kind, workload.micro_batch, workload.sequence
 
@@ -50,27 +50,28 @@ def model_key(workload: Workload) -> Kind:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corrections:
-    """Logarithms of observed over estimated, by where they belong."""
+    """Logarithms of observed over estimated, by the group they belong to."""
 
     speeds: Mapping[str, Sequence[tuple[Path, float]]] = field(default_factory=dict)
-    """By hardware."""
+    """Speed observations by hardware name."""
     peaks: Sequence[tuple[Path, float]] = ()
-    """One for all runs that are alike: they say nothing more of others."""
+    """Peak memory observations, one for all runs with the same key, because repeated runs add no evidence for others.
+    """
     floors: Mapping[Kind, Sequence[tuple[int, int, int]]] = field(default_factory=dict)
-    """By model, method and checkpointing: (micro-batch, tokens of a row, most bytes of a device that were seen)."""
+    """Values by model, method and checkpointing: (micro-batch, tokens of a row, highest observed bytes of a device)."""
     shortfalls: Mapping[Kind, float] = field(default_factory=dict)
-    """By how much runs of this model and method wanted more than was estimated, with its margin, as they ran out."""
+    """Factor by which out-of-memory runs exceeded the estimate plus margin, by model and method."""
     spots: History = field(default_factory=dict)
-    """Own spot machines' time and preemptions, by cloud, region and GPU."""
+    """Hours and preemptions of own spot machines, by cloud, region and GPU."""
     _weighed: dict[object, Evidence | None] = field(default_factory=dict, repr=False)
 
     def speed(self, hardware: Hardware, workload: Workload) -> Belief:
-        """Of tokens/s."""
+        """Return the correction of tokens/s."""
         path, runs = _path(hardware.name, workload), self.speeds.get(hardware.name, ())
         return self._believed(runs, path, GPU_PRIOR if hardware.gpu else CPU_PRIOR)
 
     def prepare(self, name: str) -> None:
-        """Weighs what was seen of one hardware now, so that no quote has to: 0.1 s for some hundred runs."""
+        """Weigh the observations of one hardware now (0.1 s for some hundred runs), so that quotes need not."""
         self._evidence(self.speeds[name], name, GPU_PRIOR if TABLE[name].gpu else CPU_PRIOR)
 
     def _believed(self, runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
@@ -84,8 +85,10 @@ class Corrections:
         return self._weighed[first, prior]
 
     def need(self, workload: Workload, need: MemoryNeed, gpu: bool, sharded: bool) -> MemoryNeed:
-        """An estimate corrected, its margin by the evidence: never less than what was seen with no more rows, and no
-        longer ones. Of what is divided between GPUs nothing was observed.
+        """Return the corrected estimate, with a margin that follows the evidence.
+
+        It is never below the observed memory of a run with at most as many rows of at most the same length. Sharded
+        models have no observations.
         """
         if sharded:
             return replace(need, correction=workload.memory_factor)
@@ -96,7 +99,7 @@ class Corrections:
         margin = expm1(log1p(need.margin) * min(1.0, known.scale))
         if known.runs:
             source += f"; {100 * expm1(known.shift):+.0f} % by {observed_runs(known.runs)}"
-        if failed > 1:  # where such a run has failed, others' success is no reason to be less careful
+        if failed > 1:  # after such a failure, the success of other runs is no reason to narrow the margin
             factor, margin = max(factor, failed), need.margin
             source += "; such a run has run out of memory"
         seen = self.floors.get(memory_key(workload)[0], ())
@@ -107,17 +110,17 @@ class Corrections:
 
 NO_CORRECTIONS = Corrections()
 LearnedCorrections = Callable[[], Corrections]
-"""What is known now."""
+"""Returns the current corrections."""
 
 
 def _path(where: str, workload: Workload) -> Path:
-    """A family's runs of one task tell little of another's."""
+    """Return the group of a run. The task is part of it, because runs of one task are weak evidence for another."""
     family = workload.shape.family if workload.shape else ""
     return where, workload.method, family if workload.task == "causal_lm" else f"{family} {workload.task}"
 
 
 def _memory_prior(margin: float) -> Prior:
-    """A margin as the deviations that it stands for: most of it is the method's and the family's."""
+    """Convert a margin to the deviations that it represents; the method and the family have the largest share."""
     deviation = log1p(max(margin, LEAST_MARGIN)) / Z95
     return Prior(levels=(0.3 * deviation, 0.6 * deviation, 0.6 * deviation), run=0.43 * deviation)
 
@@ -126,7 +129,7 @@ def _memory_prior(margin: float) -> Prior:
 
 
 def observed(job: Job, attempt: Attempt) -> RunObservation | None:
-    """What an ended attempt showed; None: nothing that an estimate could learn from."""
+    """Return the observation of an ended attempt, or None if it has nothing that an estimate could learn from."""
     offer, workload, plan, final = attempt.line.offer, job.workload, attempt.line.plan, attempt.final
     name = offer.emulated_on or offer.accelerator
     if workload.shape is None or plan is None or name not in TABLE:
@@ -135,7 +138,7 @@ def observed(job: Job, attempt: Attempt) -> RunObservation | None:
     if last is None:
         return None
     resumed = last.resumed_from or 0
-    # What stands for a GPU here has this computer's memory, not the GPU's.
+    # The host that emulates a GPU has its own memory, not the GPU's.
     emulated = bool(offer.emulated_on)
     short = attempt.reason is Reason.OOM and not emulated and not attempt.ran_out_of_host
     timed = last.step - resumed >= ENOUGH_STEPS and last.tokens_per_s
@@ -158,26 +161,26 @@ def observed(job: Job, attempt: Attempt) -> RunObservation | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """An observation beside the estimate of today."""
+    """An observation with the current estimate of the same run."""
 
     hardware: str
     path: Path
     speed: float | None
-    """Logarithm of observed over estimated; None: not known, or not to be believed."""
+    """Logarithm of observed over estimated tokens/s; None: unknown or implausible."""
     like: Like
     base: Kind
     memory_path: Path
     peak: float | None = None
-    """Likewise."""
+    """Logarithm of observed over estimated peak memory; None: unknown."""
     took: int | None = None
-    """Bytes of the device."""
+    """Observed bytes of the device; None: unknown."""
     short: float | None = None
-    """What the estimate is to be multiplied by, where it ran out of memory."""
+    """Factor to multiply the estimate by, if the run ran out of memory; None: it did not."""
     device_bytes: int = 0
 
 
 def assess(one: RunObservation) -> ComparedRun | None:
-    """None: what cannot be estimated any more. Takes 2 ms."""
+    """Compare the observation with the current estimate; takes 2 ms. Return None if it can no longer be estimated."""
     hardware = TABLE.get(one.hardware)
     if hardware is None or one.workload.shape is None:
         return None
@@ -206,7 +209,7 @@ def assess(one: RunObservation) -> ComparedRun | None:
 
 
 def learn(assessed: Sequence[ComparedRun]) -> Corrections:
-    """`assessed`: the older ones first."""
+    """Return the corrections that follow from the runs. `assessed`: oldest first."""
     speeds: dict[str, list[tuple[Path, float]]] = defaultdict(list)
     peaks: dict[tuple[Path, Like], list[float]] = defaultdict(list)
     floors: dict[Like, int] = {}
@@ -219,7 +222,7 @@ def learn(assessed: Sequence[ComparedRun]) -> Corrections:
         if one.took is not None:
             floors[one.like] = max(floors.get(one.like, 0), one.took)
             if one.like in ran_out and one.device_bytes <= ran_out[one.like].device_bytes:
-                del ran_out[one.like]  # it does fit there: something else had filled that memory
+                del ran_out[one.like]  # the run fits on that device; another process had filled the memory
         if one.short is not None:
             ran_out[one.like] = one
     shortfalls: dict[Kind, float] = {}
@@ -237,7 +240,7 @@ def learn(assessed: Sequence[ComparedRun]) -> Corrections:
 
 
 def _speed(one: RunObservation, planner: Planner, hardware: Hardware) -> float | None:
-    """Logarithm of observed over estimated tokens/s; None: not known, or faster than the datasheet."""
+    """Return the logarithm of observed over estimated tokens/s; None: unknown, or faster than the datasheet."""
     if one.tokens_per_s is None or one.tokens_per_s <= 0:
         return None
     run = planner.run(one.plan, hardware, one.nodes)

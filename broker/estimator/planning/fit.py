@@ -1,4 +1,4 @@
-"""Whether a workload fits a kind of machine, by which plan it runs there, and how long it takes."""
+"""Fit of a workload on a machine: the drop reason or the plan, and the duration."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,8 +17,10 @@ _PROBE = "; its longest rows are tried after the first step"
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """`drop` is None when it fits; then `plan` is the best one. A workload without a shape has neither memory nor
-    pace, and runs on all devices.
+    """Result of fitting a workload on a machine.
+
+    `drop` is None if it fits; then `plan` is the best plan. A workload without a shape has neither memory nor pace, and
+    uses all devices.
     """
 
     drop: DropReason | None
@@ -30,8 +32,9 @@ class Fit:
 
 
 def probed(workload: Workload, plan: Plan | None) -> bool:
-    """Nobody knows what its steps take, or nobody has measured it: an attempt tries its longest rows before the long
-    run.
+    """Return whether an attempt tries its longest rows before the long run.
+
+    It does so if the memory of its steps is unknown or was never measured.
     """
     if workload.method == "script":
         return False
@@ -41,7 +44,7 @@ def probed(workload: Workload, plan: Plan | None) -> bool:
 
 
 def computing(offer: Offer) -> Hardware | None:
-    """The hardware that sets the time: the emulating one where there is one. None: no figures."""
+    """Return the hardware that determines the time: the emulating one, if any. None: no figures exist."""
     found = TABLE.get(offer.emulated_on or offer.accelerator)
     if found is None or offer.facts is None or offer.facts.interconnect != "pcie":
         return found
@@ -54,17 +57,17 @@ def _planner(workload: Workload, learned: Corrections) -> Planner:
 
 
 def planner(workload: Workload, learned: Corrections = NO_CORRECTIONS) -> Planner:
-    """A job is quoted, submitted and placed again and again: what its steps take is worked out once."""
+    """Return the planner of the workload. It is cached, because one job is quoted, submitted and placed many times."""
     return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0), learned)
 
 
 def fit(
     workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False, learned: Corrections = NO_CORRECTIONS
 ) -> Fit:
-    """`nodes` of `offer` against `workload`; only hardware is looked at. `local`: the weights lie on this machine.
-    `learned`: what own runs say of such jobs.
+    """Fit the workload on `nodes` machines of the offer; only the hardware is considered.
 
-    A simulated machine must hold what the real one would, though it computes elsewhere.
+    `local`: the weights are on this machine. `learned`: corrections from own runs of such jobs. A simulated machine
+    must have the memory of the real one, though it computes on other hardware.
     """
     too_small = 0 < offer.gpu_memory_bytes <= workload.oom_device_bytes
     if workload.shape is None and not too_small:

@@ -1,8 +1,8 @@
-"""The best plan of a workload on a machine: parallelism, micro-batch, accumulation, checkpointing.
+"""Search of the best plan of a workload on a machine: parallelism, micro-batch, accumulation, checkpointing.
 
-The global batch is the user's. Among the plans that fit with their margin the fastest is taken; of those that are about
-as fast the one that needs least memory, since an estimate may be wrong. A model is divided between GPUs only where none
-of them holds all of it.
+The user sets the global batch. Among the plans that fit with their margin, the fastest wins. Among plans of nearly
+equal speed, the plan that needs least memory wins, because an estimate may be wrong. A model is sharded only if no
+single GPU can hold it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +19,18 @@ from broker.estimator.speed.roofline import RooflineStep
 from broker.estimator.speed.throughput import Timing, run_of, step_seconds, timing
 
 MOST_ROWS = 64
-"""The largest micro-batch that is looked at: by then nothing gets faster."""
+"""Largest micro-batch that is tried; larger ones are no faster."""
 MICRO_BATCH_RATIO = 1.5
-"""Micro-batches that are tried differ by this factor at least."""
+"""Smallest factor between two micro-batches that are tried."""
 SPEED_TIE_RATIO = 1.02
-"""Plans whose steps differ by less are equally fast: far less than the time model can tell."""
+"""Plans whose step times differ by less than this factor count as equally fast; the time model is far less precise."""
 SHARDED_MARGIN = {"fsdp": 0.10, "hybrid": 0.15}
-"""At the least: FSDP 2 was compared with the tracer alone, hybrid with nothing."""
+"""Minimum margins. FSDP 2 was compared only with the tracer, hybrid with nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """The best plan, or with `fits` False the one that needs least."""
+    """The best plan, or with `fits` False the plan that needs least memory."""
 
     plan: Plan
     fits: bool
@@ -39,7 +39,7 @@ class Planned:
 
 
 Corrected = Callable[[Workload, MemoryNeed, bool, bool], MemoryNeed]
-"""(planned workload, its estimate, on a GPU, sharded) -> the estimate as own runs have it."""
+"""(planned workload, its estimate, on a GPU, sharded) -> the estimate corrected by own runs."""
 
 
 def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool) -> MemoryNeed:
@@ -47,7 +47,7 @@ def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool)
 
 
 def dividers(rows: int, most: int) -> list[int]:
-    """Micro-batches to try for so many rows a device, ascending, each dividing them."""
+    """Return the micro-batches to try for that many rows per device, ascending; each divides the rows."""
     found = [1]
     for size in range(2, min(rows, most) + 1):
         if rows % size == 0 and size >= MICRO_BATCH_RATIO * found[-1]:
@@ -56,24 +56,27 @@ def dividers(rows: int, most: int) -> list[int]:
 
 
 def devices_of(workload: Workload, there: int, nodes: int = 1) -> int:
-    """How many of the devices get as many rows as each other in every step; as many of each machine, if that can be."""
+    """Return the number of devices that can get equally many rows in every step, a multiple of `nodes` if possible."""
     units = workload.global_batch if workload.free_micro_batch else workload.global_batch // workload.micro_batch
     even = [d for d in range(1, max(1, min(there, units)) + 1) if units % d == 0]
     return max([d for d in even if d % nodes == 0] or even)
 
 
 def parallelism_candidates(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
-    """How so many devices can work together; the first that fit are taken. `divided`: the model may be."""
+    """Return ways in which that many devices can work together, in the order of preference.
+
+    The search stops at the first group with a plan that fits. `divided`: the model may be sharded.
+    """
     if devices == 1:
         return [["single"]]
     if not divided:
         return [["ddp"]]
-    alike = nodes > 1 and devices > nodes and devices % nodes == 0  # machines that can have a copy each
+    alike = nodes > 1 and devices > nodes and devices % nodes == 0  # each machine can hold a copy
     return [["ddp"], ["fsdp", "hybrid"] if alike else ["fsdp"]]
 
 
 def shards_of(plan: Plan, nodes: int) -> int:
-    """Devices that weights and states are divided between."""
+    """Return the number of devices that share one copy of weights and states."""
     match plan.parallelism:
         case "fsdp":
             return plan.devices
@@ -83,10 +86,10 @@ def shards_of(plan: Plan, nodes: int) -> int:
 
 
 class Planner:
-    """Plans of one workload. Memory is played once for every step that some machine may take, not once a machine."""
+    """Plans of one workload. Each distinct step is simulated once, not once per machine."""
 
     def __init__(self, workload: Workload, corrected: Corrected = _as_estimated) -> None:
-        """`corrected`: by what own runs have shown. Raises ValueError for a workload without a shape."""
+        """Prepare the search. `corrected`: applies own runs. Raise ValueError for a workload without a shape."""
         if workload.shape is None:
             raise ValueError("nothing is known of this workload, so it cannot be planned")
         self._workload, self._shape = workload, workload.shape
@@ -97,28 +100,28 @@ class Planner:
         self._timings: dict[object, Timing] = {}
 
     def as_planned(self, plan: Plan) -> Workload:
-        """The workload with the plan's numbers."""
+        """Return the workload with the plan's numbers."""
         return replace(self._workload, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
 
     def _at_once(self, plan: Plan) -> Workload:
-        """The same as memory sees it, where every sequence of a row is a row."""
+        """Return the planned workload as the simulator needs it, where every sequence counts as a row."""
         work, each = self.as_planned(plan), self._workload.sequences
         return replace(work, micro_batch=work.micro_batch * each, global_batch=work.global_batch * each)
 
     def run(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> RooflineStep:
-        """One step under the plan, as the time model sees it."""
+        """Return one step under the plan for the time model."""
         work = self.as_planned(plan)
         return run_of(work, self._shape, hardware, devices=plan.devices, nodes=nodes, parallelism=plan.parallelism)
 
     def timing(self, plan: Plan, hardware: Hardware, nodes: int = 1, cores: int = 1) -> Timing:
-        """Its times there. `cores`: of a CPU."""
+        """Return the timing of the plan on the hardware. `cores`: of a CPU."""
         key = (plan, hardware.name, hardware.link, nodes, cores)
         if key not in self._timings:
             self._timings[key] = timing(self.run(plan, hardware, nodes), hardware, cores=cores)
         return self._timings[key]
 
     def need(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> MemoryNeed:
-        """Bytes of one device."""
+        """Return the memory of one device."""
         shards, several = shards_of(plan, nodes), plan.devices > 1
         accumulated = self._workload.global_batch > plan.micro_batch * plan.devices
         key = (
@@ -128,7 +131,7 @@ class Planner:
         if key not in self._needs:
             if shards > 1:
                 found = self._sharded(plan, shards, hardware, accumulated)
-            else:  # all of several devices hold the same, however many
+            else:  # every device holds the whole model, so their number does not matter
                 held = memory(self._at_once(plan), bf16=hardware.bf16, gpu=hardware.gpu, devices=plan.devices)
                 assert held is not None
                 found = held
@@ -165,9 +168,9 @@ class Planner:
         )
 
     def best(self, hardware: Hardware, has: int, there: int, *, computing: Hardware, nodes: int = 1) -> Planned:
-        """On `there` devices of `has` bytes each, of `nodes` machines together.
+        """Return the best plan on `there` devices of `has` bytes each, on `nodes` machines together.
 
-        `computing`: what sets the time, which is another one where `hardware` is emulated.
+        `computing`: the hardware that determines the time; it differs from `hardware` where that is emulated.
         """
         key = (hardware.name, has, there, computing.name, computing.link, nodes)
         if key not in self._best:
@@ -185,7 +188,8 @@ class Planner:
             for way, checkpointing in product(together, self._checkpointings()):
                 plans = [timed.plan(way, devices, rows, checkpointing) for rows in self._rows(devices, computing)]
                 needs = [self.need(plan, hardware, nodes).required for plan in plans]
-                # Every one is asked: the whole batch at once accumulates no gradients, and may need less than a part.
+                # Check every plan: the whole batch at once accumulates no gradients, and may need less than a part of
+                # it.
                 fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= has]
                 fitting += timed.fastest([plan for plan in fit if not self._failed(plan, has, nodes)], hardware)
                 if least is None or min(needs) < least.memory.required:
@@ -197,9 +201,7 @@ class Planner:
         return min((one for one in fitting if one.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
 
     def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
-        """The least plan has run out of memory on as large devices, of which no fewer shared the model, or it would
-        have more rows than that one.
-        """
+        """Return whether a plan with no more rows and no more shards already ran out of memory on such a device."""
         work = self._workload
         most = work.oom_micro_batch or plan.micro_batch
         more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= most
@@ -212,7 +214,7 @@ class Planner:
         work = self._workload
         if not work.free_micro_batch:
             return [work.micro_batch]
-        # A CPU, of one's own or in place of a simulated GPU, gains nothing by more rows than the trainer's own choice.
+        # A CPU, also one that emulates a GPU, gains nothing by more rows than the trainer's own choice.
         most = MOST_ROWS if computing.gpu else work.micro_batch
         return dividers(work.global_batch // devices, min(most, work.max_micro_batch or most))
 
@@ -222,7 +224,7 @@ def _by_memory(one: Planned) -> tuple[int, float]:
 
 
 class _Timed:
-    """Plans and their steps on one kind of hardware."""
+    """Plans and their step times on one kind of hardware."""
 
     def __init__(self, planner: Planner, computing: Hardware, nodes: int) -> None:
         self._planner, self._computing, self._nodes = planner, computing, nodes
@@ -246,7 +248,10 @@ class _Timed:
         )
 
     def fastest(self, plans: Sequence[Plan], hardware: Hardware) -> list[Planned]:
-        """The one of most rows and, down from there, all that are about as fast: more rows are never slower."""
+        """Return the plan with most rows and, in descending order, all plans of nearly equal speed.
+
+        More rows are never slower, so the search stops at the first slower plan.
+        """
         found: list[Planned] = []
         for plan in reversed(plans):
             found.append(self.planned(plan, hardware, fits=True))

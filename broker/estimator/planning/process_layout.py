@@ -1,13 +1,16 @@
-"""How the processes of an attempt share the model: the plan, as the trainer is told it."""
+"""Distribution of a model over the processes of an attempt, in the trainer's terms."""
 
 from broker.domain.workload import Plan
 from trainer.contract.documents import Parallelism, World
 
 
 def world(plan: Plan | None, *, nodes: int, gpus: int) -> World:
-    """`gpus`: of each node, 0 for a process on its CPU. Without a plan, as for a script, each would hold all of it.
+    """Return the process layout.
 
-    GPUs that the plan leaves idle have no process: it would take memory that nobody planned, there and on the host.
+    Without a plan, as for a script, each process holds the whole model.
+
+    `gpus`: of each node, 0 for a process on its CPU. GPUs that the plan leaves idle get no process, because it would
+    take unplanned memory on the GPU and on the host.
     """
     if plan is not None:
         gpus = min(gpus, -(-plan.devices // nodes))

@@ -1,6 +1,6 @@
-"""What more GPUs would bring: for each count the best plan, its throughput, utilisation, hours and dollars.
+"""Effect of more GPUs: for each count the best plan, its throughput, utilisation, hours and dollars.
 
-By the rules of the plans that are bought (`plans`). Machines have eight GPUs.
+Uses the rules of `plan_search`, on machines with eight GPUs.
 """
 
 import math
@@ -20,7 +20,7 @@ from broker.estimator.speed.roofline import RooflineStep, model_flop
 from broker.estimator.speed.throughput import Speed, speed, step_seconds
 
 A_MACHINE = 8
-"""GPUs."""
+"""GPUs of a machine."""
 MOST_GPUS = 16_384
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
@@ -28,8 +28,10 @@ SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoad:
-    """What is to be trained. `tokens_per_row`: mean; the longest row is the ask's length. `written_per_row`: what an
-    encoder-decoder writes for it.
+    """Training whose scaling is estimated.
+
+    `tokens_per_row`: mean tokens; the longest row has the length of the options. `target_tokens_per_row`: mean tokens
+    of a row that an encoder-decoder generates.
     """
 
     global_batch: int
@@ -41,25 +43,25 @@ class TrainingLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One count of GPUs; `plan` is None where nothing fits."""
+    """Result for one number of GPUs; `plan` is None if nothing fits."""
 
     gpus: int
     nodes: int
-    """Machines that the plan's GPUs are in."""
+    """Machines that the plan's GPUs are on."""
     need_bytes: int
-    """Of one GPU, with its margin and the context; of the plan that needs least where none fits."""
+    """Bytes of one GPU, with margin and context. If nothing fits, those of the plan that needs least."""
     plan: Plan | None = None
     speed: Speed | None = None
-    """Of the plan."""
+    """Speed of the plan."""
     mfu: float = 0.0
-    """Arithmetic of the model, recomputation left out, over the datasheet's bf16 rate of all GPUs."""
+    """Model FLOP without recomputation, over the datasheet's bf16 rate of all GPUs."""
     hours: float = 0.0
-    """Of training alone, undisturbed."""
+    """Hours of training only, without interruptions."""
     usd: float | None = None
 
 
 def unmeasured(ask: sizes.EstimateOptions) -> str | None:
-    """Why nothing can be said about the time; None: something can."""
+    """Return why the time cannot be estimated, or None if it can."""
     if ask.gpus > MOST_GPUS:
         return f"no basis: no run was of more than 512 GPUs, and beyond {MOST_GPUS} nothing is said"
     if ask.offload or ask.sharding == "tensor":
@@ -79,7 +81,7 @@ def run_of(
     *,
     written: float = 0.0,
 ) -> RooflineStep:
-    """One step under the plan. `written`: tokens that an encoder-decoder writes for a row."""
+    """Return one step under the plan. `written`: tokens of a row that an encoder-decoder generates."""
     asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
     numerics = sizes.numerics(shape, asked)[0]
     return RooflineStep(
@@ -101,14 +103,19 @@ def run_of(
 
 
 def utilisation(run: RooflineStep, hardware: Hardware, tokens_per_s: float) -> float:
-    """Model FLOP utilisation of all devices at that rate."""
+    """Return the model FLOP utilisation of all devices at that rate."""
     return model_flop(run) * tokens_per_s / (hardware.bf16_flops * run.devices)
 
 
 def scaling(
     shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware, counts: Sequence[int], load: TrainingLoad
 ) -> tuple[Point, ...]:
-    """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
+    """Return a point for each number of GPUs.
+
+    Raise InvalidEstimate for options without a time model.
+
+    Rows, checkpointing, GPUs and sharding of `ask` are ignored; the search chooses them.
+    """
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
     if (why := unmeasured(ask)) is not None:
         raise sizes.InvalidEstimate(f"--what-if: {why}")
@@ -139,7 +146,7 @@ class _Scale:
         return self._made(gpus, nodes, min(near, key=lambda plan: (self._of(plan, nodes), times[plan])))
 
     def _most_rows(self, way: Parallelism, devices: int, nodes: int, again: bool) -> tuple[Plan, bool]:
-        """The plan with most rows at once that fits, else that with one."""
+        """Return (plan, fits): the plan with the most rows that fits, otherwise the plan with one row."""
         each, plan = self._load.global_batch // devices, None
         for rows in dividers(each, MOST_ROWS):
             more = Plan(
@@ -153,8 +160,8 @@ class _Scale:
         return plan, True
 
     def _of(self, plan: Plan, nodes: int) -> int:
-        """Bytes that one GPU needs."""
-        # Of DDP two say what any number does, and a division over all GPUs what its machines do: asked once.
+        """Return the bytes that one GPU needs."""
+        # DDP needs the same memory on any number of devices from 2. Only hybrid sharding depends on the machines.
         devices = {"single": 1, "ddp": 2}.get(plan.parallelism, plan.devices)
         machines = nodes if plan.parallelism == "hybrid" else 1
         return self._need(
@@ -195,7 +202,7 @@ class _Scale:
 
 
 def counts_of(said: str) -> tuple[int, ...]:
-    """`gpus=1,2,4,…,512` as numbers: `…` or `...` goes on by the last factor. Raises ValueError with one line."""
+    """Parse `gpus=1,2,4,…,512`; `…` or `...` continues by the last factor. Raise ValueError with one line."""
     name, _, listed = said.partition("=")
     if name.strip() != "gpus" or not listed:
         raise ValueError(f"--what-if {said}: write gpus=1,2,4,8 or gpus=1,2,...,512")
