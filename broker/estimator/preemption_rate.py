@@ -1,10 +1,10 @@
 """Expected preemption rate of spot machines: the cloud's figure or an assumption, corrected by own history.
 
 Preemptions of a cloud, region and GPU are modelled as a Poisson process of unknown rate λ. The conjugate prior is
-Gamma(α, β) with mean α / β, which is the cloud's figure, or the assumption if the cloud has none. `n` preemptions in
-`h` machine hours give the posterior Gamma(α + n, β + h). The expected rate is its mean (Gelman et al., Bayesian Data
-Analysis, section 2.6). α = 1 [assumed]: the stated rate weighs as much as one observed preemption in the time
-it states.
+Gamma(α, β). Its mean α / β is the cloud's figure, or the assumption if the cloud has none. After n preemptions in
+h machine hours the posterior is Gamma(α + n, β + h), and its mean is the expected rate. See Gelman et al., Bayesian
+Data Analysis, 3rd ed., section 2.6. α = 1 [assumed]: the stated rate weighs as much as one observed preemption in the
+time it states.
 
 The standard deviation of the rate is its mean / sqrt(α + n). A P90 adds it to the randomness of the count.
 """

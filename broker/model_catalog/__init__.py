@@ -1,1 +1,1 @@
-"""What published models are: a bundled catalogue of their configs, and how many parameters a config describes."""
+"""Facts about published models: a bundled catalogue of their configs, and the parameter count of a config."""

@@ -1,7 +1,7 @@
-"""The bundled catalogue: configs of popular models as their owners published them, for when the Hub cannot be asked.
+"""Bundled catalogue: configs of popular models as their owners published them, for use without the Hub.
 
-`catalog.json` holds the fields that sizes follow from, as facts: where they are from, the licence of the model, and
-how many parameters its checkpoint has (each tied matrix once). No weight and no text of a model card is in it.
+`catalog.json` holds the fields that determine sizes, their source, the licence of the model, and the parameters of its
+checkpoint (each tied matrix once). It contains no weights and no text of model cards.
 """
 
 import json
@@ -14,16 +14,16 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What is known of one model without asking anybody."""
+    """Facts about one model that need no network."""
 
     config: Mapping[str, Any]
-    """The fields of its config.json that sizes follow from."""
+    """Fields of its config.json that determine sizes."""
     parameters: int
-    """Of its checkpoint, each tied matrix once."""
+    """Parameters of its checkpoint, each tied matrix once."""
     gated: bool
-    """The Hub asks people to accept the licence first."""
+    """The Hub requires users to accept the licence first."""
     licence: str
-    """Of the model; the facts here are not covered by it."""
+    """Licence of the model; it does not cover the facts here."""
     source: str
     """URL of the config."""
 
@@ -35,7 +35,7 @@ def _entries() -> Mapping[str, Published]:
 
 
 def _published(name: str, rows: Mapping[str, dict[str, Any]]) -> Published:
-    """A tuned sibling is its base, `but` for the fields that its own config has otherwise."""
+    """Return the entry. A tuned sibling has its base's config except for the fields in `but`."""
     base = rows[name].get("same_as", name)
     found = Published(**rows[base])
     if "but" not in rows[name]:
@@ -45,16 +45,16 @@ def _published(name: str, rows: Mapping[str, dict[str, Any]]) -> Published:
 
 
 MOVED = ("FacebookAI", "distilbert", "google-bert", "google-t5", "openai-community")
-"""Owners that the Hub gave to models that had none; it still knows these by their old names."""
+"""Owners that the Hub assigned to models without an owner. The Hub still accepts the old names."""
 
 
 def find(hub_id: str) -> Published | None:
-    """The model of that exact Hub id, or old name such as t5-small; None when the catalogue lacks it."""
+    """Return the model of that exact Hub id, or old name such as t5-small; None if the catalogue lacks it."""
     every = _entries()
     ids = [hub_id] if "/" in hub_id else [f"{owner}/{hub_id}" for owner in MOVED]
     return next((every[name] for name in ids if name in every), None)
 
 
 def names() -> tuple[str, ...]:
-    """The Hub ids of all models in the catalogue."""
+    """Return the Hub ids of all models in the catalogue."""
     return tuple(_entries())

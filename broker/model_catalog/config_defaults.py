@@ -1,4 +1,4 @@
-"""What a config.json leaves out: transformers writes only what differs from the defaults of the architecture's class.
+"""Defaults of config.json, which contains only fields that differ from the architecture's defaults.
 
 The values are those of transformers 5.17's config classes. Rotary positions have no default here: they have no end.
 """
@@ -75,25 +75,26 @@ DEFAULTS: Mapping[str, Fields] = {
     ),
 }  # fmt: skip
 SAME_CODE = {"xlm-roberta": "roberta", "camembert": "roberta"}
-"""Kinds whose classes are another's line by line, but for their names and defaults."""
+"""Model types whose classes equal another type's except for names and defaults."""
 SAME = (
     ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"),
     ("intermediate_size", "n_inner", "ffn_hidden_size"), ("max_position_embeddings", "n_positions"),
     ("hidden_act", "hidden_activation", "activation", "activation_function"),
     ("num_local_experts", "num_experts", "n_routed_experts"), ("num_key_value_heads", "num_kv_heads"),
 )  # fmt: skip
-"""Names of one thing."""
+"""Alternative names of one field."""
 
 
 def kind_of(config: Fields) -> str:
-    """Its `model_type`, or that of the same code; empty where it has none."""
+    """Return the config's `model_type`, or the type with the same code; empty if it has none."""
     kind = str(config.get("model_type") or "")
     return SAME_CODE.get(kind, kind)
 
 
 def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
-    """(the config with its architecture's defaults and as the kind that has the same code, the fields that were left
-    out).
+    """Return (the config with its architecture's defaults, the fields that it lacked).
+
+    The model type becomes the type with the same code.
     """
     known = DEFAULTS.get(str(config.get("model_type", "")), {})
     lacking = []
@@ -103,6 +104,6 @@ def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
             lacking.append(field)
     heads = config.get("num_attention_heads", known.get("num_attention_heads"))
     if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
-        lacking.remove("num_key_value_heads")  # no such model could be built: as many as queries
+        lacking.remove("num_key_value_heads")  # no such model could be built: use as many heads as queries have
     same = {"model_type": kind_of(config)} if str(config.get("model_type")) in SAME_CODE else {}
     return {**config, **{field: known[field] for field in lacking}, **same}, tuple(lacking)

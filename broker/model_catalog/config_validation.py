@@ -1,4 +1,4 @@
-"""What no config.json can say: sizes beyond any model, rates beyond one, unknown activations."""
+"""Checks of config.json: sizes beyond any model, rates of one or more, unknown activations."""
 
 import math
 import re
@@ -11,7 +11,7 @@ ACTIVATIONS = frozenset({
     "gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu", "relu2",
     "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
 })  # fmt: skip
-"""Of transformers 5.17 (`ACT2FN`)."""
+"""Activations of transformers 5.17 (`ACT2FN`)."""
 ACTIVATION_KEYS = "hidden_act", "activation_function", "hidden_activation", "activation"
 MOST = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 10_000),
@@ -26,7 +26,7 @@ MOST = {
     "type_vocab_size": 10**5,
     "vocab_size": 10**8, "max_position_embeddings": 10**9, "n_positions": 10**9, "sliding_window": 10**9,
 }  # fmt: skip
-"""Far above any model that was published; more is a slip, whose sizes would mean nothing."""
+"""Limits far above any published model. A larger value is a typo, and its sizes would be meaningless."""
 RATES = (
     "resid_pdrop", "embd_pdrop", "residual_dropout", "hidden_dropout", "attention_dropout", "dropout",
     "hidden_dropout_prob", "attention_probs_dropout_prob",
@@ -42,14 +42,14 @@ WORD = re.compile(r"[\w.+-]{1,100}", re.ASCII)
 
 
 def check_kind(config: Mapping[str, Any]) -> None:
-    """Raises ValueError, worded as `check` does, for a model_type that is no word."""
+    """Raise ValueError, worded as in `check`, for a model_type that is no word."""
     kind = config.get("model_type")
     if kind not in (None, "") and not (isinstance(kind, str) and WORD.fullmatch(kind)):
         raise ValueError(f"model_type {shown(kind)}, which is no word")
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raises ValueError with words that name the field, to be read after `config.json has`."""
+    """Raise ValueError with words that name the field, to be read after `config.json has`."""
     for key, most in MOST.items():
         value = config.get(key)
         if isinstance(value, int) and value > most:
@@ -65,7 +65,7 @@ def check(config: Mapping[str, Any]) -> None:
         word = config.get(key)
         if word is not None and not (isinstance(word, str) and word in ACTIVATIONS):
             raise ValueError(f"{key} {shown(word)}, which is no activation of transformers")
-    feed = config.get("feed_forward_proj")  # of a T5
+    feed = config.get("feed_forward_proj")  # a field of T5
     if feed is not None and not (isinstance(feed, str) and feed.removeprefix("gated-") in ACTIVATIONS):
         raise ValueError(f"feed_forward_proj {shown(feed)}, which is no activation of transformers, nor a gated one")
     image, patch = config.get("image_size"), config.get("patch_size")

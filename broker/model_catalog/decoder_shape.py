@@ -1,4 +1,4 @@
-"""A model's shape from its transformers config."""
+"""Shape of a model from its transformers config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,15 +22,16 @@ def _invalid(message: str) -> InvalidInput:
 
 
 WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
-"""Families whose class has a sliding window of 4096 tokens where the config says nothing."""
+"""Families whose class has a sliding window of 4096 tokens by default."""
 CAPPED = {"gemma2": 30.0, "gemma3_text": None}
-"""Families whose logits may be bent, and by what where the config says nothing."""
+"""Families that may cap logits, and the default cap of their class."""
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 
 
 def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape | None:
-    """The shape of an encoder with the head of that task, by default a class of a text or an image; None for what is
-    no encoder that is estimated. Raises InvalidInput.
+    """Return the shape of an encoder with the task's head, by default a class of a text or an image.
+
+    Return None if it is no supported encoder. Raise InvalidInput.
     """
     config, _ = filled(config)
     if config.get("model_type") not in ENCODERS:
@@ -43,7 +44,7 @@ def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) 
 
 
 def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape of an encoder-decoder that is estimated; None for any other model. Raises InvalidInput."""
+    """Return the shape of a supported encoder-decoder; None for any other model. Raise InvalidInput."""
     config, _ = filled(config)
     if config.get("model_type") not in PAIRS:
         return None
@@ -55,7 +56,7 @@ def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) -> None:
-    """Raises InvalidInput for what is not estimated."""
+    """Raise InvalidInput for a model that is not estimated."""
     if config.get("is_encoder_decoder"):
         raise _invalid(
             f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
@@ -72,8 +73,9 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
-    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
-    it may be a mixture of experts.
+    """Return the shape that a transformers config describes.
+
+    Raise InvalidInput if it is no plain decoder; with `mixtures` it may be a mixture of experts.
     """
     config, _ = filled(text_of(config))
     try:
@@ -112,7 +114,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config that has others beside it."""
+    """Return the language model's part of a config that also describes other parts."""
     text = config.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return config
@@ -121,7 +123,7 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _known_names(family: str, config: Mapping[str, Any]) -> None:
-    """Raises ValueError for an unknown architecture that does not name its sizes as a llama does."""
+    """Raise ValueError for an unknown architecture that does not name its sizes as a llama does."""
     if family in FAMILIES:
         return
     names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
@@ -134,7 +136,7 @@ def _known_names(family: str, config: Mapping[str, Any]) -> None:
 
 
 def _divisible(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for heads that no model can have."""
+    """Raise ValueError for heads that no model can have."""
     hidden, heads = count.number(config, "hidden_size", "n_embd"), count.number(config, "num_attention_heads", "n_head")
     shared = count.kv_heads(config)
     if config.get("head_dim") is None and hidden % heads:
@@ -144,7 +146,7 @@ def _divisible(config: Mapping[str, Any]) -> None:
 
 
 def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Which layers have the window, by the config or its class; empty: all."""
+    """Return which layers have the window, by the config or its class; empty: all layers."""
     layers = count.number(config, "num_hidden_layers", "n_layer")
     said = config.get("layer_types")
     if isinstance(said, Sequence) and len(said) >= layers and family not in ("mistral", "phi3", "starcoder2"):
@@ -152,7 +154,7 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
     if family in ("qwen2", "qwen3"):
         first = config.get("max_window_layers")
         return tuple(i >= (28 if first is None else first) for i in range(layers))
-    if family == "smollm3":  # those without rotary positions
+    if family == "smollm3":  # the layers without rotary positions
         every = count.number(config, "no_rope_layer_interval", default=4)
         return tuple((i + 1) % every == 0 for i in range(layers))
     full = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
@@ -160,7 +162,7 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs within a family; the defaults are those of transformers' config classes."""
+    """Return what differs within a family; the defaults are those of transformers' config classes."""
     plain = {"gpt2": "gelu_new", "gpt_bigcode": "gelu_pytorch_tanh", "phi": "gelu_new"}
     activation = next((str(config[k]) for k in ACTIVATION_KEYS if config.get(k)), plain.get(family, "silu"))
     rates = "resid_pdrop", "residual_dropout", "hidden_dropout"

@@ -8,11 +8,11 @@ from broker.model_catalog import parameter_count as count
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 HEADS: Mapping[str, Literal["text", "words"]] = {"text_classification": "text", "token_classification": "words"}
-"""Tasks that put a head onto an encoder of texts."""
+"""Tasks that put a head onto a text encoder."""
 
 
 def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classification") -> ModelShape:
-    """The shape of an encoder with the head that the task puts onto it. Raises ValueError."""
+    """Return the shape of an encoder with the task's head. Raise ValueError."""
     family = str(config["model_type"])
     c = dict(config)
     if family == "distilbert":
@@ -51,13 +51,13 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
 
 
 def labels_of(c: Mapping[str, Any]) -> int:
-    """Classes that the config names, as transformers has two by default. Raises ValueError."""
+    """Return the number of classes that the config names; transformers' default is two. Raise ValueError."""
     named = c.get("id2label")
     return count.number(c, "num_labels", default=len(named) if isinstance(named, Mapping) and named else 2)
 
 
 def _body(family: str, c: Mapping[str, Any]) -> int:
-    """Parameters without pooler and head."""
+    """Return the parameters without pooler and head."""
     h = count.number(c, "hidden_size")
     if family == "vit":
         return count.parameters({**c, "architectures": ["ViTForImageClassification"], "num_labels": 1}) - h - 1
@@ -66,7 +66,7 @@ def _body(family: str, c: Mapping[str, Any]) -> int:
 
 
 def _inputs(family: str, c: Mapping[str, Any]) -> dict[str, Any]:
-    """What the embeddings are made of; a ViT's words are its patches."""
+    """Return the inputs of the embeddings; a ViT's words are its patches."""
     if family == "vit":
         patch, channels = count.number(c, "patch_size"), count.number(c, "num_channels", default=3)
         side = count.number(c, "image_size")
@@ -74,6 +74,6 @@ def _inputs(family: str, c: Mapping[str, Any]) -> dict[str, Any]:
         return {"vocabulary": channels * patch * patch, "max_positions": tokens, "pixels": channels * side * side}
     positions = count.number(c, "max_position_embeddings")
     types = () if family == "distilbert" else (count.number(c, "type_vocab_size", default=2),)
-    usable = positions - 2 if family == "roberta" else positions  # the first two stand for padding
+    usable = positions - 2 if family == "roberta" else positions  # the first two are for padding
     looked_up = (positions, *types)
     return {"vocabulary": count.number(c, "vocab_size"), "max_positions": usable, "looked_up": looked_up}

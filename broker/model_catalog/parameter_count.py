@@ -1,7 +1,7 @@
-"""How many parameters a published config describes, without building the model.
+"""Number of parameters that a published config describes, without building the model.
 
-Each tied matrix is counted once. The heads are those of the class that the config names in `architectures`, since that
-is what the published checkpoint holds. A decoder of an unknown family is counted as if it were a llama.
+Each tied matrix counts once. The heads are those of the class that the config names in `architectures`, because the
+published checkpoint holds them. A decoder of an unknown family counts as a llama.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +15,17 @@ Config = Mapping[str, Any]
 TIED = frozenset({
     "bart", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "smollm3", "starcoder2", "t5",
 })  # fmt: skip
-"""Families whose word embeddings are tied where their config does not say."""
+"""Families whose word embeddings are tied by default."""
 
 PLAIN_HEADS = frozenset({"falcon", "gpt2", "gpt_bigcode", "gpt_neox"})
-"""Families whose heads share the hidden size between them, whatever a config says of their width and of shared keys."""
+"""Families whose heads divide the hidden size. A config's fields for their width and for shared keys are ignored."""
 BIASED_MLP = frozenset({"granite", "llama", "smollm3"})
 BIASED_ATTENTION = BIASED_MLP | {"gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe"}
-"""Families whose linear modules have a bias where their config says so."""
+"""Families whose linear modules have a bias if their config says so."""
 
 
 def number(c: Config, *keys: str, default: int | None = None) -> int:
-    """The first of `keys` that the config gives. Raises ValueError unless it is a positive integer."""
+    """Return the first of `keys` that the config has. Raise ValueError unless it is a positive integer."""
     for key in keys:
         value = c.get(key)
         if value is not None:
@@ -41,13 +41,14 @@ MOST_STRETCHED = 10_000
 
 
 def positions(c: Config) -> int | None:
-    """How many tokens a sequence may have, rotary positions stretched as transformers reads them; None: nothing says.
-    Raises ValueError.
+    """Return the largest number of tokens of a sequence, with rotary scaling as transformers reads it.
+
+    None: the config has no limit. Raise ValueError for an invalid scaling.
     """
     made = number(c, "max_position_embeddings", "n_positions", default=0) or None
     rope = c.get("rope_parameters") or c.get("rope_scaling")
     if made is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
-        return made  # of a Gemma 3 only some layers are stretched, and its own count is with it
+        return made  # a Gemma 3 scales some layers only, and its own count includes that
     if rope.get("rope_type", rope.get("type")) not in STRETCHED:
         return made
     factor = rope.get("factor", 1.0)
@@ -57,19 +58,19 @@ def positions(c: Config) -> int | None:
 
 
 def is_tied(c: Config) -> bool:
-    """Whether the output layer is the word embedding."""
+    """Return whether the output layer is the word embedding."""
     said = c.get("tie_word_embeddings")
     return bool(said) if said is not None else c.get("model_type") in TIED
 
 
 def head_dim(c: Config) -> int:
-    """Width of one attention head."""
+    """Return the width of one attention head."""
     width = number(c, "hidden_size", "n_embd") // number(c, "num_attention_heads", "n_head")
     return width if c.get("model_type") in PLAIN_HEADS else number(c, "head_dim", default=width)
 
 
 def kv_heads(c: Config) -> int:
-    """Heads of keys and values; the families with multi-query attention have names of their own for it."""
+    """Return the heads of keys and values; families with multi-query attention have their own names for it."""
     heads = number(c, "num_attention_heads", "n_head")
     family = c.get("model_type")
     if family == "falcon" and c.get("new_decoder_architecture"):
@@ -80,7 +81,7 @@ def kv_heads(c: Config) -> int:
 
 
 def inner(c: Config) -> int:
-    """Width inside the MLP; the older families leave out four times the hidden size."""
+    """Return the width inside the MLP; older families omit it if it is four times the hidden size."""
     own = {"gpt2": "n_inner", "gpt_bigcode": "n_inner", "falcon": "ffn_hidden_size"}.get(str(c.get("model_type")))
     if own is not None:
         return number(c, own, default=4 * number(c, "hidden_size", "n_embd"))
@@ -88,7 +89,7 @@ def inner(c: Config) -> int:
 
 
 def parameters(c: Config) -> int:
-    """Parameters of the model that a transformers or diffusers config describes. Raises ValueError."""
+    """Return the parameters of the model that a transformers or diffusers config describes. Raise ValueError."""
     if c.get("_class_name") == "UNet2DConditionModel":
         return unet(c)
     return FAMILIES.get(str(c.get("model_type")), _decoder)(c)
@@ -99,7 +100,7 @@ def _embeddings(c: Config) -> int:
 
 
 def _decoder(c: Config) -> int:
-    """RMS norms, a gated MLP, no learned positions: llama and its relatives."""
+    """Count a llama or a relative: RMS norms, a gated MLP, no learned positions."""
     h, i, d = number(c, "hidden_size"), inner(c), head_dim(c)
     q, kv = number(c, "num_attention_heads") * d, kv_heads(c) * d
     layer = 2 * h * (q + kv) + 2 * h
@@ -136,12 +137,12 @@ def _mlp(h: int, i: int, *, bias: bool = True) -> int:
 
 
 def _layer(h: int, i: int) -> int:
-    """A transformer layer with biases everywhere and two layer norms."""
+    """Count a transformer layer with biases everywhere and two layer norms."""
     return _attention(h, h, h) + _mlp(h, i) + 4 * h
 
 
 def _plain(c: Config, *, norms: int, bias: bool) -> int:
-    """Layers with an MLP of two matrices; `norms`: layer norms in each, all with a bias."""
+    """Count layers with an MLP of two matrices; `norms`: layer norms in each, all with a bias."""
     h, i, d = number(c, "hidden_size", "n_embd"), inner(c), head_dim(c)
     q, kv = number(c, "num_attention_heads", "n_head") * d, kv_heads(c) * d
     layer = _attention(h, q, kv, bias=bias) + _mlp(h, i, bias=bias) + norms * 2 * h
@@ -149,7 +150,7 @@ def _plain(c: Config, *, norms: int, bias: bool) -> int:
 
 
 def _gpt(c: Config) -> int:
-    """GPT-2 and BigCode: learned positions."""
+    """Count GPT-2 or BigCode, which have learned positions."""
     positions = number(c, "n_positions", "max_position_embeddings", default=1024)
     return _plain(c, norms=2, bias=True) + _embeddings(c) + positions * number(c, "n_embd", "hidden_size")
 
@@ -160,7 +161,7 @@ def _neox(c: Config) -> int:
 
 
 def _phi(c: Config) -> int:
-    """One norm for attention and MLP; the output layer has a bias."""
+    """Count a Phi: one norm for attention and MLP; the output layer has a bias."""
     norms = 4 * head_dim(c) * number(c, "num_hidden_layers") if c.get("qk_layernorm") else 0
     return _plain(c, norms=1, bias=True) + _embeddings(c) + number(c, "vocab_size") + norms
 
@@ -192,7 +193,7 @@ def _cross_layer(d: int, f: int) -> int:
 
 
 def _bart(c: Config) -> int:
-    """Positions begin at two; norms after both embeddings; the output layer is the embedding."""
+    """Count a BART: positions begin at two, both embeddings have norms, and the output layer is the embedding."""
     d = number(c, "d_model")
     encoder = number(c, "encoder_layers") * _layer(d, number(c, "encoder_ffn_dim"))
     decoder = number(c, "decoder_layers") * _cross_layer(d, number(c, "decoder_ffn_dim"))
@@ -201,7 +202,7 @@ def _bart(c: Config) -> int:
 
 
 def _whisper(c: Config) -> int:
-    """Two convolutions, then BART's layers; keys have no bias."""
+    """Count a Whisper: two convolutions, then BART's layers, whose keys have no bias."""
     d, mel = number(c, "d_model"), number(c, "num_mel_bins", default=80)
     encoder = 3 * mel * d + d + 3 * d * d + d + number(c, "max_source_positions") * d + 2 * d
     encoder += number(c, "encoder_layers") * (_layer(d, number(c, "encoder_ffn_dim")) - d)
@@ -215,7 +216,7 @@ def _built_as(c: Config, what: str) -> bool:
 
 
 def _bert(c: Config) -> int:
-    """BERT and RoBERTa: the masked-language head is a dense layer, a norm and a bias, and then no pooler is kept."""
+    """Count a BERT or RoBERTa. A masked-language head is a dense layer, a norm and a bias, and replaces the pooler."""
     h, v = number(c, "hidden_size"), number(c, "vocab_size")
     total = (v + number(c, "max_position_embeddings") + number(c, "type_vocab_size", default=2)) * h + 2 * h
     total += number(c, "num_hidden_layers") * _layer(h, number(c, "intermediate_size"))
@@ -236,7 +237,7 @@ def _distilbert(c: Config) -> int:
 
 
 def _patches(c: Config) -> tuple[int, int]:
-    """(positions, parameters of the first convolution) of a vision transformer."""
+    """Return (positions, parameters of the first convolution) of a vision transformer."""
     patch = number(c, "patch_size")
     side = number(c, "image_size") // patch
     return side * side, _linear(number(c, "num_channels", default=3) * patch * patch, number(c, "hidden_size"))
@@ -251,7 +252,7 @@ def _vit(c: Config) -> int:
 
 
 def _gemma3(c: Config) -> int:
-    """A text decoder behind a SigLIP tower, whose patches a matrix and a norm bring to the decoder's width."""
+    """Count a text decoder after a SigLIP tower, with a matrix and a norm from the patches to the decoder's width."""
     text, vision = c.get("text_config"), c.get("vision_config")
     if not isinstance(text, Mapping) or not isinstance(vision, Mapping):
         raise ValueError("no text_config with a vision_config")

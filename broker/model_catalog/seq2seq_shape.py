@@ -8,7 +8,7 @@ from broker.model_catalog import parameter_count as count
 
 
 def pair_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """The shape of an encoder-decoder with the head that writes. Raises ValueError."""
+    """Return the shape of an encoder-decoder with a language model head. Raise ValueError."""
     family = str(config["model_type"])
     return ModelShape(name=name, family=family, known=True, **(_t5 if family == "t5" else _bart)(config))
 

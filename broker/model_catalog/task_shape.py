@@ -1,4 +1,4 @@
-"""Which shape the model of a task has: the task decides what is read of a config, and what stands on top."""
+"""Shape of the model that a task trains: the task determines the fields that matter and the head."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,15 +18,17 @@ HEADS: Mapping[str, Head] = {
     "causal_lm": "tokens", "dpo": "tokens", "text_classification": "text", "text_regression": "text",
     "reward_model": "text", "token_classification": "words", "image_classification": "image",
 }  # fmt: skip
-"""What the model of a task makes of its last hidden states. Tasks that are not here are not estimated."""
+"""Output of the task's model for its last hidden states. Tasks that are not listed are not estimated."""
 _WITH_TEXTS = (ENCODERS | frozenset(FAMILIES)) - {"vit"}
 OTHER_WORDS = frozenset({
     "bloom", "codegen", "cpmant", "ctrl", "dbrx", "falcon_mamba", "gpt_neo", "gpt_neox_japanese", "gptj", "mamba",
     "mamba2", "mpt", "nemotron_h", "openai-gpt", "opt", "rwkv", "xglm", "xlstm", "zaya",
 })  # fmt: skip
-"""Decoders of transformers whose configs name their sizes by words of their own: trained, and estimated by nobody."""
+"""Decoders of transformers whose configs have their own names for sizes: the trainer supports them, the estimator does
+not.
+"""
 NUMBERS = frozenset({"text_regression", "reward_model"})
-"""Tasks whose head makes one number."""
+"""Tasks whose head returns one number."""
 
 
 BUILT_FOR = {
@@ -37,8 +39,9 @@ BUILT_FOR = {
 
 
 def built_for(config: Mapping[str, Any]) -> str | None:
-    """The task of the class that `architectures` names, of the families that are estimated with such a head; None for
-    any other, which is taken for what its kind is mostly trained for.
+    """Return the task of the class that `architectures` names, if such a head is estimated for the family.
+
+    Return None for any other class; it is treated as what its type is mostly trained for.
     """
     named = config.get("architectures")
     if not (isinstance(named, list) and named and isinstance(named[0], str)):
@@ -48,8 +51,10 @@ def built_for(config: Mapping[str, Any]) -> str | None:
 
 
 def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | None:
-    """The shape of the model that `task` trains; None where nobody estimates such a one, which is no reason not to
-    train it. Raises InvalidInput for a config that is broken, and for a model that the task cannot train.
+    """Return the shape of the model that `task` trains, or None if such a model is not estimated.
+
+    A model without a shape can still be trained. Raise InvalidInput for a broken config, and for a model that the task
+    cannot train.
     """
     try:
         check_kind(_of_texts(config))
@@ -75,7 +80,7 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
 
 
 def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head: Head) -> ModelShape | None:
-    """Raises InvalidInput."""
+    """Return the shape of a decoder with that head, or None if it is not estimated. Raise InvalidInput."""
     config = _of_texts(config)
     if head == "tokens" and family in OTHER_WORDS:
         return None
@@ -99,13 +104,13 @@ def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head:
 
 
 def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a model of texts and images says of its texts."""
+    """Return the text part of a config, with its defaults."""
     text = config.get("text_config")
     return filled(text if isinstance(text, Mapping) and text else config)[0]
 
 
 def _labels(name: str, config: Mapping[str, Any]) -> int:
-    """Raises InvalidInput."""
+    """Return the number of classes. Raise InvalidInput."""
     try:
         return labels_of(config)
     except ValueError as e:

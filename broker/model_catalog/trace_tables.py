@@ -1,6 +1,6 @@
-"""The committed tables of traces: which model they are of, and how its sizes are named.
+"""Committed tables of traces: the models they cover, and the fields that identify a model's sizes.
 
-`trace_tables.json` is written by `python -m benchmarks.memory_tables`.
+`python -m benchmarks.memory_tables` writes `trace_tables.json`.
 """
 
 import json
@@ -15,11 +15,11 @@ from broker.model_catalog import parameter_count as count
 
 FILE = files(__package__) / "trace_tables.json"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-"""The modules of a UNet that diffusers' examples adapt."""
+"""Modules of a UNet that diffusers' examples adapt."""
 SHRUNK = 8
-"""Pixels of a side that are one of a latent's."""
+"""Pixels of an image's side per pixel of the latent's side."""
 FRAMES = 1500
-"""Tokens that half a minute of sound has in Whisper's encoder."""
+"""Tokens of half a minute of sound in Whisper's encoder."""
 SIZES = {
     "whisper": (
         "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "num_mel_bins",
@@ -30,11 +30,11 @@ SIZES = {
         "in_channels", "addition_embed_type",
     ),
 }  # fmt: skip
-"""What a config must have in common with a traced model's."""
+"""Fields that a config must have in common with a traced model's config."""
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
-    """`whisper`, `unet`, or None for what has no tables."""
+    """Return `whisper`, `unet`, or None for a model without tables."""
     if config.get("_class_name") == "UNet2DConditionModel":
         return "unet"
     return "whisper" if config.get("model_type") == "whisper" else None
@@ -42,13 +42,13 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
 
 @cache
 def document() -> Mapping[str, Any]:
-    """The file."""
+    """Return the content of the file."""
     read: dict[str, Any] = json.loads(FILE.read_text())
     return read
 
 
 def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None:
-    """(name, its tables by `key_of`) of the traced model that has this config's sizes; None where there is none."""
+    """Return (name, its tables by `key_of`) of the traced model with this config's sizes; None if there is none."""
     try:
         sizes = _sizes(config)
     except ValueError:
@@ -61,31 +61,31 @@ def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None
 
 
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tables are told apart by. Raises ValueError for what can be no such model's."""
+    """Return the fields that identify a table. Raise ValueError for an impossible config."""
     kind = str(kind_of(config))
     parameters = count.parameters(config)
     return kind, *(config.get(f) for f in SIZES[kind]), *([parameters] if kind == "unet" else [])
 
 
 def key_of(method: str, precision: str, checkpointing: bool) -> str:
-    """How the tables of a model are named."""
+    """Return the key of a table among those of a model."""
     return f"{method} {precision} {'' if checkpointing else 'no-'}gradient-checkpointing"
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """The models of that kind that there are tables of."""
+    """Return the models of that kind with tables."""
     every = {name: catalogue.find(name) for name in document()["models"]}
     return tuple(name for name, known in every.items() if known and kind_of(known.config) == kind)
 
 
 def trained_parameters(config: Mapping[str, Any]) -> int:
-    """Of a full fine-tune: Whisper's encoder has positions that are never trained."""
+    """Return the trained parameters of a full fine-tune. Whisper's encoder has positions that are never trained."""
     frozen = config["max_source_positions"] * config["d_model"] if kind_of(config) == "whisper" else 0
     return count.parameters(config) - frozen
 
 
 def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:
-    """Of a LoRA as the traced one has it."""
+    """Return the parameters of a LoRA with the traced targets."""
     if kind_of(config) == "unet":
         return rank * _ends_of_unet(config)
     d: int = config["d_model"]
@@ -95,7 +95,7 @@ def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:
 
 
 def _ends_of_unet(config: Mapping[str, Any]) -> int:
-    """Inputs and outputs of all matrices of attention."""
+    """Return the inputs plus outputs of all attention matrices."""
     widths, cross, layers = config["block_out_channels"], config["cross_attention_dim"], config["layers_per_block"]
     depth = config.get("transformer_layers_per_block", 1)
     depths = depth if isinstance(depth, list) else [depth] * len(widths)
@@ -108,7 +108,7 @@ def _ends_of_unet(config: Mapping[str, Any]) -> int:
 
 
 def load_of(config: Mapping[str, Any], rows: int, size: int, rank: int) -> TracedStep:
-    """`size`: tokens that are written, or pixels of a side."""
+    """Return the sizes for the tables. `size`: tokens that are generated, or pixels of a side."""
     if kind_of(config) == "unet":
         latents = (size // SHRUNK) ** 2
         return TracedStep(rows=rows, size=latents, spread=latents, rank=rank)

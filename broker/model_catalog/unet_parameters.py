@@ -19,7 +19,7 @@ def _resnet(inputs: int, outputs: int, time: int) -> int:
 
 
 def _transformer(width: int, depth: int, cross: int) -> int:
-    """Self attention, cross attention and a GEGLU MLP, `depth` times, between two projections."""
+    """Count self attention, cross attention and a GEGLU MLP, `depth` times, between two projections."""
     attention = 3 * width * width + _linear(width, width)
     crossing = width * width + 2 * cross * width + _linear(width, width)
     block = 6 * width + attention + crossing + _linear(width, 8 * width) + _linear(4 * width, width)
@@ -32,7 +32,7 @@ def _depths(config: Mapping[str, Any], levels: int) -> Sequence[int]:
 
 
 def unet(config: Mapping[str, Any]) -> int:
-    """The count. Raises ValueError when a field is missing."""
+    """Return the count. Raise ValueError if a field is missing."""
     try:
         return _count(config)
     except (KeyError, TypeError, IndexError) as e:

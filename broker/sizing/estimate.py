@@ -1,7 +1,6 @@
-"""What a fine-tune takes, from a model's config alone: `gpubroker estimate` and `broker.estimate()`.
+"""Estimates of a fine-tune from a model's config: `gpubroker estimate` and `broker.estimate()`.
 
-Needs no daemon, no network, no GPU and no torch; the exact tracer runs as a process of its own, with the trainer's
-packages.
+Needs no daemon, network, GPU or torch. The exact tracer runs as a separate process with the trainer's packages.
 """
 
 import json
@@ -35,24 +34,24 @@ from trainer.contract.train import TaskName
 
 TASKS: tuple[str, ...] = get_args(TaskName)
 PAIRED = frozenset({"dpo", "reward_model"})
-"""Tasks of which each row is two sequences."""
+"""Tasks in which each row is two sequences."""
 
 
 class EstimateError(ValueError):
-    """What was asked cannot be estimated; the message is one line that says why."""
+    """The request cannot be estimated; the message is one line that says why."""
 
 
 def _read(path: Path) -> str:
     file = path / "config.json" if path.is_dir() else path
     try:
-        return file.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+        return file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "is no text"
         raise EstimateError(f"{file}: {reason}; give a transformers config.json") from None
 
 
 def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
-    """(name, config) of a model of the bundled catalogue, a folder, a file, or of JSON itself. Raises EstimateError."""
+    """Return (name, config) of a catalogue model, a folder, a file, or JSON itself. Raise EstimateError."""
     model, config = model or None, None if config == "" else config
     if (model is None) == (config is None):
         raise EstimateError("give either a MODEL of the catalogue or --config CONFIG.json")
@@ -77,7 +76,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 
 def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
-    """Return the shape; `task` None means the task of the config's class. Raises EstimateError."""
+    """Return the shape; `task` None means the task of the config's class. Raise EstimateError."""
     if task is not None and task not in TASKS:
         raise EstimateError(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
@@ -100,13 +99,13 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
 
 
 def _meant(gpu: str) -> list[Hardware]:
-    """All of the table that may be, the one that is sold most first."""
+    """Return all GPUs of the table that the name may mean, the most common first."""
     asked = gpu_name(gpu)
     return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
 
 
 def hardware_of(gpu: str | None) -> Hardware | None:
-    """The first of the table that is meant. Raises EstimateError."""
+    """Return the first GPU of the table that the name may mean. Raise EstimateError."""
     if gpu is None:
         return None
     found, asked, said = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
@@ -118,7 +117,7 @@ def hardware_of(gpu: str | None) -> Hardware | None:
 
 
 def _chosen(gpu: str | None) -> Iterator[str]:
-    """Which is taken where the name is that of GPUs of different memory."""
+    """Yield a note on the assumed variant if the name may mean GPUs of different memory."""
     found = _meant(gpu) if gpu else []
     if len({h.memory_bytes for h in found}) > 1:
         first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
@@ -126,7 +125,7 @@ def _chosen(gpu: str | None) -> Iterator[str]:
 
 
 def _speed(shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware | None, task: str | None) -> Speed | str:
-    """Of all GPUs; else why there is none."""
+    """Return the speed of all GPUs, or the reason why there is none."""
     if hardware is None:
         return "no --gpu was given"
     if (why := unmeasured(ask)) is not None:
@@ -145,7 +144,7 @@ def _speed(shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware | N
 
 
 def _said_of(task: str | None, rows: int) -> Iterator[str]:
-    """What is to be known of a task's figures."""
+    """Yield notes on the task's figures."""
     if task in PAIRED:
         yield f"{task}: each of {rows // 2} rows is two sequences"
 
@@ -159,12 +158,15 @@ def estimate(
     lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
     norms: str = "float32", stack: str | None = None, exact: bool = False, gpu: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the peak memory of one GPU by category and tokens/s of all GPUs. Raises EstimateError.
+    """Return the peak memory of one GPU by category and tokens/s of all GPUs.
 
-    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `optimizer`: also by the names of
-    transformers. `stack`: `transformers=4.48.1` for that version's own loss in place of the trainer's; other packages
-    after commas. `task`: of the trainer. `sharding`: by default ddp on several GPUs. `target_seq`: what an
-    encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a side of a UNet's images.
+    Raise EstimateError.
+
+    `model`: a model of the bundled catalogue. `config`: a file, a folder, JSON, or a mapping. `optimizer`: also by the
+    names of transformers. `stack`: `transformers=4.48.1` for that version's own loss in place of the trainer's; other
+    packages after commas. `task`: a task of the trainer. `sharding`: by default ddp on several GPUs. `seq`: tokens that
+    the model reads. `target_seq`: tokens that an encoder-decoder generates. `resolution`: pixels of a side of a UNet's
+    images.
     """
     _check_types(locals())
     name, given = config_of(model, config)
@@ -187,7 +189,7 @@ def estimate(
 
 
 def _check_types(asked: Mapping[str, Any]) -> None:
-    """Against what `estimate` says that it takes. Raises EstimateError."""
+    """Raise EstimateError for an argument whose type differs from the annotation of `estimate`."""
     for name, kind in get_type_hints(estimate).items():
         if name == "return":
             continue
@@ -199,7 +201,7 @@ def _check_types(asked: Mapping[str, Any]) -> None:
 
 
 def targets_of(said: str) -> tuple[str, ...] | str:
-    """Names with commas between, or one regular expression, which is what has other signs in it."""
+    """Split names at commas; a text with other characters than names have is one regular expression."""
     names = tuple(name.strip() for name in said.split(",") if name.strip())
     if all(re.fullmatch(r"[\w.-]+", name) for name in names):
         return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
@@ -216,7 +218,7 @@ def _answer(
     *,
     exact: bool,
 ) -> dict[str, Any]:
-    """Raises EstimateError, Unanswerable."""
+    """Return the document of the estimate. Raise EstimateError or InvalidEstimate."""
     if (kind := traced.kind_of(given)) is not None:
         ask = tabled.sized(given, ask, resolution)
         found = tabled.estimate(given, ask)
@@ -241,7 +243,7 @@ def _answer(
 
 
 def links(hardware: Hardware, each: int) -> str:
-    """What is taken of machines of so many GPUs."""
+    """Return the assumed links of machines with that many GPUs, in words."""
     return (
         f"machines of {each} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
         f"between them {hardware.network / 1e9:.1f} GB/s a machine"
@@ -249,7 +251,7 @@ def links(hardware: Hardware, each: int) -> str:
 
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
-    """What was read otherwise than the config says it, in words."""
+    """Yield notes on what was read differently from the config."""
     text = text_of(given)
     lacking = filled(text)[1]
     if lacking:
@@ -262,7 +264,7 @@ def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
 
 
 def spoken(at: Speed | str) -> dict[str, Any]:
-    """A speed in a document; a string says why there is none."""
+    """Return the fields of a speed in a document; a string is the reason why there is none."""
     if isinstance(at, str):
         said = dict.fromkeys(("tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence"))
         return {**said, "tokens_per_s_basis": at}
@@ -308,6 +310,6 @@ def _document(
         **spoken(at),
         "gpu": hardware.name if hardware else None,
         "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
-        # under pressure the allocator gives back what it only caches, so that does not count
+        # under memory pressure the allocator returns its cached memory, so that does not count
         "fits": peak * (1 + margin) + CONTEXT <= hardware.memory_bytes if hardware else None,
     }

@@ -1,4 +1,4 @@
-"""What is asked of `estimate` in others' words: Hugging Face's optimizers, versions of packages, quantised configs."""
+"""Translation of other tools' terms: Hugging Face's optimizers, versions of packages, quantised configs."""
 
 import re
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ HF_OPTIMIZERS: Mapping[str, str] = {
     "adamw_bnb_8bit": "adamw_8bit",
     "paged_adamw_8bit": "adamw_8bit",
 }
-"""Names of transformers' `OptimizerNames`; `adamw_8bit`, `adafactor` and `sgd` are the same here."""
+"""Names of transformers' `OptimizerNames`; `adamw_8bit`, `adafactor` and `sgd` have the same name here."""
 PAGED = "paged_adamw_8bit"
 
 
 def optimizer_of(said: str) -> tuple[str, tuple[str, ...]]:
-    """(the name of what is estimated, what is to be said of it)."""
+    """Return (name of the estimated optimizer, notes)."""
     paged = (
         f"{PAGED}: taken for adamw_8bit, all of whose states are on the GPU; those that are moved to the host count too"
     )
@@ -25,8 +25,9 @@ def optimizer_of(said: str) -> tuple[str, tuple[str, ...]]:
 
 
 def stack_of(said: str | None) -> tuple[str | None, tuple[str, ...]]:
-    """(version of transformers, what is to be said of the others) of `transformers=4.48.1,peft==0.14.0`. Raises
-    Unanswerable.
+    """Return (version of transformers, notes on the other packages) of `transformers=4.48.1,peft==0.14.0`.
+
+    Raise InvalidEstimate for another form.
     """
     if said is None:
         return None, ()
@@ -44,8 +45,9 @@ def stack_of(said: str | None) -> tuple[str | None, tuple[str, ...]]:
 
 
 def unquantised(config: Mapping[str, Any], method: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """(the config, what is to be said of it) without a quantisation that is the method's own: bitsandbytes' of 4 bits
-    for `qlora`.
+    """Return (the config, notes) without a quantisation that the method itself applies.
+
+    That is bitsandbytes' 4 bits for `qlora`.
     """
     said = config.get("quantization_config")
     if method != "qlora" or not isinstance(said, Mapping) or said.get("load_in_4bit") is not True:

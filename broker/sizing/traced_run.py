@@ -1,4 +1,4 @@
-"""The exact tracer for `estimate --exact`: a process of its own, with the trainer's packages."""
+"""Exact tracer for `estimate --exact`, as a separate process with the trainer's packages."""
 
 import json
 import subprocess
@@ -19,17 +19,17 @@ EXACT_PRECISIONS = {
     "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
 }  # fmt: skip
 TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq", "image_classification")
-"""What the tracer knows, by the architecture or by its own option."""
+"""Tasks that the tracer supports, by the architecture or by its own option."""
 
 
 def _targets(shape: ModelShape | None, ask: sizes.EstimateOptions) -> str:
-    """Those that match something, in the tracer's words. `shape`: None where tables tell of the model."""
+    """Return the targets that match something, in the tracer's terms. `shape`: None for a model with trace tables."""
     if shape is None or ask.method == "full":
         return "all-linear"
     adapted, names = sizes.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
     if ask.targets == (ALL_LINEAR,):
         return ALL_LINEAR
-    if isinstance(ask.targets, tuple):  # the tracer has peft itself
+    if isinstance(ask.targets, tuple):  # the tracer uses peft itself
         return ",".join(ask.targets)
     if not adapted <= names.keys():
         raise sizes.InvalidEstimate(
@@ -39,7 +39,7 @@ def _targets(shape: ModelShape | None, ask: sizes.EstimateOptions) -> str:
 
 
 def _installed() -> str | None:
-    """The version of transformers that the tracer would run."""
+    """Return the version of transformers that the tracer would run, or None if it is not installed."""
     try:
         return metadata.version("transformers")
     except metadata.PackageNotFoundError:
@@ -47,7 +47,7 @@ def _installed() -> str | None:
 
 
 def _check(ask: sizes.EstimateOptions, task: str | None) -> None:
-    """Raises Unanswerable for any step but the trainer's own."""
+    """Raise InvalidEstimate for any step but the trainer's own."""
     installed = _installed()
     for wrong, what in (
         (ask.method not in ("full", "lora", "qlora"), f"--method {ask.method}"),
@@ -70,7 +70,7 @@ def _check(ask: sizes.EstimateOptions, task: str | None) -> None:
 def trace(
     config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.EstimateOptions, task: str | None
 ) -> dict[str, Any]:
-    """The exact tracer's answer for the trainer's own step. Raises Unanswerable for any other step."""
+    """Return the exact tracer's result for the trainer's own step. Raise InvalidEstimate for any other step."""
     _check(ask, task)
     a_step = ask.rows * ask.gpus * (2 if ask.accumulated else 1)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

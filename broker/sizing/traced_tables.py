@@ -1,4 +1,4 @@
-"""What a fine-tune of Whisper or of Stable Diffusion's UNet takes: from the committed tables of traces."""
+"""Memory of a fine-tune of Whisper or of Stable Diffusion's UNet, from the committed tables of traces."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,15 +14,20 @@ from broker.model_catalog import trace_tables as traced
 Config = Mapping[str, Any]
 NO_SPEED = "no basis: no run of such a model was measured"
 MARGINS = {"whisper": 0.10, "unet": 0.25}
-"""Beside what a table is off a trace: workspaces of convolutions, of which a Whisper has two and a UNet many."""
+"""Margins for the workspaces of convolutions, in addition to the table's deviation from a trace. A Whisper has two
+convolutions, a UNet many.
+"""
 SMALLEST, LARGEST = 64, 4096
 """Pixels of a side."""
 WHICH = {"whisper": "all-linear", "unet": ",".join(traced.TARGETS)}
-"""The modules that a traced LoRA adapts."""
+"""Modules that a traced LoRA adapts."""
 
 
 def sized(config: Config, ask: sizes.EstimateOptions, resolution: int | None) -> sizes.EstimateOptions:
-    """With the size of a row: what a Whisper writes, a UNet's pixels of a side. Raises Unanswerable."""
+    """Return the options with the size of a row: tokens that a Whisper generates, or pixels of a UNet's side.
+
+    Raise InvalidEstimate for a size that the model does not have.
+    """
     if traced.kind_of(config) == "whisper":
         refuse_resolution("whisper", resolution)
         most = _positive(config, "max_target_positions", 448)
@@ -41,7 +46,7 @@ def sized(config: Config, ask: sizes.EstimateOptions, resolution: int | None) ->
 
 
 def _positive(config: Config, field: str, default: int) -> int:
-    """Raises Unanswerable for what is no size."""
+    """Return the field as a positive integer. Raise InvalidEstimate if it is not one."""
     try:
         return count.number(config, field, default=default)
     except ValueError as e:
@@ -49,13 +54,13 @@ def _positive(config: Config, field: str, default: int) -> int:
 
 
 def refuse_resolution(family: str, resolution: int | None) -> None:
-    """Raises Unanswerable where one is given for what reads no latents."""
+    """Raise InvalidEstimate if a resolution is given for a model that reads no latents."""
     if resolution is not None:
         raise sizes.InvalidEstimate(f"--resolution {resolution}: {family} is no UNet; leave it out")
 
 
 def estimate(config: Config, ask: sizes.EstimateOptions) -> shown.Estimate:
-    """The peak on one GPU, of an ask that is `sized`. Raises Unanswerable for what no table has."""
+    """Return the peak on one GPU for `sized` options. Raise InvalidEstimate if no table covers them."""
     kind = str(traced.kind_of(config))
     found = traced.find(config)
     if found is None:
@@ -83,7 +88,7 @@ def estimate(config: Config, ask: sizes.EstimateOptions) -> shown.Estimate:
 
 
 def _check(kind: str, ask: sizes.EstimateOptions) -> None:
-    """Raises Unanswerable."""
+    """Raise InvalidEstimate for options that the tables do not cover."""
     sizes.check_numbers(ask)
     for option, given, known in (
         ("--method", ask.method, ("full", "lora")),
@@ -104,11 +109,11 @@ def _check(kind: str, ask: sizes.EstimateOptions) -> None:
 
 
 def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:
-    """Gradients of earlier micro-batches are there from the start."""
+    """Add the gradients of earlier micro-batches, which exist from the start."""
     return {**by, "gradients": max(by.get("gradients", 0), 4 * trained)}
 
 
 def _update(by: Mapping[str, int], trained: int, *, foreach: bool) -> dict[str, int]:
-    """The optimizer's own segment; the foreach kernels make the roots of all second moments at once."""
+    """Return the optimizer's own segment. The foreach kernels make the roots of all second moments at once."""
     kept = {c: by.get(c, 0) for c in ("weights", "optimizer")}
     return {**kept, "gradients": 4 * trained, "temporary": 4 * trained if foreach else 0}

@@ -1,4 +1,4 @@
-"""Scaling tables: `gpubroker estimate --what-if` offline, `gpubroker quote --what-if` over what was quoted."""
+"""Scaling tables: `gpubroker estimate --what-if` offline, `gpubroker quote --what-if` for quoted offers."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from broker.sizing.hf_aliases import unquantised
 from trainer.contract.train import TrainConfig
 
 MOST_BATCH, MOST_ROWS, MOST_USD = 10**9, 10**15, 10**6
-"""Of what is asked offline."""
+"""Largest values that are accepted offline."""
 
 
 def what_if(
@@ -33,10 +33,12 @@ def what_if(
     rows: int | None = None,
     usd_per_gpu_hour: float | None = None,
 ) -> dict[str, Any]:
-    """A row for each count in `said` (`gpus=1,2,4,…,512`). Raises EstimateError with one line.
+    """Return a row for each count in `said` (`gpus=1,2,4,…,512`).
 
-    `global_batch`: rows a step; by default as many as the most GPUs, times `ask.rows`. `rows`: of the data set, for
-    hours and dollars of one pass.
+    Raise EstimateError with one line.
+
+    `global_batch`: rows of a step; by default the largest number of GPUs times `ask.rows`. `rows`: of the data set, for
+    the hours and dollars of one epoch.
     """
     name, given = config_of(model, config)
     given, _ = unquantised(given, ask.method)
@@ -62,7 +64,7 @@ def what_if(
 def _check(
     ask: sizes.EstimateOptions, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None
 ) -> None:
-    """Raises EstimateError."""
+    """Raise EstimateError if a number is out of range."""
     try:
         sizes.check_numbers(ask)
     except sizes.InvalidEstimate as e:
@@ -78,8 +80,12 @@ def of_spec(
     said: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
     usd_per_gpu_hour: float | None, written: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`; `written`: those
-    that an encoder-decoder writes for one. Raises EstimateError.
+    """Return the scaling table of a spec's job.
+
+    Raise EstimateError.
+
+    `mean`: mean tokens of its rows; the longest may have `max_length`. `written`: mean tokens that an encoder-decoder
+    generates for a row.
     """
     lora = train.adapters
     if lora and lora.dora:
@@ -127,7 +133,7 @@ def table(
     counts: tuple[int, ...],
     load: TrainingLoad,
 ) -> dict[str, Any]:
-    """The document that is printed. Raises EstimateError."""
+    """Return the printed document. Raise EstimateError."""
     try:
         points = scaling(shape, ask, hardware, counts, load)
     except sizes.InvalidEstimate as e:

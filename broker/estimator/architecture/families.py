@@ -25,7 +25,7 @@ class FamilySpec:
     because autocast then does not recognise its earlier copies.
     """
     normed_first: bool = False
-    """Both norms are computed first where attention and MLP are parallel, and Python names them until the layer ends."""
+    """Both norms are computed first if attention and MLP are parallel, and Python names them until the layer ends."""
     masked: bool = False
     """A mask is made for each row, even where a kernel could derive it."""
     mask_buffer: bool = False

@@ -80,7 +80,8 @@ def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[s
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
     """Return the types that the trainer uses.
 
-    A LoRA base has the compute precision, trained weights have float32, and autocast is around both. `bf16`: the device supports bf16, which precision `auto` then selects.
+    A LoRA base has the compute precision, trained weights have float32, and autocast is around both. `bf16`: the device
+    supports bf16, which precision `auto` then selects.
     """
     half = workload.precision in ("bf16", "fp16") or (workload.precision == "auto" and bf16)
     full = workload.method == "full"

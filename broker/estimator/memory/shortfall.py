@@ -5,7 +5,9 @@ from broker.domain.workload import MemoryNeed
 SHORT = 1.1
 """A run that ran out of memory needed at least a tenth more than the device had [assumed]."""
 MOST = 2.5
-"""Largest correction factor, so that one machine's report has a limited effect. The worst known estimate was 2.3 times too low."""
+"""Largest correction factor, so that one machine's report has a limited effect. The worst known estimate was 2.3 times
+too low.
+"""
 
 
 def shortfall(device_bytes: int, need: MemoryNeed) -> float:

@@ -1,11 +1,11 @@
-"""What was fitted, and on what: shares of the published rates that training reaches; and how far own runs correct it.
+"""Fitted shares of the published rates that training reaches, and corrections by own runs.
 
-An own run tells the logarithm y of observed over estimated. Deviations are nested, each about the one above it: of a
-GPU, of a method on it, of a family with that method, of a run: a tree of normal variables whose root is 0, the estimate
-itself. `believe` is its exact posterior by messages (Pearl, 1988), which is James and Stein's shrinkage level by level:
-one run moves a figure by v / (v + s^2) of what it says, v and s^2 the variances of what is shared and of a run. Runs
-have Student's t about their cell, by the EM weights of Lange, Little and Taylor (1989): what lies far off is hardly
-believed until others say the same.
+A run gives the logarithm y of observed over estimated. Deviations are nested: of a GPU, of a method on it, of a family
+with that method, of a run. They form a tree of normal variables whose root is 0, the estimate itself. `believe` is its
+exact posterior by message passing (Pearl, 1988), which is James and Stein's shrinkage level by level. One run moves a
+figure by the share v / (v + s^2) of its deviation. v is the variance of what is shared, s^2 the variance of a run. Runs
+follow Student's t around their cell, by the EM weights of Lange, Little and Taylor (1989). An outlier therefore counts
+little until other runs confirm it.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from math import inf, sqrt
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Shares of the rates in the hardware table. `matmul`, `attention`: by GPU that has rows; `*_else`: of others."""
+    """Shares of the rates in the hardware table. `matmul`, `attention`: by fitted GPU; `*_else`: for all other GPUs."""
 
     matmul: Mapping[str, float]
     attention: Mapping[str, float]
@@ -24,20 +24,20 @@ class Calibration:
     attention_else: float
     bandwidth: float
     modules: float
-    """Of the bandwidth, by what eager modules move; above 1 where the cache serves some of it."""
+    """Share of the bandwidth for the traffic of eager modules; above 1 where the cache serves some of it."""
     within: float
-    """Of NVLink or PCIe, one direction."""
+    """Share of NVLink's or PCIe's rate, one direction."""
     between: float
-    """Of a machine's network."""
+    """Share of a machine's network rate."""
     exposed: float
     """Share of the messages that is never hidden."""
     hideable: float
-    """Share of the computing that can hide messages."""
+    """Share of the computation that can hide messages."""
     sync_s: float
-    """Per step and doubling of the devices."""
+    """Seconds per step and doubling of the devices."""
 
     def shares(self, gpu: str) -> tuple[float, float]:
-        """(matmul, attention)."""
+        """Return (matmul, attention)."""
         return self.matmul.get(gpu, self.matmul_else), self.attention.get(gpu, self.attention_else)
 
 
@@ -48,71 +48,76 @@ FITTED = Calibration(
     attention_else=0.4947,
     bandwidth=0.8149,
     modules=1.1381,
-    within=0.8,  # what nccl-tests show of NVLink's rate, so not fitted
+    within=0.8,  # nccl-tests' share of NVLink's rate, so not fitted
     between=0.6642,
     exposed=0.4723,
     hideable=0.7,  # [assumed]: no row has that many messages
     sync_s=4.541e-3,
 )
 """Fitted on 209 runs of llm-foundry, 4 of torchtitan and 19 of fms-acceleration (`python -m benchmarks.throughput_table
---fit`); `else` by a fit in which all GPUs share."""
+--fit`); `*_else` by a fit in which all GPUs share.
+"""
 
 COMPARED = frozenset({"llama", "mistral", "mixtral"})
-"""Families whose eager modules were timed in those runs. MPT, which most of them are of, ran with fused kernels, so it
-stands for no family that the trainer runs."""
+"""Families whose eager modules were timed in those runs. Most of the runs are of MPT with fused kernels, which
+represents no family that the trainer runs.
+"""
 
 SPREAD_MEASURED = 1.113
-"""Conformal: nine of ten runs of transformers and torchtitan on GPUs of the fit are so far off at most, either way, by
-fits that had not seen their method."""
+"""Conformal interval. Nine of ten runs of transformers and torchtitan on fitted GPUs deviate by at most this factor, by
+fits without their method.
+"""
 SPREAD_UNMEASURED = 1.31
 """The worst of 237 rows by a fit without their architecture. Three architectures are too few for a quantile."""
 SPREAD_MIXTURE = 1.4
 """The worst of ten blind rows of Mixtral-8x7B, all of them slower than estimated."""
 SPREAD_COUNTED = 2.0
-"""Where operations are counted and no run of such a model was ever measured [assumed]."""
+"""Interval for counted operations without any measured run of such a model [assumed]."""
 SPREAD_CPU = 2.0
-"""Processors differ by more than any share tells [assumed]; one was measured."""
+"""Interval for CPUs, which differ by more than any share covers [assumed]; one was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """Standard deviations of logarithms [assumed]: of each level about the one above it, and of a run."""
+    """Standard deviations of logarithms [assumed]: of each level from the level above it, and of a run."""
 
     levels: tuple[float, ...]
     run: float
 
     @property
     def whole(self) -> float:
-        """Of a run about the estimate, when nothing was observed."""
+        """Standard deviation of a run from the estimate, without any observation."""
         return sqrt(sum(level**2 for level in self.levels) + self.run**2)
 
 
 GPU_PRIOR = Prior(levels=(0.05, 0.03, 0.03), run=0.04)
-"""Of a GPU, a method, a family. That of a run is what repeated rows of one GPU and library scatter by."""
+"""Deviations of a GPU, a method, a family. The deviation of a run is the scatter of repeated rows of one GPU and
+library.
+"""
 CPU_PRIOR = Prior(levels=(0.4, 0.1, 0.1), run=0.15)
-"""Processors differ, and work beside others: nearly as wide as `SPREAD_CPU`."""
+"""Deviations of CPUs, which differ and share their load: nearly as wide as `SPREAD_CPU`."""
 FREEDOM = 4.0
 """Degrees of freedom of Student's t, as Lange, Little and Taylor advise for small samples."""
 WORTH = 8.0
-"""Runs that the assumed deviation of a run counts for, once that is estimated too."""
+"""Number of runs that the assumed deviation of a run counts for, once that is estimated too."""
 ROUNDS, SETTLED = 30, 1e-6
 
 Path = tuple[str, ...]
-"""Where a run belongs, level by level: (GPU, method, family)."""
+"""Group of a run, level by level: (GPU, method, family)."""
 Gauss = tuple[float, float]
 """(mean, precision)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """What is expected of the next run."""
+    """Expectation of the next run."""
 
     shift: float = 0.0
     """Logarithm of observed over estimated."""
     scale: float = 1.0
-    """Width of the interval, as a share of what it is when nothing was observed."""
+    """Width of the interval, relative to its width without observations."""
     runs: int = 0
-    """That share the first level."""
+    """Number of runs that share the first level."""
     alike: bool = False
     """Some of them share all levels."""
 
@@ -126,12 +131,12 @@ def _joined(parts: Sequence[Gauss]) -> Gauss:
 
 
 def _blurred(of: Gauss, deviation: float) -> Gauss:
-    """As seen from the next level."""
+    """Return the message as the next level receives it."""
     return of[0], 1 / (1 / of[1] + deviation**2) if of[1] else 0.0
 
 
 def _upward(cells: Mapping[Path, Gauss], prior: Prior) -> dict[Path, dict[Path, Gauss]]:
-    """What each node's children say of it; of the leaves' children, the runs, there is one entry."""
+    """Return the messages that each node gets from its children; a leaf has one entry for all its runs."""
     told: dict[Path, dict[Path, Gauss]] = defaultdict(dict)
     for path, said in cells.items():
         told[path][path] = said
@@ -153,27 +158,28 @@ def _posterior(path: Path, told: Mapping[Path, Mapping[Path, Gauss]], prior: Pri
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All runs that share the first level, weighed."""
+    """Weighed runs that share the first level."""
 
     prior: Prior
     told: Mapping[Path, Mapping[Path, Gauss]]
     variance: float
-    """Of a run."""
+    """Variance of a run."""
     runs: int
 
     def of(self, path: Path) -> Belief:
-        """What is known of a path below that level."""
+        """Return the belief about a path below that level."""
         mean, precision = _posterior(path, self.told, self.prior)
         scale = sqrt(1 / precision + self.variance) / self.prior.whole
         return Belief(shift=mean, scale=scale, runs=self.runs, alike=path in self.told.get(path, {}))
 
 
 def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
-    """`near`: runs of one first level, each (where it belongs, logarithm of observed over estimated)."""
+    """Weigh runs that share the first level, each (group, logarithm of observed over estimated)."""
     cells = {where for where, _ in near}
     noise, squares = prior.run**2, 0.0
     told: dict[Path, dict[Path, Gauss]] = {}
-    means = dict.fromkeys(cells, 0.0)  # from the estimate itself, so that no lone outlier is the beginning
+    # start from the estimate itself, so that a lone outlier is not the starting point
+    means = dict.fromkeys(cells, 0.0)
     for _ in range(ROUNDS):
         off = [(y - means[where]) ** 2 / noise for where, y in near]
         weights = [(FREEDOM + 1) / (FREEDOM + square) for square in off]
@@ -190,6 +196,6 @@ def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
 
 
 def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
-    """What is known of `path` after `runs`, each (where it belongs, logarithm of observed over estimated)."""
+    """Return the belief about `path` after `runs`, each (group, logarithm of observed over estimated)."""
     near = [(where, y) for where, y in runs if where[0] == path[0]]
     return weigh(near, prior).of(path) if near else NO_RUNS

@@ -1,8 +1,7 @@
-"""What a GPU can do by what its maker and others published: memory, arithmetic, bandwidth, links.
+"""Published capabilities of GPUs: memory, arithmetic, bandwidth, links.
 
-Peaks: dense bf16 with fp32 accumulation, fp32 without TF32, NVIDIA's datasheets as restated by public pages.
-[u] marks a figure from general knowledge that was not confirmed on a page.
-What training reaches of them: `calibration`.
+Peaks: dense bf16 with fp32 accumulation, fp32 without TF32, from NVIDIA's datasheets as restated by public pages. [u]
+marks a figure from general knowledge that no page confirmed. `calibration` has the shares that training reaches.
 """
 
 import difflib
@@ -20,29 +19,29 @@ class Hardware:
     name: str
     memory_bytes: int
     bf16_flops: float
-    """The datasheet's."""
+    """The datasheet's rate."""
     matmul_flops: float
-    """bf16, the fastest matrix product that was measured, or `UNMEASURED` of the datasheet's."""
+    """Rate of the fastest measured bf16 matrix product, or `UNMEASURED` of the datasheet's rate."""
     attention_flops: float
-    """bf16, the fastest fused causal attention, forward and backward, that was published, or `SCORES` of the peak."""
+    """Rate of the fastest published fused causal attention in bf16, forward and backward, or `SCORES` of the peak."""
     fp32_flops: float
     bandwidth: float
     link: float
-    """To the other GPUs of its machine, one direction."""
+    """Rate to the other GPUs of its machine, one direction."""
     network: float
-    """Into one machine, of all its GPUs [assumed]."""
+    """Rate into one machine, for all its GPUs together [assumed]."""
     bf16: bool = True
     gpu: bool = True
 
 
 UNMEASURED = 0.80
-"""Of the datasheet's rate where nobody published a measured product: the median of the five that are (0.78 to 0.87)."""
+"""Share of the datasheet's rate if no measured product is published: the median of the five measured (0.78 to 0.87)."""
 SCORES = 0.65
 """FlashAttention-2 on an A100, 203 of 312 TFLOP/s [u]; it runs the same instructions on Ampere and Ada."""
 NVLINK5, NVLINK4, NVLINK3, BRIDGE, PCIE5, PCIE4 = 900e9, 450e9, 300e9, 300e9, 64e9, 32e9
-"""One direction: half of what datasheets state. BRIDGE: of an H100 NVL, to one neighbour."""
+"""One direction: half of the datasheets' figures. BRIDGE: from an H100 NVL to one neighbour."""
 FAST, SLOW = 200e9, 12.5e9
-"""Into a machine: 1600 Gbit/s as clouds wire eight A100s or H100s, 100 Gbit/s for others [assumed]."""
+"""Rates into a machine: 1600 Gbit/s as clouds connect eight A100s or H100s, 100 Gbit/s for others [assumed]."""
 
 
 def _gpu(
@@ -120,16 +119,16 @@ TABLE: dict[str, Hardware] = {
 
 
 _IMPLIED = {"a100-40gb": "sxm", "h100-sxm": "80gb", "h100-pcie": "80gb", "h100-nvl": "94gb"}
-"""What a name of the table does not say, and people may ask for."""
+"""Parts that a name of the table lacks but a user may ask for."""
 
 
 @lru_cache(maxsize=4096)
 def matches(asked: str, accelerator: str) -> bool:
-    """Whether `accelerator` is what was asked for; `a100`, `a100-80gb` and `a100-sxm` name all their variants."""
+    """Return whether `accelerator` matches the request; `a100`, `a100-80gb` and `a100-sxm` match all their variants."""
     wanted, parts = asked.split("-"), accelerator.split("-")
     return wanted[0] == parts[0] and set(wanted) <= {*parts, _IMPLIED.get(accelerator, parts[0])}
 
 
 def nearest(name: str) -> Sequence[str]:
-    """At most one GPU of the table, the one whose name is most like it."""
+    """Return at most one GPU of the table, the one with the most similar name."""
     return difflib.get_close_matches(name, [known for known, h in TABLE.items() if h.gpu], n=1, cutoff=0.5)

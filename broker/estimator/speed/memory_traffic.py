@@ -1,38 +1,44 @@
-"""Bytes that one step moves through a device's memory, counted operation by operation.
+"""Bytes that one step moves through a device's memory, counted by operation.
 
-`fused`: kernels that a compiler or a training library joins, so a norm, a rotation or an activation reads and writes
-once; else transformers' modules as they are written, each operation reading its inputs and writing its output.
+`fused`: a compiler or a training library joins kernels, so a norm, a rotation or an activation reads and writes once.
+Otherwise transformers' modules run as written, and each operation reads its inputs and writes its output.
 """
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
 
 LAST = frozenset({"down", "proj"})
-"""A layer's last linear module: nobody needs its output again, so a recomputation may stop before it."""
+"""A layer's last linear module. Its output is not needed again, so a recomputation may stop before it."""
 LOGIT_BYTES = 38
-"""Per logit and step: written in half precision, raised to float32 for the loss, and all that back."""
+"""Bytes per logit and step: written in half precision, cast to float32 for the loss, and the same backward."""
 SCORE_ACCESSES = 10
-"""Reads and writes of a score where attention is written out: scaled, masked, softmax, dropout [assumed]."""
+"""Reads and writes of a score of materialised attention: scale, mask, softmax, dropout [assumed]."""
 OPTIMIZER_ACCESSES = {"adamw_fused": 7, "adamw_foreach": 20, "adamw_8bit": 3, "adafactor": 12, "sgd": 3}
-"""Reads and writes of each trained weight, its gradient and its moments, in their own width. Fused AdamW reads four
-and writes three; the foreach one passes over them operation by operation."""
+"""Reads and writes of each trained weight, its gradient and its moments, in their own width. Fused AdamW reads four and
+writes three. The foreach variant passes over them operation by operation.
+"""
 EIGHT_BIT_MOMENTS = 4
 """Bytes of two 8-bit moments, read and written."""
 CLIP_ACCESSES = 3
-"""Of each gradient: read for the norm, read and written to scale it."""
+"""Accesses of each gradient: read for the norm, read and written to scale it."""
 
 
 ROUTED_ACCESSES = 7
-"""Of a hidden state for each expert that it goes through: gathered, weighted, and added to the others' outputs."""
+"""Accesses of a hidden state for each expert that it passes through: gathered, weighted, and added to the others'
+outputs.
+"""
 
 
 def through(shape: ModelShape, role: str) -> int:
-    """How many such matrices of a layer a token goes through: one, or one for each expert that is chosen for it."""
+    """Return the number of such matrices of a layer that a token passes through: one, or one per active expert."""
     return shape.active_experts if copies(shape, role) > 1 else 1
 
 
 def _norm_bytes(numerics: Numerics, stream: int, *, fused: bool) -> int:
-    """Per element. An eager RMSNorm: raised to float32, squared, averaged, multiplied, lowered, weighted."""
+    """Return the bytes per element.
+
+    An eager RMSNorm casts to float32, squares, averages, multiplies, casts and weights.
+    """
     if fused:
         return 2 * stream
     casts = 0 if stream == 4 else 2 * (stream + 4)
@@ -41,12 +47,12 @@ def _norm_bytes(numerics: Numerics, stream: int, *, fused: bool) -> int:
 
 
 def _stream(numerics: Numerics) -> int:
-    """Bytes an element of what flows between the layers: autocast over float32 weights keeps it in float32."""
+    """Return the bytes per element of the hidden states; autocast over float32 weights keeps them in float32."""
     return 4 if numerics.autocast and numerics.weight == 4 else numerics.compute
 
 
 def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: bool) -> float:
-    """Per token of one layer's forward pass, its matrix products and adapters left out."""
+    """Return the bytes per token of one layer's forward pass, without its matrix products and adapters."""
     build, s, stream = family_spec(shape), numerics.compute, _stream(numerics)
     active = shape.active_experts or 1
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -68,8 +74,10 @@ def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: 
 
 
 def adapter_bytes(shape: ModelShape, numerics: Numerics) -> float:
-    """Per token of one layer's forward pass: peft raises an adapter's input to float32, drops out, and adds its output
-    scaled; without autocast all that stays in float32.
+    """Return the bytes per token of the adapters in one layer's forward pass.
+
+    peft casts an adapter's input to float32, applies dropout, and adds its scaled output. Without autocast all of that
+    stays in float32.
     """
     s = numerics.compute
     widths = [(size, through(shape, role)) for role, size in linears(shape).items() if role in numerics.adapted]
@@ -81,7 +89,7 @@ def adapter_bytes(shape: ModelShape, numerics: Numerics) -> float:
 
 
 def weight_bytes(numerics: Numerics, products: float) -> float:
-    """Per weight of the layers and micro-batch, read for so many products of each."""
+    """Return the bytes per weight of the layers and micro-batch, read for that many products each."""
     if numerics.bits:
         return products * (numerics.bits / 8 + 2 * numerics.compute)
     cast = numerics.weight + numerics.compute if numerics.weight > numerics.compute else 0
@@ -89,6 +97,9 @@ def weight_bytes(numerics: Numerics, products: float) -> float:
 
 
 def optimizer_bytes(optimizer: str, width: int) -> int:
-    """Per trained weight and step, with the clipping of its gradient. `width`: bytes of each weight and moment."""
+    """Return the bytes per trained weight and step, with gradient clipping.
+
+    `width`: bytes of each weight and moment.
+    """
     moments = EIGHT_BIT_MOMENTS if optimizer == "adamw_8bit" else 0
     return (OPTIMIZER_ACCESSES[optimizer] + CLIP_ACCESSES) * width + moments

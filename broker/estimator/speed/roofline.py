@@ -1,7 +1,8 @@
 """Seconds of one optimizer step on one device, as named terms.
 
-Arithmetic over the rate that matrix products or attention reach, bytes over bandwidth, messages over links. The counts
-follow from the model and the libraries' code; the few shares of the published rates are fitted (`calibration`).
+The terms are arithmetic over the rate that matrix products or attention reach, bytes over bandwidth, and messages over
+links. The counts follow from the model and the libraries' code. A few shares of the published rates are fitted
+(`calibration`).
 """
 
 from dataclasses import dataclass, replace
@@ -23,22 +24,24 @@ from broker.estimator.speed.memory_traffic import (
 )
 
 Recompute = Literal["none", "early", "whole"]
-"""What checkpointing computes again of a layer: `early` stops before the last linear module, as torch's non-reentrant
-form does; `whole` is the reentrant form."""
+"""Part of a layer that checkpointing recomputes. `early` stops before the last linear module, as torch's non-reentrant
+form does; `whole` is the reentrant form.
+"""
 ROW_BYTES = 24
-"""Per token from the host: ids, mask and labels of 8 bytes."""
+"""Bytes per token from the host: ids, mask and labels of 8 bytes."""
 HOST_LINK = 10e9
 """Bytes/s from host to device, pageable memory [assumed]."""
 LAYER_LAUNCH_S = 0.9e-3
-"""A Python host needs so long to launch one pass of an eager layer, within a factor of two: the virtual machine of an
-H100 took 1.7 ms (`benchmarks.gpu_exact`), and peft's runs on an L40S leave room for 0.95."""
+"""Seconds that a Python host needs to launch one pass of an eager layer, within a factor of two. The virtual machine of
+an H100 took 1.7 ms (`benchmarks.gpu_exact`), and peft's runs on an L40S are consistent with 0.95.
+"""
 ADAPTER_LAUNCHES = 0.22
-"""What each adapter adds to a layer's launches: that H100's 1.7 ms came to 4.36 with seven."""
+"""Share of a layer's launches that each adapter adds: that H100's 1.7 ms grew to 4.36 ms with seven adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineStep:
-    """One step as the terms see it. `tokens`: of one micro-batch on one device; `length`: of one row."""
+    """One step as the terms need it. `tokens`: of one micro-batch on one device; `length`: of one row."""
 
     shape: ModelShape
     numerics: Numerics
@@ -47,32 +50,34 @@ class RooflineStep:
     trained: int
     """Weights that the optimizer holds states for."""
     target_tokens: float = 0.0
-    """What an encoder-decoder writes: as `tokens`, which it reads."""
+    """Tokens of one micro-batch that an encoder-decoder generates; `tokens` are those that it reads."""
     target_length: float = 0.0
     micro_batches: float = 1
-    """A step, one after another."""
+    """Consecutive micro-batches of a step."""
     recompute: Recompute = "none"
     reference: bool = False
-    """A pass of the model under its adapters goes before, without gradients (dpo)."""
+    """A forward pass of the model without its adapters runs first, without gradients (dpo)."""
     optimizer: str = "adamw_fused"
     fused: bool = False
-    """Norms, rotations and activations in one kernel each."""
+    """Norms, rotations and activations are one kernel each."""
     devices: int = 1
     nodes: int = 1
     """Machines that `devices` are on."""
     sharding: Literal["none", "ddp", "fsdp", "hybrid"] = "none"
     gathers: int = 2
-    """How often FSDP gathers the weights for a micro-batch; 1 where they stay after the forward pass."""
+    """Number of FSDP gathers of the weights per micro-batch; 1 if they stay after the forward pass."""
     reduced: int = 2
     """Bytes of each gradient that FSDP sends."""
     network: float = 0.0
-    """Bytes/s into one machine; 0: the hardware's own."""
+    """Bytes/s into one machine; 0: the hardware's own rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ideal:
-    """Seconds of one step if every published rate were reached. `within`, `between`: messages inside a machine and
-    between machines; `launched`: the time in which a Python host can launch it all; `doublings`: of the devices.
+    """Seconds of one step at all published rates.
+
+    `within`, `between`: messages inside a machine and between machines. `launched`: time that a Python host needs to
+    launch all kernels. `doublings`: base-2 logarithm of the number of devices.
     """
 
     hardware: str
@@ -80,7 +85,7 @@ class Ideal:
     matmul: float
     attention: float
     modules: float
-    """Traffic of a layer's eager modules, between its matrix products; 0 where kernels are fused."""
+    """Traffic of a layer's eager modules, between its matrix products; 0 with fused kernels."""
     elementwise: float
     """All other traffic."""
     optimizer: float
@@ -93,21 +98,21 @@ class Ideal:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """Seconds of one step. `within` and `between` run at once, and beside the computing."""
+    """Seconds of one step. `within` and `between` overlap with each other and with the computation."""
 
     matmul: float
     attention: float
     elementwise: float
     optimizer: float
     host: float
-    """By which launching takes longer than computing."""
+    """Excess of the launch time over the computation."""
     within: float
     between: float
     exposed: float
-    """What of the messages nothing hides."""
+    """Part of the messages that no computation hides."""
     data: float
     fixed: float
-    """Waiting for each other, once a step."""
+    """Waiting of the devices for each other, once a step."""
 
     @property
     def total(self) -> float:
@@ -117,7 +122,7 @@ class Terms:
 
 
 def _parts(run: RooflineStep) -> list[RooflineStep]:
-    """One for each stack of layers; of an encoder-decoder the first has no head."""
+    """Return one part for each stack of layers; the encoder of an encoder-decoder has no head."""
     if not run.shape.decoder_layers:
         return [run]
     encoder, decoder = stacks(run.shape)
@@ -126,33 +131,35 @@ def _parts(run: RooflineStep) -> list[RooflineStep]:
 
 
 def _share(run: RooflineStep, role: str) -> float:
-    """How many tokens go through such a matrix for each that goes through the layer: a decoder's cross attention makes
-    keys and values of what was read.
+    """Return how many tokens pass through such a matrix for each token of the layer.
+
+    A decoder's cross attention makes keys and values from the tokens of the source.
     """
     cross = role in (f"{CROSS}k", f"{CROSS}v")
     return run.target_tokens / run.tokens if cross and run.tokens else through(run.shape, role)
 
 
 def _passes(run: RooflineStep) -> int:
-    """Of a layer, a step back counted as two."""
+    """Return the number of passes of a layer; a backward pass counts as two."""
     return 3 + (run.recompute != "none") + run.reference
 
 
 def _head(shape: ModelShape) -> tuple[int, int]:
-    """(weights of the head, logits), of a token; a class of a whole text is next to nothing for each of its tokens."""
+    """Return (weights of the head, logits) per token. The class of a whole text is negligible per token."""
     match shape.head:
         case "tokens":
             return shape.hidden * shape.vocabulary, shape.vocabulary
         case "words":
             return shape.hidden * shape.labels, shape.labels
-        case "image":  # the matrix that makes patches of pixels, at the other end
+        case "image":  # the matrix of the patches, at the other end of the model
             return shape.hidden * shape.vocabulary, 0
     return 0, 0
 
 
 def _products(run: RooflineStep) -> tuple[float, float]:
-    """(FLOP, elements read and written) per token of all layers' matrix products, with LoRA's own in neither."""
-    trains = 3 if run.numerics.full else 2  # forward, back to the input, and back to the weights where they are trained
+    """Return (FLOP, elements read and written) per token of all layers' matrix products, without LoRA's own."""
+    # forward, backward to the input, and backward to the weights if they are trained
+    trains = 3 if run.numerics.full else 2
     flop = elements = 0.0
     for role, (inputs, outputs) in linears(run.shape).items():
         again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
@@ -163,7 +170,10 @@ def _products(run: RooflineStep) -> tuple[float, float]:
 
 
 def _adapter_flop(run: RooflineStep) -> float:
-    """Per token; trained, so three products each, and the recomputed one."""
+    """Return the FLOP per token of the adapters.
+
+    They are trained, so each has three products, and the recomputed one.
+    """
     each = linears(run.shape).items()
     widths = (sum(size) * through(run.shape, role) for role, size in each if role in run.numerics.adapted)
     return 2 * run.numerics.rank * sum(widths) * (_passes(run) - run.reference) * run.shape.layers
@@ -174,7 +184,7 @@ def _head_flop(run: RooflineStep) -> int:
 
 
 def _matmul(run: RooflineStep, hardware: Hardware) -> float:
-    """Seconds of a token's products."""
+    """Return the seconds of a token's products."""
     half = run.numerics.compute == 2
     rate = hardware.matmul_flops if half else hardware.fp32_flops
     adapters = rate if run.numerics.autocast else hardware.fp32_flops
@@ -182,11 +192,11 @@ def _matmul(run: RooflineStep, hardware: Hardware) -> float:
 
 
 def _scores(run: RooflineStep) -> float:
-    """FLOP of a token's attention, one pass. Causal: half of 4 q S."""
+    """Return the FLOP of a token's attention in one pass. Causal attention is half of 4 q S."""
     shape = run.shape
     pair, decoder = shape.family in PAIRS, shape.decoder_layers > 0
     seen = run.length * (1.0 if family_spec(shape).encoder or (pair and not decoder) else 0.5)
-    seen += run.target_length if decoder else 0.0  # all that was read
+    seen += run.target_length if decoder else 0.0  # all source tokens
     return 4 * seen * shape.layers * shape.heads * shape.head_dim
 
 
@@ -197,14 +207,14 @@ def _attention(run: RooflineStep, hardware: Hardware) -> float:
 
 
 def _modules(run: RooflineStep) -> float:
-    """Bytes of one micro-batch between the layers' matrix products."""
+    """Return the bytes of one micro-batch between the layers' matrix products."""
     bare = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
     adapters = adapter_bytes(run.shape, run.numerics) * (_passes(run) - run.reference)
     return run.tokens * run.shape.layers * (bare * _passes(run) + adapters)
 
 
 def _rest(run: RooflineStep) -> float:
-    """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
+    """Return the bytes of one micro-batch into and out of matrix products, of logits and of weights."""
     products, passes = _products(run)[1] * run.numerics.compute, _passes(run)
     logits = _head(run.shape)[1] * LOGIT_BYTES * run.numerics.compute / 2 * (1 + run.reference / 3)
     weights = run.shape.layers * layer_matrices(run.shape)
@@ -213,7 +223,7 @@ def _rest(run: RooflineStep) -> float:
 
 
 def _messages(run: RooflineStep, hardware: Hardware) -> tuple[float, float]:
-    """(seconds within a machine, between machines) of one step."""
+    """Return (seconds within a machine, seconds between machines) of one step."""
     each = -(-run.devices // run.nodes)
     held = run.numerics.bits / 8 if run.numerics.bits else run.numerics.compute
     gathered = run.micro_batches * (run.shape.parameters * held * run.gathers + run.trained * run.reduced)
@@ -225,7 +235,7 @@ def _messages(run: RooflineStep, hardware: Hardware) -> tuple[float, float]:
 
 
 def model_flop(run: RooflineStep) -> float:
-    """Of a token that is read or written, recomputation left out: what utilisation (MFU) counts."""
+    """Return the FLOP of a token that is read or generated, without recomputation, as MFU counts it."""
     parts = _parts(replace(run, recompute="none"))
     every = sum(part.tokens for part in parts)
     return sum(
@@ -235,7 +245,7 @@ def model_flop(run: RooflineStep) -> float:
 
 
 def ideal(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Ideal:
-    """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
+    """Return the step at the published rates. `cores`: of a CPU; 1 for GPUs."""
     parts, layers = _parts(run), run.shape.layers + run.shape.decoder_layers
     launches = run.micro_batches * layers * _passes(run) * (1 + ADAPTER_LAUNCHES * len(run.numerics.adapted))
     shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
@@ -260,7 +270,7 @@ def ideal(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Ideal:
 
 
 def terms(at_best: Ideal, by: Calibration = FITTED) -> Terms:
-    """What a step takes where only shares of the published rates are reached."""
+    """Return the terms of a step at the fitted shares of the published rates."""
     matmul, attention = by.shares(at_best.hardware) if at_best.gpu else (1.0, 1.0)
     bandwidth, modules = (by.bandwidth, by.modules) if at_best.gpu else (1.0, 1.0)
     work, scores = at_best.matmul / matmul, at_best.attention / attention

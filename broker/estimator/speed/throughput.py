@@ -1,4 +1,4 @@
-"""Time of a workload on one machine: the roofline's terms for the trainer's own step, and how far they may be off."""
+"""Time of a workload on one machine: the roofline's terms for the trainer's own step, and their margin of error."""
 
 from dataclasses import dataclass, replace
 from math import exp, expm1
@@ -21,57 +21,63 @@ from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.roofline import LAYER_LAUNCH_S, Ideal, RooflineStep, ideal, terms
 
 SNAPSHOT_BYTES_PER_S = 2e9
-"""Device to host memory [assumed]: the part of a save that the loop waits for."""
+"""Rate from device to host memory [assumed]: the part of a save that the training loop waits for."""
 DOWNLOAD_BYTES_PER_S, READ_BYTES_PER_S = 200e6, 1e9
-"""Weights from the Hub, and from a disk of this machine [assumed]."""
+"""Rates of weights from the Hub, and from a disk of this machine [assumed]."""
 WEIGHT_BYTES = 2
-"""Of a parameter on the Hub."""
+"""Bytes of a parameter on the Hub."""
 STATE_BYTES = {"adamw_8bit": 6, "adafactor": 5, "sgd": 4}
-"""Of a trained parameter in a checkpoint, with the optimizer's moments; all else is an AdamW. Adafactor's sums of rows
-and columns are less than a byte."""
+"""Bytes of a trained parameter in a checkpoint, with the optimizer's moments; other optimizers are AdamW variants.
+Adafactor's sums of rows and columns are less than a byte.
+"""
 ADAMW_BYTES = 12
 UNHIDDEN = 0.25
-"""Of the shorter of the two, launching and computing, that takes time beside the longer one: chosen by five kinds of
-steps on one H100 (`benchmarks.gpu_exact`)."""
+"""Share of the shorter of launching and computing that does not overlap with the longer one. Chosen by five kinds of
+steps on one H100 (`benchmarks.gpu_exact`).
+"""
 START_S = 15.0
-"""Imports, model construction and the first compilation of kernels [assumed]."""
+"""Seconds of imports, model construction and the first compilation of kernels [assumed]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadTiming:
-    """Seconds; P50 unless named. `spread`: P90 / P50 of the work."""
+    """Times in seconds; P50 unless named otherwise. `spread`: P90 / P50 of the work."""
 
     step_s: float
     work_s: float
     """Steps and evaluations."""
     stall_s: float
-    """For which training stands still at a checkpoint."""
+    """Time that training pauses for one checkpoint."""
     training_s: float
     evaluation_s: float
     load_s: float
-    """From the agent's first beat to the first step."""
+    """Time from the agent's first heartbeat to the first step."""
     spread: float
     checkpoint_bytes: int
-    """Trained weights and two moments in float32."""
+    """Bytes of the trained weights and the optimizer's moments."""
     fetched_bytes: int
-    """The model's weights and the data set."""
+    """Bytes of the model's weights and the data set."""
     evidence: str = ""
-    """What the speed rests on."""
+    """Basis of the speed, in words."""
     tier: SpeedTier = "unchecked"
     runs: int = 0
-    """Own runs on such hardware that it rests on."""
+    """Number of own runs on such hardware that the speed rests on."""
 
 
 Basis = tuple[float, SpeedTier, str, str]
-"""(factor, tier, what it rests on, whose the factor is): tokens/s lie between the estimate over the factor and times
-it; see `calibration`."""
+"""(factor, tier, basis in words, source of the factor). tokens/s are between the estimate divided by the factor and
+multiplied by it; see `calibration`.
+"""
 _ASSUMED = "interval [assumed]"
 _WORST = "interval as wide as the worst of 237 runs, by fits without their architecture"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Of one step, of all devices together. `spread`: tokens/s lie between these over it and times it."""
+    """Speed of one step on all devices together.
+
+    tokens/s are between `tokens_per_s` / `spread` and `tokens_per_s` x `spread`.
+    """
 
     step_s: float
     tokens_per_s: float
@@ -81,12 +87,12 @@ class Speed:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of `tokens_per_s`."""
+        """Lower and upper end of `tokens_per_s`."""
         return self.tokens_per_s / self.spread, self.tokens_per_s * self.spread
 
 
 def _uncompared(run: RooflineStep, hardware: Hardware) -> Basis | None:
-    """Where operations are counted, and no run of the like was ever measured; None: one was."""
+    """Return the basis of an estimate by counted operations, without any similar measured run; None: one exists."""
     if not hardware.gpu:
         return SPREAD_CPU, "unchecked", "one core's rate, by one measurement on two cores", _ASSUMED
     if run.numerics.bits == 8:
@@ -128,10 +134,12 @@ def _spread_of(run: RooflineStep, hardware: Hardware) -> Basis:
 
 
 def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
-    """Whoever says how fast a step is asks here. `cores`: of a CPU.
+    """Return the speed of a step; the only function that states it.
 
-    How long a host takes to launch a layer is known of one H100's: where a step on one that takes twice as long would
-    leave the interval, this is what it is widened to.
+    `cores`: of a CPU.
+
+    The time that a host takes to launch a layer is known for one H100's host. If a step on a host that is twice as slow
+    would leave the interval, the interval is widened to include it.
     """
     at_best = ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))
     found, late = terms(at_best), _late(at_best)
@@ -147,7 +155,7 @@ def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
 
 
 def _late(at_best: Ideal) -> float:
-    """Seconds of the step on a host that takes twice as long to launch it."""
+    """Return the seconds of the step on a host that takes twice as long to launch it."""
     slow = replace(at_best, launched=2 * at_best.launched)
     found = terms(slow)
     computing = found.matmul + found.attention + found.elementwise
@@ -163,7 +171,7 @@ def run_of(
     nodes: int = 1,
     parallelism: Parallelism = "ddp",
 ) -> RooflineStep:
-    """One step of the trainer on one of `devices`, which are on `nodes` machines together."""
+    """Return one step of the trainer on one of `devices`, which are on `nodes` machines together."""
     numerics = numerics_of(workload, shape, bf16=hardware.bf16, gpu=hardware.gpu)
     if devices > 1 and parallelism in DIVIDED:
         numerics = gathered(numerics)
@@ -187,30 +195,31 @@ def run_of(
 
 
 def step_seconds(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> float:
-    """Of one optimizer step. `cores`: of a CPU."""
+    """Return the seconds of one optimizer step. `cores`: of a CPU."""
     return terms(ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))).total
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What of the time depends on the hardware alone, so that it is worked out once for many jobs alike."""
+    """Times that depend on the hardware only, so that they are computed once for many equal jobs."""
 
     step_s: float
     evaluated_s: float
-    """For a token that is only looked at, with all devices."""
+    """Seconds per evaluated token, with all devices."""
     spread: float
     tier: SpeedTier
     evidence: str
     trained: int
     parameters: int
     runs: int = 0
-    """Own ones that it was corrected by."""
+    """Number of own runs that corrected it."""
 
 
 def timing(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Timing:
-    """Of the workload that `run` is a step of. `cores`: of a CPU."""
+    """Return the timing of the workload that `run` is a step of. `cores`: of a CPU."""
     cores = 1 if hardware.gpu else max(1, cores)
-    # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three; with a reference two.
+    # Share of the forward pass: one of two or three products, 1 of attention's 3.5, one of three passes. A reference
+    # adds one forward pass to each.
     alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
     once = terms(ideal(alone, hardware, cores=cores))
     more, trains = int(run.reference), 3 if run.numerics.full else 2
@@ -229,12 +238,12 @@ def timing(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Timing:
 
 
 def observed_runs(runs: int) -> str:
-    """So many, in words."""
+    """Return the number of runs in words."""
     return f"{runs} observed run{'' if runs == 1 else 's'}"
 
 
 def corrected(at: Timing, known: Belief) -> Timing:
-    """By what own runs on such hardware have shown; both the time and its interval."""
+    """Correct the time and its interval by own runs on such hardware."""
     if not known.runs:
         return at
     slower, spread = exp(-known.shift), at.spread**known.scale
@@ -251,7 +260,7 @@ def corrected(at: Timing, known: Belief) -> Timing:
 
 
 def pace(workload: Workload, at: Timing, *, local: bool = False) -> WorkloadTiming:
-    """Time of the whole workload. `local`: the weights lie on this machine."""
+    """Return the time of the whole workload. `local`: the weights are on this machine."""
     states = at.trained * STATE_BYTES.get(workload.optimizer, ADAMW_BYTES)
     fetched = WEIGHT_BYTES * at.parameters + workload.data_bytes
     training, evaluation = (

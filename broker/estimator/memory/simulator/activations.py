@@ -1,7 +1,7 @@
-"""What each of transformers' activations (`ACT2FN`) keeps for its derivative, by torch's derivatives.yaml.
+"""Tensors that each of transformers' activations (`ACT2FN`) saves for backward, by torch's derivatives.yaml.
 
-Those that are one kernel keep what they were given or what they made; the others are written in Python, and each of
-their steps keeps something.
+An activation with its own kernel saves its input or its output. The others are written in Python, and each of their
+operations saves something.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,10 @@ KEEPS_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
 
 
 def activate(tape: Tape, x: Tensor, kind: str, *, autocast: bool) -> Tensor:
-    """`x` stays its caller's. `autocast`: powers, softplus and exponentials are computed in float32 then."""
+    """Return the activation of `x`, which the caller still holds.
+
+    `autocast`: powers, softplus and exponentials are computed in float32.
+    """
     if kind in KEEPS_INPUT:
         return tape.op([x], x.count, x.width, saves=[x])
     if kind in KEEPS_OUTPUT:
@@ -24,22 +27,22 @@ def activate(tape: Tape, x: Tensor, kind: str, *, autocast: bool) -> Tensor:
 
 
 def _plain(tape: Tape, x: Tensor) -> Tensor:
-    """A constant added or multiplied: nothing is kept."""
+    """Add or multiply by a constant; nothing is saved."""
     return tape.op([x], x.count, x.width)
 
 
 def _shifted(tape: Tape, x: Tensor) -> Tensor:
-    """A constant added to what its holder lets go, whose gradient goes on as it is."""
+    """Add a constant to `x` and release it; the gradient passes through unchanged."""
     return tape.after(x, tape.op([x], x.count, x.width, passthrough_grad=True))
 
 
 def _scaled(tape: Tape, x: Tensor) -> Tensor:
-    """A constant times what its holder lets go."""
+    """Multiply `x` by a constant and release it."""
     return tape.after(x, _plain(tape, x))
 
 
 def _bent(tape: Tape, x: Tensor) -> Tensor:
-    """The hyperbolic tangent, which keeps its result."""
+    """Compute the hyperbolic tangent of `x`, which saves its result, and release `x`."""
     return tape.after(x, tape.op([x], x.count, x.width, saves_out=True))
 
 
@@ -51,12 +54,12 @@ def _as_wide(tape: Tape, x: Tensor, width: int) -> Tensor:
 
 
 def _error(tape: Tape, x: Tensor) -> Tensor:
-    """The error function, whose derivative is one expression of four operations: none is freed before its end."""
+    """Compute the error function. Its derivative is one expression of four operations that are all freed at its end."""
     return tape.op([x], x.count, x.width, saves=[x], back=4 * x.size)
 
 
 def _times(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
-    """The product of two that their holder lets go."""
+    """Multiply `x` by `y` and release both."""
     made = tape.product(x, y)
     tape.drop(x, y)
     return made
@@ -104,7 +107,7 @@ def _linear(tape: Tape, x: Tensor, wide: int) -> Tensor:
 
 
 def _prelu(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    """Its kernel makes a gradient of the slope for each number."""
+    """Compute PReLU, whose backward kernel makes a gradient of the slope for each element."""
     return tape.op([x], x.count, x.width, saves=[x], back=x.size)
 
 
@@ -121,7 +124,7 @@ def _root_of_softplus(tape: Tape, x: Tensor, wide: int) -> Tensor:
 
 
 def _xielu(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    """Its two slopes are trained numbers, raised by their softplus; where they are frozen, a little less is kept."""
+    """Compute xIELU, whose two slopes are trained and pass through softplus. Frozen slopes would save a little less."""
     above = tape.op([x], x.count, wide)
     square = tape.after(above, tape.product(above, x))
     linear = _plain(tape, x)

@@ -1,4 +1,4 @@
-"""The step of a decoder with a head that makes classes, or one number, in place of the next token."""
+"""Simulated step of a decoder whose head predicts classes, or one number, instead of the next token."""
 
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.decoder_layer import Layer
@@ -6,12 +6,12 @@ from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
 
 
 class ClassifierSimulator(DecoderSimulator):
-    """The head reads every token; of a text's logits those of its last token are taken."""
+    """Step of a classifier. The head reads every token; a text classifier uses the logits of the last token."""
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         if self.step.accumulated:  # no other matrix shares its gradient
             self.embedding.gradient = EARLIER
-        self.batch = self.tape.new(self.tokens * 2, 8)  # ids and their mask
+        self.batch = self.tape.new(self.tokens * 2, 8)  # token ids and their mask
         return super()._embed()
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
@@ -33,7 +33,7 @@ class ClassifierSimulator(DecoderSimulator):
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Consumes the logits."""
+        """Return the loss; consumes the logits."""
         tape = self.tape
         self._forget()
         raised = self._raised(logits)

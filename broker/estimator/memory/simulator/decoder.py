@@ -1,7 +1,7 @@
-"""The peak of one optimizer step: embeddings, layers, head and loss, all back again, optimizer.
+"""Peak memory of one optimizer step: forward pass, loss, backward pass and optimizer.
 
-Three layers are played on the tape; the middle one stands for all between the first and the last, since the peak of
-every segment is linear in their number. Where some of them need a mask and others none, one of each kind is played.
+Three layers are simulated. The middle layer represents all layers between the first and the last, because the peak of
+every segment is linear in their number. If only some layers need a mask, one layer of each kind is simulated.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
 
 
 class DecoderSimulator:
-    """Of a decoder: the last hidden states become logits over the vocabulary."""
+    """Simulated step of a decoder, whose last hidden states become logits over the vocabulary."""
 
     def __init__(self, shape: ModelShape, step: Step) -> None:
         self.shape, self.asked, self.step, self.tape = shape, step, step.gathered, Tape()
@@ -36,16 +36,17 @@ class DecoderSimulator:
         self.head = self.embedding if shape.tied_embeddings else Weight(
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
-        if step.accumulated and not shape.tied_embeddings:  # else the head's waits for the other, and is added then
+        # tied: the head's gradient waits for the other use and is added then
+        if step.accumulated and not shape.tied_embeddings:
             self.embedding.gradient = self.head.gradient = EARLIER
         self.forward_residue: dict[int, Bytes] = {}
         self.backward_residue: dict[int, Bytes] = {}
-        """What each played layer between leaves behind, on its way forward and back."""
+        """Bytes that each simulated middle layer leaves behind in its forward and its backward pass, by layer."""
         self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
         self.ends: Layer | None = None
-        """Holds the embeddings' adapter, where they have one."""
+        """Layer that holds the adapter of the embeddings; None: they have none."""
         self.word = ""
-        """Of several stacks the one that is played, with a blank behind."""
+        """Name of the simulated stack with a trailing space, if the model has several stacks; otherwise empty."""
 
     def play(self) -> StepPeak:
         tape = self.tape
@@ -70,7 +71,7 @@ class DecoderSimulator:
         for number in range(self.last, -1, -1):
             self._backward(number)
         tape.begin_segment("backward embeddings", "temporary")
-        if self.step.checkpointing:  # whose arguments hold it
+        if self.step.checkpointing:  # the arguments of checkpointed layers hold the mask
             tape.drop(self.mask)
         self.world.reduce()
         tape.backward()
@@ -80,7 +81,7 @@ class DecoderSimulator:
         return StepPeak(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
     def _segments(self) -> Iterator[tuple[str, Bytes]]:
-        """Named by where in the whole model they are."""
+        """Yield (name, bytes) of each segment, named by its place in the whole model."""
         ends = {0: "first layer", self.last: "last layer"}
         for name, (_, by) in self.tape.peaks.items():
             way, _, number = name.rpartition(" ")
@@ -92,7 +93,7 @@ class DecoderSimulator:
                 yield from self._between(way, int(number), by)
 
     def _between(self, way: str, played: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
-        """Of the layers that a played one stands for, those before which the most and the fewest others have run."""
+        """Yield the segments of the represented layers that run after the most and after the fewest other layers."""
         forward = way.startswith("forward")
         left = self.forward_residue if forward else self.backward_residue
         for place, ahead in self.depth.extremes(played, forward=forward):
@@ -116,7 +117,7 @@ class DecoderSimulator:
         self.settled = self.tape.live["gradients"]
 
     def _embed(self) -> tuple[Tensor, Tensor]:
-        """The first layer's input, and the embeddings, which transformers' models name until they return."""
+        """Return the first layer's input, and the embeddings, which transformers' models name until they return."""
         step, n, tape, build = self.step, self.step.numerics, self.tape, family_spec(self.shape)
         grad = n.full or step.checkpointing
         count = self.tokens * self.shape.hidden
@@ -125,15 +126,15 @@ class DecoderSimulator:
         if "embeddings" in n.adapted:
             self.ends = Layer(tape, self.shape, n, step.rows, step.length)
             x, grad = adapt_embeddings(self.ends, x, accumulated=step.accumulated), False
-        if build.scaled_embeddings and not build.scaled:  # within the module
+        if build.scaled_embeddings and not build.scaled:  # inside the embedding module
             x = self.tape.after(x, tape.op([x], count, x.width))
-        if grad and not n.full:  # made to want a gradient, so the graph holds it to its end
+        if grad and not n.full:  # it is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
         if build.scaled:
             x = self.tape.after(x, tape.op([x], count, x.width))
         first = self._same(x)
-        if not build.rotary:  # positions are learned
+        if not build.rotary:  # learned positions
             rows = (self.shape.max_positions or step.length) * self.shape.hidden
             positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
             positions.gradient = EARLIER if step.accumulated else None
@@ -146,7 +147,7 @@ class DecoderSimulator:
         return x, first
 
     def _mask(self) -> Tensor:
-        """That of all layers, a byte for each pair; held by the model until it returns."""
+        """Return the mask of all layers, a byte for each pair of tokens; the model holds it until it returns."""
         pairs = self.step.length**2 * (self.step.rows if any(self.depth.played) else 0)
         made = self.tape.new(pairs, 1)
         if self.step.checkpointing:
@@ -183,11 +184,11 @@ class DecoderSimulator:
         return y
 
     def _since(self, before: Bytes) -> Bytes:
-        """Of what is exchanged as much is there before every layer."""
+        """Return the change of live bytes; communication counts as 0, because it is equal before every layer."""
         return {c: 0 if c == "communication" else self.tape.live[c] - before[c] for c in CATEGORIES}
 
     def _forget(self) -> None:
-        """The model has returned: autocast's casts go, unless the graph holds them, and so do layers' presents."""
+        """Free autocast's copies that the graph does not hold, and the layers' presents, when the model returns."""
         ends = [self.head_layer] if self.ends is None else [self.head_layer, self.ends]
         for number, layer in enumerate((*self.layers, *ends)):
             before = dict(self.tape.live)
@@ -217,13 +218,13 @@ class DecoderSimulator:
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Consumes the logits. What the loss function names lives until it returns."""
+        """Return the loss; consumes the logits. Tensors that the loss function names live until it returns."""
         step, tape, how, count = self.step, self.tape, self.step.loss, logits.count
-        if how == "trainer":  # the model has returned; its logits are raised, and those that carry loss are chosen
+        if how == "trainer":  # the model has returned; its logits are cast, and the positions with a loss are selected
             self._forget()
             if step.numerics.autocast:
                 logits = self.tape.after(logits, tape.op([logits], count, 4))
-            told = count // step.length * (step.length - 1)  # nothing comes before a row's first token
+            told = count // step.length * (step.length - 1)  # a row's first token is not predicted
             chosen = tape.op([logits], told, logits.width)
             flat = self._raised(chosen)
             tape.drop(chosen)
@@ -233,7 +234,7 @@ class DecoderSimulator:
                 logits = self.tape.after(logits, self._same(raised))
             flat = self._same(raised) if how == "padded" else tape.op([raised], count, raised.width)
             named = [raised]
-            if how == "own":  # in a line of the model, which names them; elsewhere in a function that has returned
+            if how == "own":  # the model itself names them; elsewhere a function does, which has returned
                 named.append(self._same(flat))
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
             flat = self.tape.after(flat, self._raised(flat))
@@ -271,7 +272,7 @@ class DecoderSimulator:
             self.settled = tape.live["gradients"]
 
     def _again(self, number: int) -> None:
-        """A checkpointed layer: computed again, then back."""
+        """Recompute a checkpointed layer and run its backward pass."""
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         out, mark = self.leaving, len(tape.nodes)
         ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number], x)
@@ -285,7 +286,7 @@ class DecoderSimulator:
         tape.category = "temporary"
         tape.adjust("temporary", -ahead)
         y.gradient, out.gradient = out.gradient, None
-        # the reentrant way's own backward names what was computed again and its gradient until it returns
+        # The reentrant form's own backward names the recomputed output and its gradient until it returns.
         named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
         for t in named:
             t.retain()
@@ -300,9 +301,11 @@ class DecoderSimulator:
             x.gradient.retain()
 
     def _probe(self, masked: bool, x: Tensor) -> tuple[int, int]:
-        """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
-        saved and computes the layer again, the operation before which that stops). Of inputs of that width: what is in
-        float32 already is not cast to it, which is an operation less.
+        """Return (bytes of early gradients, operation at which recomputation stops) of a checkpointed layer.
+
+        The backward pass of the layer makes these gradients before it first needs a saved tensor and recomputes the
+        layer. The result depends on the width of the inputs: float32 inputs need no cast, so there is one operation
+        less.
         """
         if (kind := (masked, x.width)) not in self.probed:
             tape = Tape()
@@ -316,11 +319,11 @@ class DecoderSimulator:
         return self.probed[kind]
 
     def _alone(self, tape: Tape, masked: bool) -> Layer:
-        """A layer between the first and the last, on a tape of its own."""
+        """Return a middle layer on its own tape."""
         return Layer(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
 
     def _settle(self) -> None:
-        """FSDP 1: a layer's whole gradients are summed over the devices, and only the own shard stays."""
+        """Sum a layer's gradients over the devices and keep only this device's shard (FSDP 1)."""
         if self.asked.divided:
             return
         made = self.tape.live["gradients"] - self.settled
@@ -341,7 +344,7 @@ class DecoderSimulator:
         tape.adjust("temporary", step.share(scratch))
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
-        """With what the devices exchange: DDP's buckets are as large as the gradients."""
+        """Return the bytes with what the devices exchange. DDP's buckets are as large as the gradients."""
         step, n = self.asked, self.asked.numerics
         if step.shards == 1:
             return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by

@@ -1,7 +1,7 @@
-"""What one layer of a decoder does, written down for the tape: the operations of transformers' own modules, in order.
+"""Simulation of one decoder layer: the operations of transformers' own modules, in order.
 
-The saved tensors follow from torch's derivatives.yaml, the order of frees from the Python of
-transformers 5.17 and peft 0.21; trainer/memtrace/tracer.py runs that code itself and is what this is compared with.
+The saved tensors follow from torch's derivatives.yaml, the order of frees from the code of transformers 5.17 and peft
+0.21. The reference for this module is trainer/memtrace/tracer.py, which runs that code itself.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ class Layer:
         self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, family_spec(shape)
         self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
         self.casts: list[Weight] = []
-        """Whose half-precision copies autocast keeps until it ends."""
+        """Weights whose half-precision copies autocast keeps until it ends."""
         self.presents: list[Tensor] = []
-        """Keys and values that it returned; a view each."""
+        """Keys and values that the layer returned, as views."""
         self.weights: dict[str, Weight] = {}
         n, self.sizes = numerics, linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
@@ -36,14 +36,14 @@ class Layer:
                     self.weights[role + end] = Weight(size, n.adapters, trained=True, grad_width=n.adapters)
 
     def cast(self, x: Tensor, width: int) -> Tensor:
-        """`x` in another width; itself, held once more, where that is its own."""
+        """Return `x` cast to the width, or `x` itself with one more reference if it already has that width."""
         if x.width == width:
             x.retain()
             return x
         return self.tape.op([x], x.count, width)
 
     def forget(self) -> None:
-        """Autocast is over."""
+        """Free the copies of weights that autocast kept, at its end."""
         for w in self.casts:
             assert w.cast is not None
             self.tape.drop(w.cast)
@@ -51,12 +51,12 @@ class Layer:
         self.casts.clear()
 
     def part(self) -> None:
-        """Nobody names what the layer returned besides its output."""
+        """Release the presents that the layer returned in addition to its output."""
         self.tape.drop(*self.presents)
         self.presents.clear()
 
     def matrix(self, x: Tensor, w: Weight, outputs: int) -> Tensor:
-        """`x` times a matrix of this layer, or of the head."""
+        """Return `x` times a matrix of this layer or of the head."""
         n, tape = self.numerics, self.tape
         into = self.cast(x, n.compute) if n.autocast else self.cast(x, max(x.width, w.width))
         saves, width, copy = [], into.width, None
@@ -77,8 +77,10 @@ class Layer:
         return made
 
     def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
-        """bitsandbytes: the matrix is unpacked for each use; the result has the type of the input. 8 bits are computed
-        with in fp16, whatever that is.
+        """Return `x` times a quantised matrix.
+
+        bitsandbytes unpacks the matrix for each use; the result has the type of the input. A matrix of 8 bits is always
+        computed with in fp16.
         """
         width = 2 if self.numerics.bits == 8 else self.numerics.compute
         into = self.cast(x, width)
@@ -91,16 +93,16 @@ class Layer:
         return made
 
     def linear(self, x: Tensor, role: str) -> Tensor:
-        """One of the layer's linear modules, with its adapter."""
+        """Return the output of one of the layer's linear modules, with its adapter."""
         inputs, outputs = self.sizes[role]
         w = self.weights[role]
         made = self.quantised(x, inputs * outputs, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
         return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
 
     def adapt(self, x: Tensor, base: Tensor, role: str, outputs: int) -> Tensor:
-        """Peft's LoRA: in the adapters' own type, under autocast in half precision."""
+        """Add peft's LoRA, in the adapters' own type; under autocast in half precision."""
         n, tape = self.numerics, self.tape
-        kept = n.bits and n.autocast  # peft's bnb layers do not cast then
+        kept = n.bits and n.autocast  # peft's bitsandbytes layers do not cast then
         into = self.cast(x, x.width if kept else n.adapters)
         dropped = self.dropout(into) if n.dropout else self.cast(into, into.width)
         low = self.matrix(dropped, self.weights[role + "A"], n.rank)
@@ -116,14 +118,14 @@ class Layer:
         return result
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Its mask is kept."""
+        """Apply dropout, which saves its mask."""
         mask = self.tape.new(x.count, self.numerics.mask or x.width)
         made = self.tape.op([x], x.count, x.width, saves=[mask], saves_own_output=True)
         self.tape.drop(mask)
         return made
 
     def norm(self, x: Tensor, parts: int = 1) -> Tensor:
-        """`parts`: heads of a row that are normalised one by one."""
+        """Normalise `x`. `parts`: heads of a row that are normalised separately."""
         n, tape, kind = self.numerics, self.tape, self.build.norm
         weight = 4 if n.norms_float32 else n.weight
         w = Weight(x.count // self.tokens // parts, weight, trained=n.full, grad_width=n.trained)
@@ -140,14 +142,15 @@ class Layer:
         normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
         tape.drop(wide, root)
         if kind == "gemma":
-            scale = tape.new(w.count, 4)  # the weight and one
+            scale = tape.new(w.count, 4)  # the weight plus one
             kept = [scale, normal] if n.full else [scale]
             scaled = tape.op([normal], x.count, 4, saves=kept, weights=trained)
             out = self.cast(scaled, x.width)
             tape.drop(scale, normal, scaled)
             return out
         narrow, width = tape.after(normal, self.cast(normal, x.width)), max(x.width, weight)
-        wide_gradient = n.full or narrow.width < width  # the weight's before it is summed, or the input's to be cast
+        # the weight's gradient before it is summed, or the input's before it is cast
+        wide_gradient = n.full or narrow.width < width
         out = tape.op(
             [narrow], x.count, width, saves=[narrow] if n.full else [], weights=trained,
             back=x.count * width if wide_gradient else 0,
@@ -156,7 +159,7 @@ class Layer:
         return out
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotary positions: products with cosines and sines, which need no gradient."""
+        """Apply rotary positions: products with cosines and sines, which need no gradient."""
         if not self.build.rotary:
             x.retain()
             return x
@@ -164,9 +167,10 @@ class Layer:
         return self.tape.op([x], x.count, x.width, scratch=2 * extra, back=extra)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as the attention takes them."""
+        """Return queries, keys and values as the attention takes them."""
         q, k, v = self._turned_heads(x)
-        if self.numerics.repeated_keys and k.count != q.count and self.shape.kv_heads > 1:  # of one head it is a view
+        # the copies of a single head are a view
+        if self.numerics.repeated_keys and k.count != q.count and self.shape.kv_heads > 1:
             q, k, v = self._repeated([q, k, v])
         return q, k, v
 
@@ -185,7 +189,7 @@ class Layer:
         return *turned, raw[2]
 
     def _fused_heads(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of one tensor, which lives as long as any of them does; falcon copies its keys and values."""
+        """Split the fused projection into views; it lives as long as any of them. Falcon copies its keys and values."""
         s, tape = self.shape, self.tape
         q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
         views = tape.split(fused, (q, kv, kv))
@@ -203,10 +207,10 @@ class Layer:
         return *turned, views[2]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scaled dot products by a fused kernel where there is one; its inputs stay their caller's."""
+        """Apply scaled dot-product attention, by a fused kernel if possible. The caller still holds the inputs."""
         n, s, tape = self.numerics, self.shape, self.tape
         grouped, width = k.count != q.count, 2 if n.compute == 2 else q.width
-        shared = grouped and not n.repeated_keys  # one head that is repeated is a view, and every kernel takes it
+        shared = grouped and not n.repeated_keys  # a single head is repeated as a view, which every kernel accepts
         written = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
         masked = self.masked and n.attention != "eager" and not (written and self.build.broadcast)
         named: list[Tensor] = []
@@ -230,8 +234,10 @@ class Layer:
         return out
 
     def _for_every_head(self, count: int, width: int, *heads: Tensor) -> list[Tensor]:
-        """Keys and values repeated for the queries' heads, and only then cast; what is cast keeps its name meanwhile.
-        Of one head they are a view, which a cast makes whole (`repeat_kv` in transformers' sdpa_attention.py).
+        """Repeat keys and values for the queries' heads and then cast them; both versions live meanwhile.
+
+        The repetition of a single head is a view, which a cast materialises (`repeat_kv` in transformers'
+        sdpa_attention.py).
         """
         made, named, tape = [], [], self.tape
         for t in heads:
@@ -245,7 +251,7 @@ class Layer:
         return made + named
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Torch's attention without a fused kernel: in float32, the scores whole."""
+        """Apply torch's attention without a fused kernel: in float32, with all scores materialised."""
         tape, width = self.tape, q.width
         scores = self.rows * self.shape.heads * self.length * self.length
         wide = [self.cast(t, 4) for t in (q, k, v)]
@@ -254,7 +260,7 @@ class Layer:
             wide = self._repeated(wide)
         scaled = [tape.op([t], t.count, 4) for t in wide[:2]]
         expanded = q.count * 4 if self.build.broadcast and self.rows == 1 else 0
-        if self.build.broadcast and self.rows > 1:  # a view of one row, a copy of several
+        if self.build.broadcast and self.rows > 1:  # a view for one row, a copy for several rows
             scaled, wide = self._repeated(scaled), self._repeated(wide)
         product = tape.op(scaled, scores, 4, saves=scaled, back=expanded)
         tape.drop(*scaled)
@@ -269,13 +275,13 @@ class Layer:
         return result
 
     def _repeated(self, heads: Sequence[Tensor]) -> list[Tensor]:
-        """Keys and values as wide as the queries, which come first."""
+        """Expand keys and values to the size of the queries, which come first in `heads`."""
         more = [self.tape.op([t], heads[0].count, t.width) for t in heads[1:]]
         self.tape.drop(*heads[1:])
         return [heads[0], *more]
 
     def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Transformers' own attention: product, scale, mask, softmax in float32; keys and values repeated."""
+        """Apply transformers' own attention: product, scale, mask, softmax in float32; keys and values are repeated."""
         tape = self.tape
         scores = self.rows * self.shape.heads * self.length * self.length
         if k.count != q.count:
@@ -294,15 +300,15 @@ class Layer:
         return out
 
     def activate(self, x: Tensor) -> Tensor:
-        """The MLP's activation; `x` stays its caller's."""
+        """Apply the MLP's activation; the caller still holds `x`."""
         return activate(self.tape, x, self.shape.activation, autocast=self.numerics.autocast)
 
     def feed(self, x: Tensor) -> Tensor:
-        """The MLP, or a mixture of such."""
+        """Apply the MLP or the mixture of experts."""
         return mixture(self, x) if self.shape.experts else self.mlp(x)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Gated or plain; its input stays its caller's."""
+        """Apply the gated or plain MLP; the caller still holds its input."""
         tape, names = self.tape, self.build.names
         if "fc" in names:
             wide = self.linear(x, "fc")
@@ -328,7 +334,7 @@ class Layer:
         return out
 
     def add(self, x: Tensor, more: Tensor) -> Tensor:
-        """A residual connection; consumes what is added. Some families scale or drop it out first."""
+        """Add a residual connection and consume `more`. Some families scale it or apply dropout first."""
         tape = self.tape
         if self.build.norms == 4:
             more = self.tape.after(more, self.norm(more))
@@ -341,7 +347,7 @@ class Layer:
         return out
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The layer's output; `x` stays its caller's."""
+        """Return the layer's output; the caller still holds `x`."""
         tape = self.tape
         if self.build.behind:
             return self._norms_behind(x)
@@ -364,7 +370,7 @@ class Layer:
         return result
 
     def _norms_behind(self, x: Tensor) -> Tensor:
-        """As BERT: each residual connection is normalised."""
+        """Run the layer as BERT does, with a norm after each residual connection."""
         attended = self.attention(*(heads := self.heads(x)))
         apart = self.build.named  # attention is a module of its own
         self.tape.drop(*heads if apart else ())
@@ -376,7 +382,7 @@ class Layer:
         return result
 
     def _normed_sum(self, x: Tensor, inner: Tensor, role: str, *named: Tensor) -> Tensor:
-        """The norm of `x` plus the matrix times `inner`, which it consumes; `named` are held as long as the matrix."""
+        """Return the norm of `x` plus the matrix times `inner`, which it consumes; `named` is freed after that."""
         tape, more = self.tape, self.linear(inner, role)
         tape.drop(*named)
         if not self.build.named:
@@ -389,7 +395,10 @@ class Layer:
         return out
 
     def _parallel(self, x: Tensor, normed: Tensor, ahead: Sequence[Tensor], attended: Tensor) -> Tensor:
-        """Attention and MLP side by side, behind one norm or one each; `ahead`: the MLP's, where it is there before."""
+        """Run attention and MLP in parallel, after one norm or one norm each.
+
+        `ahead`: the input of the MLP, if its norm was computed before.
+        """
         tape, named = self.tape, self.build.normed_first
         if self.shape.parallel_norms == 2 and not named:
             normed = tape.after(normed, self.norm(x))

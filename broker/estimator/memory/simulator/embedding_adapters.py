@@ -1,4 +1,4 @@
-"""A LoRA's adapters at the ends of a decoder: beside its embeddings, and beside the head that makes logits."""
+"""LoRA adapters at the ends of a decoder: on its embeddings, and on the head that makes logits."""
 
 from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
@@ -13,14 +13,17 @@ def _weights(layer: Layer, role: str, inputs: int, outputs: int, *, accumulated:
 
 
 def adapt_head(layer: Layer, x: Tensor, logits: Tensor, *, accumulated: bool) -> Tensor:
-    """Consumes the logits."""
+    """Add the head's adapter; consumes the logits."""
     vocabulary = layer.shape.vocabulary
     _weights(layer, "head", layer.shape.hidden, vocabulary, accumulated=accumulated)
     return layer.adapt(x, logits, "head", vocabulary)
 
 
 def adapt_embeddings(layer: Layer, x: Tensor, *, accumulated: bool) -> Tensor:
-    """Peft looks up rows of the first matrix and multiplies them by the second, without dropout. Consumes `x`."""
+    """Add the adapter of the embeddings; consumes `x`.
+
+    Peft looks up rows of the first matrix and multiplies them by the second, without dropout.
+    """
     tape, n, hidden = layer.tape, layer.numerics, layer.shape.hidden
     _weights(layer, "embeddings", layer.shape.vocabulary, hidden, accumulated=accumulated)
     first = layer.weights["embeddingsA"]

@@ -1,4 +1,4 @@
-"""The step of an encoder with a head: BERT and its relatives over texts, ViT over images."""
+"""Simulated step of an encoder with a head: BERT and its relatives over texts, ViT over images."""
 
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
@@ -7,12 +7,13 @@ from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
 
 
 class EncoderPlayer(DecoderSimulator):
-    """Embeddings are summed and normalised (of images: patches are multiplied by a matrix); the head reads the first
-    token, or every one.
+    """Step of an encoder; the head reads the first token, or every token.
+
+    Word embeddings are summed and normalised; image patches are multiplied by a matrix.
     """
 
     def _weight(self, count: int, *, whole: bool = False) -> Weight:
-        """`whole`: of a head, which a LoRA trains too."""
+        """Return a weight. `whole`: it belongs to a head, which is trained in a LoRA too."""
         n = self.step.numerics
         width = n.weight if n.full or not whole else n.adapters
         made = Weight(count, width, trained=n.full or whole, grad_width=n.trained if n.full else n.adapters)
@@ -33,11 +34,12 @@ class EncoderPlayer(DecoderSimulator):
         return self.tape.op((), count, n.weight, weights=[(w, n.weight)] if n.full else [])
 
     def _words(self) -> Tensor:
-        """Words' embeddings, those of types and positions, a norm, and dropout."""
+        """Return the sum of word, type and position embeddings after norm and dropout."""
         tape, s, count = self.tape, self.shape, self.tokens * self.shape.hidden
-        self.batch = tape.new(self.tokens * 3, 8)  # the row, its mask, and its labels or positions
+        self.batch = tape.new(self.tokens * 3, 8)  # token ids, their mask, and labels or positions
         x = self._looked_up(self.embedding, count)
-        if not self.step.numerics.full and self.step.checkpointing:  # the embedding wants a gradient, not the norm
+        # the embedding requires a gradient, the norm does not
+        if not self.step.numerics.full and self.step.checkpointing:
             x.grad = True
             x.retain()
         named = [self._same(x)]
@@ -51,12 +53,12 @@ class EncoderPlayer(DecoderSimulator):
         return x
 
     def _patches(self) -> Tensor:
-        """Pixels times a matrix, the first token before them, and positions."""
+        """Return pixels times a matrix, after the first token, plus positions."""
         tape, s, n = self.tape, self.shape, self.step.numerics
         pixels = self.batch = tape.new(self.step.rows * s.pixels, 4)
-        matrix = self._weight(s.vocabulary * s.hidden)  # as many numbers as a patch has
+        matrix = self._weight(s.vocabulary * s.hidden)  # one number for each number of a patch
         patches = self.tokens - self.step.rows
-        self.named = self.head_layer.cast(pixels, n.weight)  # by the model, until it returns
+        self.named = self.head_layer.cast(pixels, n.weight)  # the model names it until it returns
         into = self.head_layer.cast(self.named, n.compute)
         copy = [tape.new(matrix.count, n.compute)] if n.autocast and n.weight != n.compute else []
         trained = [(matrix, n.compute)] if n.full else []
@@ -78,7 +80,7 @@ class EncoderPlayer(DecoderSimulator):
         return self.tape.after(x, self.head_layer.dropout(x)) if self.shape.dropout else x
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
-        """A class of every token, or of the first one behind a dense layer."""
+        """Return class logits for every token, or for the first token after a dense layer."""
         tape, n, s = self.tape, self.step.numerics, self.shape
         layer, rows, h = self.head_layer, self.step.rows, s.hidden
         self.leaving, mark = x, len(tape.nodes)
@@ -109,7 +111,7 @@ class EncoderPlayer(DecoderSimulator):
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Of few classes: the logits in float32 and their log-softmax. Consumes the logits."""
+        """Return the loss of a few classes from float32 logits and their log-softmax; consumes the logits."""
         self._forget()
         raised = self._raised(logits)
         soft = self.tape.op([raised], raised.count, 4, saves_out=True)

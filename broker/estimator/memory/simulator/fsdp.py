@@ -1,7 +1,7 @@
-"""FSDP 2 beside a step that is played: what torch's `_fsdp_param_group.py` gathers, sends and lets go, and when.
+"""FSDP 2 during a simulated step: the buffers that torch's `_fsdp_param_group.py` gathers, sends and frees, and when.
 
-All is counted where Python lets go of it, as the caching allocator does. The layers are a unit each; the root is all
-else, which stays whole from before the embeddings to the end of the backward pass.
+A buffer counts until Python releases it, as in the caching allocator. Each layer is a unit; the root holds all other
+weights and stays unsharded from before the embeddings to the end of the backward pass.
 """
 
 from dataclasses import dataclass
@@ -14,64 +14,66 @@ from broker.estimator.memory.simulator.types import Step
 
 
 class NoSharding:
-    """Nothing is gathered: one device, and those whose exchange is added to what was played."""
+    """Gathers nothing: one device, or devices whose exchange is added after the simulation."""
 
     def gather_root(self) -> None:
-        """Before the embeddings."""
+        """Gather the root, before the embeddings."""
 
     def gather(self) -> None:
-        """Before a layer's forward pass."""
+        """Gather a layer, before its forward pass."""
 
     def let_go(self) -> None:
-        """After a layer's forward pass."""
+        """Free a layer, after its forward pass."""
 
     def leave_root(self) -> None:
-        """The model returns its logits."""
+        """Free the root's gather buffer, when the model returns its logits."""
 
     def turn(self) -> None:
-        """The logits' gradient is there."""
+        """Gather the last layer, when the gradient of the logits exists."""
 
     def gather_back(self, *, ahead: bool) -> None:
-        """Before a layer's backward pass. `ahead`: another comes after it."""
+        """Unpack a layer before its backward pass. `ahead`: another layer follows and is gathered too."""
 
     def reduce(self) -> None:
-        """After a layer's backward pass. Where nothing before the first layer wants a gradient, torch reduces that one
-        after the root, which takes no more.
+        """Reduce a layer's gradients, after its backward pass.
+
+        If nothing before the first layer requires a gradient, torch reduces that layer after the root, which needs no
+        more memory.
         """
 
     def reduce_root(self) -> None:
-        """The backward pass is over."""
+        """Reduce the root's gradients, at the end of the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What is gathered and reduced together; bytes."""
+    """Weights that are gathered and reduced together; all sizes are in bytes."""
 
     gathered: int
-    """Of its whole weights."""
+    """Bytes of the unsharded weights."""
     cast: int
-    """Of this device's share of those that are gathered in another type than kept in, or from the host."""
+    """Bytes of this device's shards that are gathered in another type than they are kept in, or from the host."""
     reduced: int
-    """Of its whole gradients in the type that they are summed in."""
+    """Bytes of the unsharded gradients in the type of the reduction."""
     named: int = 0
-    """Of the last gradient, which a loop of torch's names until the sum is done."""
+    """Bytes of the last gradient, which a loop of torch's names until the reduction is done."""
 
 
 class Sharded(NoSharding):
-    """FSDP 2 over so many devices, on a tape."""
+    """FSDP 2 over that many devices, on a tape."""
 
     def __init__(self, tape: Tape, root: Unit, layer: Unit, shards: int, *, keeps: bool) -> None:
-        """`keeps`: the summed gradients stay, and are not just added to earlier ones."""
+        """Prepare the tape. `keeps`: reduced gradients stay allocated, instead of being added to earlier ones."""
         self.tape, self.root, self.layer, self.shards = tape, root, layer, shards
         self.keeps = keeps
         self.own = 0
-        """Of the tape's communication, what is not whole gradients."""
+        """Communication bytes on the tape, unsharded gradients excluded."""
         self.fetched = 0
-        """What the latest gather of the forward pass was received in, kept until the next has been copied out."""
+        """Bytes of the latest forward gather's buffer, which lives until the next one has been copied out."""
         self.sent = 0
-        """What the latest reduction was sent from, kept until the next unit's."""
+        """Bytes of the latest reduction's buffer, which lives until the next unit's reduction."""
         self.ends = 0
-        """Whole gradients of the root's, until the end."""
+        """Bytes of the root's unsharded gradients, until the end."""
         tape.whole = "communication"
 
     def _shift(self, size: int) -> None:
@@ -106,7 +108,7 @@ class Sharded(NoSharding):
 
     def gather_back(self, *, ahead: bool) -> None:
         self.ends += self._whole()
-        self._shift(self.layer.gathered)  # copied out of what was fetched, which goes
+        self._shift(self.layer.gathered)  # copied out of the gather buffer, which is freed
         self._shift(-self.layer.gathered)
         if ahead:
             self._receive(self.layer)
@@ -120,7 +122,7 @@ class Sharded(NoSharding):
         self._shift(-self.sent)
 
     def _whole(self) -> int:
-        """Gradients that were made since the latest unit's."""
+        """Return the bytes of the gradients that were made since the latest unit's."""
         return self.tape.live["communication"] - self.own - self.ends
 
     def _reduce(self, unit: Unit, whole: int) -> None:
@@ -138,18 +140,18 @@ class Sharded(NoSharding):
 
 
 def world_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSharding:
-    """What is exchanged while the step is played on the tape. `trained`: weights of all devices."""
+    """Return the exchange during the simulated step. `trained`: number of trained weights of all devices."""
     if not step.divided:
         return NoSharding()
     n = step.numerics
-    # hybrid: a unit names what its machines have summed to the end of the pass
+    # Hybrid: until the pass ends, a unit names the gradients that its machines have summed.
     keeps = step.replicas > 1 or not (step.accumulated or step.offload)
     root, layer = units(shape, n, trained, step.shards, offload=step.offload)
     return Sharded(tape, root, layer, step.shards, keeps=keeps)
 
 
 def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload: bool) -> tuple[Unit, Unit]:
-    """(the root, a layer) where so many weights are trained. `offload`: shares are in the host's memory."""
+    """Return (the root, a layer) for that many trained weights. `offload`: the shards are in host memory."""
     ends = root_parameters(shape)
     layer = (shape.parameters - ends) // shape.layers
     beside = trained_parameters(shape, n) - adapter_parameters(shape, n.rank, n.adapted)
@@ -167,10 +169,10 @@ def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload:
 
 
 def root_parameters(shape: ModelShape) -> int:
-    """Of what is in no layer: embeddings, the last norm, the head."""
+    """Return the parameters outside the layers: embeddings, the last norm, the head."""
     h, build = shape.hidden, family_spec(shape)
     rows = shape.vocabulary * (1 if shape.tied_embeddings else 2) + sum(shape.looked_up) + shape.labels
-    if not build.rotary and not shape.looked_up:  # positions are learned
+    if not build.rotary and not shape.looked_up:  # learned positions
         rows += shape.max_positions or 0
     dense = h * h if shape.head == "text" and build.encoder else 0
     return rows * h + dense + h * (2 if build.norm == "layer" else 1)

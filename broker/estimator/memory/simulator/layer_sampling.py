@@ -1,4 +1,4 @@
-"""Which layers of a model are played, and how many others each of them stands for."""
+"""Choice of the layers that are simulated, and how many other layers each of them represents."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,16 +11,19 @@ from broker.estimator.architecture.families import family_spec
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """The first layer, one of every kind of those between, the last. A layer's kind is whether it needs a mask."""
+    """The first layer, one layer of every kind in between, and the last. A layer's kind is whether it needs a mask."""
 
     kinds: tuple[bool, ...]
-    """Of all layers of the model."""
+    """Kinds of all layers of the model."""
     played: tuple[bool, ...]
 
     @staticmethod
     @lru_cache(maxsize=256)
     def of(shape: ModelShape, length: int, *, sdpa: bool) -> "Depth":
-        """`sdpa`: torch's attention, which takes a mask; other kernels know a window by themselves."""
+        """Choose the layers.
+
+        `sdpa`: torch's attention, which needs a mask; other kernels support windows themselves.
+        """
         masked = sdpa and (family_spec(shape).masked or bool(shape.window and length >= shape.window))
         kinds = tuple(masked and looks for looks in shape.windowed or (True,) * shape.layers)
         between = tuple(dict.fromkeys(kinds[1:-1]))
@@ -30,12 +33,13 @@ class Depth:
         return self.kinds[1:-1]
 
     def others(self, played: int) -> int:
-        """Layers between that are as the one of that number, without itself."""
+        """Return how many further middle layers have the kind of that simulated layer."""
         return self._between().count(self.played[played]) - 1
 
     def extremes(self, played: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
-        """(place, how many more layers of each played one have run before than on the tape) of those that the played
-        one stands for: the first and the last that is run.
+        """Yield (place, offsets) of the first and the last layer to run of those that the simulated layer represents.
+
+        Each offset is by how many layers of a kind more have run before than on the tape, by simulated layer.
         """
         between, kind = self._between(), self.played[played]
         at = [i for i, one in enumerate(between) if one == kind]

@@ -1,4 +1,4 @@
-"""What versions of transformers do otherwise: their loss, the keys of attention, checkpointing, experts, tables."""
+"""Differences between versions of transformers: loss, keys of attention, checkpointing, experts, tables."""
 
 import re
 
@@ -6,30 +6,30 @@ from broker.domain.workload import ModelShape
 from broker.estimator.memory.simulator.types import Loss
 
 READ = (4, 45), (4, 57)
-"""The first and the last of the releases of 4.x that were read: 4.45 to 4.48, 4.50, 4.52 to 4.55, 4.57."""
+"""First and last of the 4.x releases that were checked: 4.45 to 4.48, 4.50, 4.52 to 4.55, 4.57."""
 OWN = 5, 17
-"""The trainer's, whose code is what the tape was written after."""
+"""The trainer's release, whose code the simulator follows."""
 SHARED_BY_SDPA = 4, 54
-"""Since when torch's attention is given keys of fewer heads as they are."""
+"""First release that gives torch's attention keys with fewer heads unrepeated."""
 OWN_LOSS = frozenset({"falcon", "gpt_neox", "gpt2", "gpt_bigcode"})
 """Families whose models computed their loss in the logits' own type until transformers 4.49."""
 COMMON_LOSS = {"mistral": (4, 47), "starcoder2": (4, 47), "granite": (4, 48)}
-"""Families that came to transformers' common loss later than 4.46."""
+"""Families that adopted transformers' common loss later than 4.46, and the release."""
 REPEATED_FOR_FLASH = frozenset({"mistral", "mixtral", "qwen2", "phi3", "starcoder2"})
-"""Families that repeated keys for flash attention too, until all came to a common attention in 4.48."""
+"""Families that also repeated keys for flash attention, until all families got a common attention in 4.48."""
 OWN_SDPA = frozenset({"falcon", "gpt_bigcode", "gpt_neox", "gpt2"})
-"""Families whose attention takes keys of fewer heads in a way of its own, or has none."""
+"""Families whose attention handles keys with fewer heads in its own way, or has none."""
 
 PRESENTS_UNTIL = {"gpt_bigcode": (4, 53)}
-"""Families that kept their keys for generation under checkpointing too, and the release that no longer does."""
+"""Families that kept their keys for generation under checkpointing too, and the release that stopped this."""
 
 
 VERSION = r"(\d{1,4})\.(\d{1,4})(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?"
-"""As PEP 440 has them; what is before a release is read as that release."""
+"""Pattern of a PEP 440 version; a pre-release is treated as its release."""
 
 
 def release_of(version: str | None) -> tuple[int, int] | None:
-    """Major and minor; None: the trainer's own. Raises ValueError for what is no version."""
+    """Return (major, minor) of the version; None: the trainer's own. Raise ValueError for an invalid version."""
     if version is None:
         return None
     found = re.fullmatch(VERSION, version, re.ASCII)
@@ -39,7 +39,7 @@ def release_of(version: str | None) -> tuple[int, int] | None:
 
 
 def loss_of(family: str, release: tuple[int, int] | None) -> Loss:
-    """The loss of that release, inside the model; the trainer's is outside."""
+    """Return the loss of that release, inside the model; the trainer's is outside."""
     if release is None:
         return "trainer"
     if release >= (4, 49):
@@ -50,12 +50,12 @@ def loss_of(family: str, release: tuple[int, int] | None) -> Loss:
 
 
 def is_fourth(release: tuple[int, int] | None) -> bool:
-    """Whether it is a 4.x: checkpointing is reentrant by default, and experts are computed in turn."""
+    """Return whether the release is 4.x: checkpointing is reentrant by default, and experts are computed in turn."""
     return release is not None and release[0] == 4
 
 
 def repeats_keys(family: str, release: tuple[int, int] | None, attention: str) -> bool:
-    """Whether keys and values are repeated before a kernel that would share them."""
+    """Return whether keys and values are repeated before a kernel that could share them."""
     if release is None or not is_fourth(release) or family in OWN_SDPA:
         return False
     if attention == "flash":
@@ -64,29 +64,33 @@ def repeats_keys(family: str, release: tuple[int, int] | None, attention: str) -
 
 
 def keeps_presents(family: str, release: tuple[int, int] | None, *, checkpointing: bool) -> bool:
-    """Whether layers return their keys for generation although they are computed again: others switch that off."""
+    """Return whether checkpointed layers return their keys for generation; other families switch that off."""
     return checkpointing and release is not None and release < PRESENTS_UNTIL.get(family, (0, 0))
 
 
 def is_quantised(family: str, release: tuple[int, int] | None) -> bool:
-    """Whether bitsandbytes' modules take the place of the family's: since 5.0 transformers replaces linear modules
-    themselves and no classes made of them, as Falcon's are.
+    """Return whether bitsandbytes' modules replace the family's linear modules.
+
+    Since 5.0 transformers replaces only linear modules themselves, not their subclasses, which Falcon uses.
     """
     return family != "falcon" or is_fourth(release)
 
 
 def table_bytes(shape: ModelShape, release: tuple[int, int] | None, width: int) -> int:
-    """Of cosines and sines of all positions, which each layer of a Mixtral held until 4.48, as wide as its weights."""
+    """Return the bytes of cosine and sine tables of all positions, in the width of the weights.
+
+    Until 4.48 each layer of a Mixtral held them.
+    """
     if shape.family != "mixtral" or release is None or release >= (4, 48):
         return 0
     return 2 * shape.layers * (shape.max_positions or 0) * shape.head_dim * width
 
 
 def is_read(release: tuple[int, int] | None) -> bool:
-    """Whether that release's own code was read, or is the trainer's."""
+    """Return whether that release's code was checked against the simulator, or is the trainer's."""
     return release is None or READ[0] <= release <= READ[1] or release == OWN
 
 
 READ_WORDS = "4.45 to 4.57 and 5.17 were"
 UNREAD = 0.10
-"""More margin for a release that nobody read: 4.45 and 4.48 differ by up to 11 % on the same model."""
+"""Additional margin for a release that was never checked: 4.45 and 4.48 differ by up to 11 % on the same model."""

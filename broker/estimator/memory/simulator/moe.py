@@ -1,6 +1,6 @@
-"""What a mixture of experts keeps: every token goes through some of them, whose outputs are weighted and summed.
+"""Tensors of a mixture of experts: every token passes through some experts, whose outputs are weighted and summed.
 
-All experts are taken to get as many tokens.
+All experts are assumed to get equally many tokens.
 """
 
 from typing import Protocol
@@ -10,11 +10,11 @@ from broker.estimator.architecture.families import Numerics
 from broker.estimator.memory.simulator.tape import Tape, Tensor
 
 MOST_TURNS = 8
-"""Of more experts several are played as one."""
+"""Largest number of simulated turns. With more experts, one turn represents several."""
 
 
 class Experts(Protocol):
-    """The layer that a mixture is a part of."""
+    """The layer that contains the mixture."""
 
     tape: Tape
     shape: ModelShape
@@ -25,7 +25,7 @@ class Experts(Protocol):
 
 
 def mixture(layer: Experts, x: Tensor) -> Tensor:
-    """In place of an MLP; `x` stays its caller's."""
+    """Return the mixture's output, in place of an MLP; the caller still holds `x`."""
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     scores = tape.op([x], tokens * s.experts, 4, saves=[x] if layer.numerics.full else [], saves_out=True)
     total = (_in_turn if layer.numerics.experts_in_turn else _at_once)(layer, x, scores)
@@ -35,7 +35,7 @@ def mixture(layer: Experts, x: Tensor) -> Tensor:
 
 
 def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
-    """As transformers 5: all of them are one matrix product."""
+    """Run all experts in one matrix product, as transformers 5 does."""
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     layer.tokens = tokens * s.active_experts
     total = tape.new(x.count, x.width)
@@ -49,11 +49,14 @@ def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
 
 
 def _in_turn(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
-    """As transformers 4 (MixtralSparseMoeBlock): what a turn names lives until the next one names its own."""
+    """Run one expert after another, as transformers 4 does (MixtralSparseMoeBlock).
+
+    Tensors that a turn names live until the next turn replaces them.
+    """
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     turns = min(s.experts, MOST_TURNS)
     total = tape.new(x.count, x.width)
-    chosen = tape.new(tokens * s.active_experts * s.experts, 8)  # one_hot's whole numbers
+    chosen = tape.new(tokens * s.active_experts * s.experts, 8)  # one_hot's integers
     layer.tokens = -(-tokens * s.active_experts // turns)
     named: list[Tensor] = []
     for _ in range(turns):

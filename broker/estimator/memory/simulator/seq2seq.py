@@ -1,4 +1,4 @@
-"""The step of an encoder-decoder: source through the encoder, target through the decoder, all back."""
+"""Simulated step of an encoder-decoder: source through the encoder, target through the decoder, then backward."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
 
 @dataclass(kw_only=True)
 class _Stack:
-    """One of the two, as far as it was played."""
+    """State of one of the two stacks during the simulation."""
 
     shape: ModelShape
     depth: Depth
@@ -26,14 +26,17 @@ class _Stack:
     inputs: list[Tensor] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     named: list[Tensor] = field(default_factory=list)
-    """What Python names until the stack returns."""
+    """Tensors that Python names until the stack returns."""
 
     forth: dict[int, Bytes] = field(default_factory=dict)
     back: dict[int, Bytes] = field(default_factory=dict)
 
 
 class Seq2SeqSimulator(DecoderSimulator):
-    """Three layers of each stack are played; both read one table of words, and the head too where it is tied."""
+    """Step of an encoder-decoder, with three simulated layers in each stack.
+
+    Both stacks read one word table; a tied head reads it too.
+    """
 
     def __init__(self, shape: ModelShape, step: Step) -> None:
         super().__init__(shape, step)
@@ -43,10 +46,10 @@ class Seq2SeqSimulator(DecoderSimulator):
             for s, word, length in ((encoder, "encoder ", step.length), (decoder, "decoder ", step.target))
         )
         self.stack = self.encoder
-        self.embedding.gradient = None  # two stacks read it, whose gradients wait for each other
+        self.embedding.gradient = None  # two stacks read it, and their gradients wait for each other
 
     def play(self) -> StepPeak:
-        """Every segment's worst moment."""
+        """Return the worst moment of every segment."""
         tape = self.tape
         tape.begin_segment("forward embeddings", "activations")
         self._hold()
@@ -93,7 +96,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         self.forward_residue, self.backward_residue, self.probed = stack.forth, stack.back, {}
 
     def _through(self, stack: _Stack) -> Tensor:
-        """Words and layers of one stack."""
+        """Run the embeddings and layers of one stack."""
         self._enter(stack)
         x = self._words(stack)
         for number in range(self.last + 1):
@@ -104,7 +107,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         return x
 
     def _given(self, stack: _Stack, number: int) -> list[Tensor]:
-        """What a checkpointed layer keeps besides its input: the first one makes the biases itself."""
+        """Return what a checkpointed layer saves besides its input. The first layer makes the biases itself."""
         return [t for t in stack.shared.tensors if number or t is stack.shared.source]
 
     def _back_through(self, stack: _Stack) -> None:
@@ -136,14 +139,14 @@ class Seq2SeqSimulator(DecoderSimulator):
         return self._fresh(tape, Shared(source=own.source and copied(own.source), biases=biases), first=False)
 
     def _words(self, stack: _Stack) -> Tensor:
-        """Embeddings; BART's with positions and a norm."""
+        """Return the embeddings; BART's with positions and a norm."""
         tape, n, h = self.tape, self.step.numerics, self.shape.hidden
         count = self.step.rows * stack.length * h
         self.head_layer = layer = self._fresh(tape, stack.shared, first=False)
         x = self._looked_up(self.embedding, count)
         if not self.shape.buckets:
             x = tape.after(x, tape.op([x], count, x.width))
-        if self.step.checkpointing and not n.full:  # made to want a gradient, so the graph holds it to its end
+        if self.step.checkpointing and not n.full:  # it is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
         stack.named.append(self._same(x))
@@ -160,7 +163,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         return self.tape.op((), count, n.weight, weights=[(w, n.weight)] if n.full else [])
 
     def _finished(self, x: Tensor) -> Tensor:
-        """The stack's output; consumes that of its last layer. T5 norms it and drops it out."""
+        """Return the stack's output and consume that of its last layer. T5 applies a norm and dropout."""
         layer = self.head_layer
         if self.shape.buckets:
             x = self.tape.after(x, layer.norm(x))
@@ -169,7 +172,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         return x
 
     def _scores(self, x: Tensor) -> Tensor:
-        """Logits over the vocabulary; consumes its input and what the encoder made."""
+        """Return logits over the vocabulary; consumes its input and the encoder's output."""
         tape, layer, source = self.tape, self.head_layer, self.decoder.shared.source
         assert source is not None
         into = tape.op([x], x.count, x.width) if self.shape.tied_embeddings and self.shape.buckets else self._same(x)
@@ -183,7 +186,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         return logits
 
     def _forget(self) -> None:
-        """Autocast is over in both stacks."""
+        """Free the copies of weights that autocast kept in both stacks."""
         for stack in (self.encoder, self.decoder):
             self.layers, self.depth, self.last = stack.layers, stack.depth, len(stack.depth.played) - 1
             super()._forget()

@@ -1,6 +1,6 @@
-"""What a layer of an encoder-decoder does, written down for the tape: T5's and BART's modules of transformers 5.17.
+"""Simulation of one layer of an encoder-decoder, by the T5 and BART modules of transformers 5.17.
 
-A decoder's layer attends twice: to what is written already, and to what the encoder made of the source.
+A decoder layer has self attention over the target, and cross attention over the encoder's output.
 """
 
 from dataclasses import dataclass
@@ -11,22 +11,23 @@ from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.tape import Tape, Tensor, Weight
 
 ALIGNED = 8
-"""torch's memory-efficient attention copies a mask whose rows are no multiple of so many elements, or that are no rows
-(its `preprocess_mask`)."""
+"""Alignment of masks. torch's memory-efficient attention copies a mask whose rows are not contiguous, or whose length
+is no multiple of this many elements (its `preprocess_mask`).
+"""
 
 
 @dataclass(kw_only=True)
 class Shared:
-    """What the layers of one stack look at together."""
+    """Tensors that all layers of one stack share."""
 
     source: Tensor | None = None
-    """What the encoder made; None: this is the encoder."""
+    """Output of the encoder; None: this stack is the encoder."""
     biases: dict[str, Tensor]
-    """T5's, one for each kind of attention: the first layer makes them."""
+    """T5's position biases by kind of attention; the first layer makes them."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All shared tensors."""
         return [*([self.source] if self.source else []), *self.biases.values()]
 
 
@@ -40,12 +41,12 @@ class Seq2SeqLayer(Layer):
         super().__init__(tape, stack, numerics, rows, length)
         self.shared, self.first = shared, first
         self.named: list[Tensor] = []
-        """What Python still names."""
+        """Tensors that Python still names."""
         self.learnt = learnt
-        """Checkpointing makes T5 want a gradient of the biases that are only zeros."""
+        """T5 requires a gradient even of biases that are only zeros, as it does under checkpointing."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The layer's output; `x` stays its caller's."""
+        """Return the layer's output; the caller still holds `x`."""
         own = dict(self.shared.biases)
         between = self._attended(x, "")
         if self.shared.source is not None:
@@ -53,13 +54,13 @@ class Seq2SeqLayer(Layer):
         result = self.tape.after(between, self._fed(between))
         self.tape.drop(*self.named)
         self.named.clear()
-        if self.first and own:  # computed again; the others' gradients went to these
+        if self.first and own:  # The layer was recomputed; the gradients of the other layers went to these biases.
             self.tape.drop(*self.shared.biases.values())
             self.shared.biases = own
         return result
 
     def linear(self, x: Tensor, role: str) -> Tensor:
-        """One of the layer's linear modules, with its adapter; some are not quantised."""
+        """Return the output of one of the layer's linear modules with its adapter; some modules are not quantised."""
         inputs, outputs = self.sizes[role]
         self.tokens = x.count // inputs
         if role not in self.build.kept:
@@ -68,7 +69,7 @@ class Seq2SeqLayer(Layer):
         return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
 
     def norm(self, x: Tensor, parts: int = 1) -> Tensor:
-        """T5's: scaled by the root of the mean square; what is scaled is not raised by itself."""
+        """Apply T5's norm, which divides by the root mean square and does not cast `x` for the scaling."""
         self.tokens = x.count // self.shape.hidden
         if self.build.norm == "layer":
             return super().norm(x, parts)
@@ -90,7 +91,7 @@ class Seq2SeqLayer(Layer):
         return out
 
     def _attended(self, x: Tensor, kind: str) -> Tensor:
-        """Attention of that kind with its residual connection."""
+        """Apply attention of that kind with its residual connection."""
         tape, behind = self.tape, self.build.behind
         if behind:
             x.retain()
@@ -104,7 +105,7 @@ class Seq2SeqLayer(Layer):
         return self._joined(x, normed, out)
 
     def _joined(self, x: Tensor, normed: Tensor, out: Tensor) -> Tensor:
-        """The residual connection; consumes the last two."""
+        """Add the residual connection; consumes the last two tensors."""
         tape = self.tape
         more = self.dropout(out) if self.shape.dropout else self.cast(out, out.width)
         if self.build.behind:
@@ -117,7 +118,7 @@ class Seq2SeqLayer(Layer):
         return added
 
     def _fed(self, x: Tensor) -> Tensor:
-        """The MLP with its residual connection."""
+        """Apply the MLP with its residual connection."""
         tape, behind = self.tape, self.build.behind
         if behind:
             x.retain()
@@ -134,14 +135,17 @@ class Seq2SeqLayer(Layer):
             inner = tape.after(wide, self.activate(wide))
         if self.shape.inner_dropout:
             inner = tape.after(inner, self.dropout(inner))
-        if self.build.kept:  # T5 takes it to the matrix's own type
+        if self.build.kept:  # T5 casts to the matrix's own type
             inner = tape.after(inner, self.cast(inner, self.numerics.weight))
         out = tape.after(inner, self.linear(inner, "down" if "gate" in self.sizes else "proj"))
         tape.drop(*named)
         return self._joined(x, normed, out)
 
     def _bias(self, kind: str, q: Tensor, keys: int) -> Tensor | None:
-        """T5's for this kind of attention: a number for each head and pair of tokens, for all rows and layers."""
+        """Return T5's position bias of this kind of attention: a number for each head and pair of tokens.
+
+        All rows and layers share it. Other families have none.
+        """
         if not self.shape.buckets:
             return None
         if not self.first:
@@ -160,14 +164,14 @@ class Seq2SeqLayer(Layer):
             made = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
             tape.drop(buckets)
         if kind and self.learnt and kind not in self.shared.biases:
-            made.retain()  # the graph holds what a gradient is wanted of to its end
+            made.retain()  # the graph holds to its end what requires a gradient
         if kind in self.shared.biases:
             made.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
         self.shared.biases[kind] = made
         return made
 
     def _attention(self, heads: list[Tensor], kind: str) -> Tensor:
-        """Scaled dot products; the heads stay their caller's, as names in the module."""
+        """Apply scaled dot-product attention. The caller, the module, still names the heads."""
         n, tape = self.numerics, self.tape
         keys = heads[1].count // self.rows // (self.shape.heads * self.shape.head_dim)
         bias = self._bias(kind, heads[0], keys)
@@ -186,8 +190,10 @@ class Seq2SeqLayer(Layer):
         return out
 
     def _backward_bytes(self, q: Tensor, keys: int, masks: list[Tensor]) -> int:
-        """What the kernel takes besides: sums of the queries' gradients in float32, padded to its tiles, and after
-        these the bias's gradient of every row.
+        """Return the additional bytes of the kernel's backward pass.
+
+        The kernel sums the queries' gradients in float32, padded to its tiles. After these it makes the bias's gradient
+        for every row.
         """
         s = self.shape
         padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
@@ -198,7 +204,7 @@ class Seq2SeqLayer(Layer):
         return max(whole, sums - masks[0].size)
 
     def _mask(self, bias: Tensor, keys: int, *, causal: bool, plain: bool) -> Tensor:
-        """The bias as the kernel takes it. A learned one has the heads last in memory."""
+        """Return the bias as the kernel takes it. In a learned bias, the heads are the last dimension in memory."""
         n, tape = self.numerics, self.tape
         mask = self.cast(bias, bias.width)
         if causal:
@@ -215,7 +221,7 @@ class Seq2SeqLayer(Layer):
         return mask
 
     def _written(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
-        """Transformers' own attention: product, scale, bias, mask, softmax."""
+        """Apply transformers' own attention: product, scale, bias, mask, softmax."""
         n, tape = self.numerics, self.tape
         scores = self.rows * self.shape.heads * self.length * keys
         q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
@@ -236,4 +242,4 @@ class Seq2SeqLayer(Layer):
         out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
         tape.drop(weights, q, k, v, *self.named)
         self.named = [made]  # until the next attention of the layer, or its end
-        return tape.after(out, tape.op([out], out.count, out.width))  # heads side by side again
+        return tape.after(out, tape.op([out], out.count, out.width))  # the heads are concatenated again

@@ -1,4 +1,4 @@
-"""Which player a model's step is played by."""
+"""Choice of the simulator for a model's step."""
 
 from functools import lru_cache
 
@@ -13,7 +13,10 @@ from broker.estimator.memory.simulator.types import Step, StepPeak
 
 @lru_cache(maxsize=256)
 def simulate(shape: ModelShape, step: Step) -> StepPeak:
-    """Every segment's worst moment on one device. About 2 ms; a market asks the same for thousands of offers."""
+    """Return the peak of every segment on one device.
+
+    Takes about 2 ms; a market needs the same for thousands of offers.
+    """
     headed = EncoderPlayer if family_spec(shape).encoder else ClassifierSimulator
     kind = Seq2SeqSimulator if shape.decoder_layers else headed if shape.labels else DecoderSimulator
     return kind(shape, step).play()

@@ -1,8 +1,8 @@
-"""A tape of what a training step allocates and frees: eager PyTorch's own rules, with sizes in place of tensors.
+"""Tape of the allocations and frees of a training step, by eager PyTorch's rules, with sizes in place of tensors.
 
-A tensor lives while Python or the autograd graph holds it. Backward goes through the tape in reverse: a node's input
-gradients are made while its own gradient and what it saved still live; a second gradient for the same tensor is added
-in place where nobody else holds the first, and it is no view, as autograd's input buffer does.
+A tensor lives while Python or the autograd graph holds it. The backward pass runs the tape in reverse. A node's input
+gradients are made while its own gradient and saved tensors still live. A second gradient of a tensor is added in place
+if the first has no other holder and is no view, as in autograd's input buffer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,14 @@ CATEGORIES: tuple[Category, ...] = (
     "weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication",
 )  # fmt: skip
 BLOCK = 512
-"""CUDA's caching allocator rounds up to so many bytes."""
+"""CUDA's caching allocator rounds sizes up to multiples of this many bytes."""
 
 
 class Tensor:
-    """`count` elements of `width` bytes; `refs` says how many hold it. A view's `base` is held in its place."""
+    """A tensor of `count` elements of `width` bytes; `refs` counts its holders.
+
+    Holding a view holds its `base` instead.
+    """
 
     __slots__ = ("alias", "base", "category", "count", "grad", "gradient", "refs", "size", "width")
 
@@ -26,16 +29,16 @@ class Tensor:
         self.size = -(-count * width // BLOCK) * BLOCK
         self.refs = 1
         self.alias = False
-        """A gradient that is a reshaped product: autograd adds nothing to it in place."""
+        """This gradient is a reshaped product, so autograd adds nothing to it in place."""
         self.gradient: Tensor | None = None
 
     def retain(self) -> None:
-        """One holder more."""
+        """Add a holder."""
         (self.base or self).refs += 1
 
 
 class Weight:
-    """A matrix: how it is held, whether it is trained, and its casts."""
+    """A matrix: its type, whether it is trained, and its casts."""
 
     __slots__ = ("cast", "count", "grad_width", "gradient", "trained", "width")
 
@@ -63,7 +66,7 @@ class _Node:
 
 
 class Tape:
-    """Sums what lives, by category; `peaks` has the worst moment of every segment."""
+    """Sums the live bytes by category; `peaks` has the worst moment of every segment."""
 
     def __init__(self) -> None:
         self.live: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
@@ -71,22 +74,23 @@ class Tape:
         self.peaks: dict[str, tuple[int, dict[Category, int]]] = {}
         self.category: Category = "activations"
         self.whole: Category = "gradients"
-        """What whole gradients of weights are counted as."""
+        """Category of unsharded gradients of weights."""
         self.recording = True
         self.unpacks = False
-        """What is recorded is handed to its derivatives by checkpointing's hooks."""
+        """Checkpointing's hooks hand recorded tensors to their derivatives."""
         self.nodes: list[_Node] = []
         self.operations = 0
         self.last_saving = 0
-        """The operation after which none saves anything."""
+        """Number of the last operation that saves a tensor."""
         self.stop: int | None = None
-        """The operation from which on nothing is computed: checkpointing stops where all that was saved is there again,
-        which is before the last saving operation has run."""
+        """Number of the operation at which recomputation stops; None: it does not stop. Checkpointing stops once all
+        saved tensors exist again, which is before the last saving operation has run.
+        """
         self._segment = ""
         self._worst = 0
 
     def begin_segment(self, segment: str, category: Category) -> None:
-        """What follows belongs to this segment; what it allocates is of this category."""
+        """Begin a segment; its allocations have this category."""
         self._segment, self.category = segment, category
         self._worst = self.peaks[segment][0] if segment in self.peaks else -1
         self._mark()
@@ -97,25 +101,25 @@ class Tape:
             self.peaks[self._segment] = self.total, dict(self.live)
 
     def adjust(self, category: Category, size: int) -> None:
-        """Bytes that come or go without a tensor of their own."""
+        """Count bytes that come or go without a tensor of their own."""
         self.live[category] += size
         self.total += size
         self._mark()
 
     def repeat(self, by: Mapping[Category, int], times: int) -> None:
-        """Bytes that come and go together, so many times; what is between was or will be looked at elsewhere."""
+        """Count bytes that come and go `times` times. No peak is recorded, because other segments cover them."""
         for category, size in by.items():
             self.live[category] += size * times
             self.total += size * times
 
     def new(self, count: int, width: int, *, grad: bool = False, category: Category | None = None) -> Tensor:
-        """A tensor that its maker holds."""
+        """Allocate a tensor that its maker holds."""
         made = Tensor(count, width, category or self.category, grad)
         self.adjust(made.category, made.size)
         return made
 
     def drop(self, *tensors: Tensor) -> None:
-        """One holder less of each."""
+        """Remove a holder of each tensor, and free those without any."""
         for given in tensors:
             t = given.base or given
             t.refs -= 1
@@ -124,7 +128,7 @@ class Tape:
                 self.total -= t.size
 
     def after(self, before: Tensor, made: Tensor) -> Tensor:
-        """What was made of `before`, which its holder lets go."""
+        """Return `made`, the result computed from `before`, and release `before`."""
         self.drop(before)
         return made
 
@@ -143,11 +147,13 @@ class Tape:
         saves_matrix: bool = False,
         saves_own_output: bool = False,
     ) -> Tensor:
-        """The result of an operation. `saves`: what its backward pass needs; `weights`: trained ones, and the width
-        that their gradient is computed in; `scratch`, `back`: bytes that only the kernels take, forward and backward;
-        `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too; `keeps`: a
-        product of flattened rows, which saves its matrix too, and whose gradient is a view; `late`: some of `saves`
-        are results of its own.
+        """Record an operation and return its result.
+
+        `saves`: tensors that its backward pass needs. `weights`: trained weights, and the width that their gradients
+        are computed in. `scratch`, `back`: temporary bytes of the forward and the backward kernel. `passthrough_grad`:
+        the gradient passes through unchanged if the types agree. `saves_out`: the result is saved too. `saves_matrix`:
+        a product of flattened rows, which saves its matrix and whose gradient is a view. `saves_own_output`: some of
+        `saves` are the operation's own results.
         """
         grad = bool(weights) or any(t.grad for t in inputs)
         self.operations += 1
@@ -168,9 +174,10 @@ class Tape:
         return out
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of two tensors, number by number; each is kept for the other's gradient, which is as wide as the result, and
-        still there while it is cast (`validate_outputs` in torch's engine.cpp). So is what was kept, unless
-        checkpointing's hooks hand it out, when it has gone by then.
+        """Return the elementwise product of two tensors, each of which is saved for the other's gradient.
+
+        The gradient is as wide as the result, and still lives while it is cast (`validate_outputs` in torch's
+        engine.cpp). So does the saved tensor, unless checkpointing's hooks hand it out; then it is freed before.
         """
         kept = [one for one, other in ((x, y), (y, x)) if other.grad]
         width = max(x.width, y.width)
@@ -178,8 +185,9 @@ class Tape:
         return self.op([x, y], x.count, width, saves=kept, back=cast)
 
     def added(self, into: Tensor, more: Tensor) -> Tensor:
-        """The first, for its holder, with the second added in place to some of its rows: index_add, whose derivative
-        keeps what it adds.
+        """Add `more` in place to some rows of `into`, and return `into` for its holder (index_add).
+
+        Its derivative saves what it adds.
         """
         out = Tensor(into.count, into.width, into.category, into.grad or more.grad, base=into.base or into)
         self.operations += 1
@@ -190,7 +198,7 @@ class Tape:
         return out
 
     def split(self, whole: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """Views of one tensor side by side; whoever holds one holds the whole. Their gradients are joined into one."""
+        """Return adjacent views of one tensor; holding one holds the whole. Their gradients are joined into one."""
         views = []
         for count in counts:
             view = Tensor(count, whole.width, whole.category, whole.grad, base=whole)
@@ -201,12 +209,12 @@ class Tape:
         return views
 
     def backward(self, until: int = 0) -> None:
-        """Runs back to the node of that number. The gradient of the last tensor must have been set."""
+        """Run the backward pass down to the node of that number. The gradient of the last tensor must have been set."""
         while len(self.nodes) > until:
             self._back(self.nodes.pop())
 
     def backward_until_saved(self) -> None:
-        """Runs back to the first node that needs what a forward pass saved, or a weight."""
+        """Run the backward pass to the first node that needs a weight or a tensor that a forward pass saved."""
         while self.nodes and not ((node := self.nodes[-1]).saved or node.weights or node.keeps):
             self._back(self.nodes.pop())
 
@@ -252,7 +260,10 @@ class Tape:
         return self.new(weight.count, width, category=self.whole if own else None)
 
     def _keep(self, weight: Weight, made: Tensor, *, view: bool) -> None:
-        """In the weight's own type, added to what is there. `view`: made by a reshaped product."""
+        """Store the gradient in the weight's own type, or add it to the stored one.
+
+        `view`: it is a reshaped product.
+        """
         before = weight.gradient
         if made.width != weight.grad_width:
             cast = self.new(weight.count, weight.grad_width, category=self.whole if before is None else None)
@@ -261,11 +272,11 @@ class Tape:
         if before is None:
             weight.gradient, made.alias = made, view
             return
-        if before.alias:  # a second use in the same pass: autograd adds the two before it keeps them, as a new one
+        if before.alias:  # a second use in the same pass: autograd adds the two into a new tensor before it keeps it
             self.drop(self.new(weight.count, weight.grad_width))
             before.alias = False
         self.drop(made)
 
 
 EARLIER = Tensor(0, 0, "gradients", False)
-"""The gradient of an earlier micro-batch, whose bytes somebody else counts."""
+"""Gradient of an earlier micro-batch, whose bytes are counted elsewhere."""

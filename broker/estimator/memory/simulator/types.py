@@ -1,4 +1,4 @@
-"""What a step is asked by, and what is answered."""
+"""Input and result of the simulator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,55 +9,59 @@ from broker.estimator.memory.simulator.tape import Category
 
 Bytes = Mapping[Category, int]
 Loss = Literal["trainer", "padded", "shifted", "float", "own"]
-"""How logits become a loss: the trainer's way, outside the model; or as versions of transformers did inside it: labels
-padded; logits raised to float32 and shifted; the raised ones in place of the first; shifted in their own type."""
+"""Form of the loss. `trainer`: outside the model. The others are inside it, as in versions of transformers: `padded`:
+labels are padded. `shifted`: logits are cast to float32 and shifted. `float`: the cast logits replace the first
+ones. `own`: logits are shifted in their own type.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What is asked for, in the terms of one device."""
+    """A step to simulate, in the terms of one device."""
 
     numerics: Numerics
     rows: int
     length: int
     checkpointing: bool
     target: int = 0
-    """Tokens that an encoder-decoder writes in each row."""
+    """Tokens of each row that an encoder-decoder generates."""
     reentrant: bool = False
-    """The way of checkpointing that computes a layer again before anything of its backward pass."""
+    """Use the form of checkpointing that recomputes a layer before any of its backward pass."""
     accumulated: bool = False
-    """Gradients of earlier micro-batches are there from the start."""
+    """Gradients of earlier micro-batches exist from the start."""
     optimizer: str = "adamw_fused"
     whole_states: int = 0
-    """Weights whose states stay in float32 where others' are of 8 bits."""
+    """Weights whose states stay in float32 under an 8-bit optimizer."""
     trained: int | None = None
-    """Weights that gradients and states are kept for; None: those of the adapters, or all."""
+    """Weights with gradients and states; None: those of the adapters, or all."""
     loss: Loss = "trainer"
     tables: int = 0
-    """Bytes of buffers that the model holds beside its weights, on every device."""
+    """Bytes of buffers that the model holds in addition to its weights, on every device."""
     shards: int = 1
-    """Devices that weights, gradients and states are divided between (FSDP)."""
+    """Devices that share one copy of weights, gradients and states (FSDP)."""
     replicas: int = 1
-    """Devices that hold everything (DDP)."""
+    """Devices or groups of shards that hold a whole copy (DDP)."""
     masters: bool = False
     """Shards are kept in the trained weights' type, and gathered in the compute type."""
     fsdp: Literal[1, 2] = 2
     offload: bool = False
-    """Shards of weights, gradients and states are in the host's memory, and the optimizer steps there."""
+    """Shards of weights, gradients and states are in host memory, and the optimizer steps there."""
 
     def share(self, size: int) -> int:
-        """What one device keeps of so many bytes."""
+        """Return the part of that many bytes that one device keeps."""
         return 0 if self.offload else size // self.shards
 
     @property
     def divided(self) -> bool:
-        """By FSDP 2."""
+        """Return whether FSDP 2 shards the model."""
         return self.fsdp == 2 and self.shards > 1
 
     @property
     def gathered(self) -> "Step":
-        """As it is computed. By FSDP 2 with whole weights as they are gathered, whose gradients are of their type, and
-        added to none: earlier ones are divided.
+        """The step as it is computed.
+
+        Under FSDP 2 a full fine-tune has gradients in the type of the gathered weights. They are not added to earlier
+        ones, because those are sharded.
         """
         if not self.divided:
             return self
@@ -66,9 +70,10 @@ class Step:
 
     @property
     def hooked(self) -> bool:
-        """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and
-        where checkpointing is reentrant, which makes leaves of them, their gradients too. Every adapter is a unit of
-        its own (peft's wrapping policy), so what is fetched ahead of a layer's pass is an adapter, no second layer.
+        """Return whether FSDP 1 hooks on frozen weights hold a layer's inputs until the backward pass ends.
+
+        Reentrant checkpointing makes the inputs leaves, so the hooks hold their gradients too. Every adapter is a unit
+        of its own (peft's wrapping policy), so FSDP prefetches an adapter ahead of a layer's pass, not a second layer.
         """
         return self.fsdp == 1 and self.shards > 1 and not self.numerics.full
 
