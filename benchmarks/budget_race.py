@@ -22,8 +22,8 @@ from typing import Any
 import asyncpg
 
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
-from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, Job, JobState
+from broker.domain.money import ZERO, LedgerEntry, LedgerKind
 from broker.domain.offer import Offer, OfferVerdict, QuoteLine
 from broker.domain.policy import Budget, BudgetPeriod, Policy, Window
 from broker.domain.spec import JobSpec

@@ -10,8 +10,8 @@ from datetime import datetime
 from decimal import Decimal
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, LedgerCategory, Reason
-from broker.domain.money import ZERO, usd
+from broker.domain.job import Attempt, Reason
+from broker.domain.money import ZERO, LedgerCategory, usd
 from broker.domain.spending import Paid, PaidAttempt, Slice, SpendBy, SpendReport, SpendRow
 
 HOUR = Decimal(3600)

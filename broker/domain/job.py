@@ -282,37 +282,6 @@ class Attempt:
         return self.state is not AttemptState.ENDED
 
 
-class LedgerKind(StrEnum):
-    RESERVATION = "reservation"
-    CHARGE = "charge"
-    RELEASE = "release"
-    ADJUSTMENT = "adjustment"
-
-
-class LedgerCategory(StrEnum):
-    """Purpose of a charge."""
-
-    COMPUTE = "compute"
-    EGRESS = "egress"
-    STORAGE = "storage"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerEntry:
-    """One entry of the append-only ledger.
-
-    A release is negative in effect: it returns the rest of the reservation.
-    """
-
-    job_id: JobId
-    attempt_id: AttemptId | None
-    """None: storage, which outlives attempts."""
-    kind: LedgerKind
-    usd: Decimal
-    note: str = ""
-    category: LedgerCategory = LedgerCategory.COMPUTE
-
-
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that users or programs may want to learn.

@@ -1,6 +1,10 @@
-"""Money: Decimal dollars, kept to the micro-dollar and always rounded up."""
+"""Money: Decimal dollars, kept to the micro-dollar and always rounded up; entries of the ledger."""
 
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from enum import StrEnum
+
+from broker.domain.ids import AttemptId, JobId
 
 MICRO = Decimal("0.000001")
 ZERO = Decimal(0)
@@ -24,3 +28,34 @@ def from_float(value: float) -> Decimal:
 def show(value: Decimal) -> str:
     """Return the amount for display: at least cents, four digits below ten dollars."""
     return f"${value:,.2f}" if abs(value) >= 10 else f"${value:.4f}"
+
+
+class LedgerKind(StrEnum):
+    RESERVATION = "reservation"
+    CHARGE = "charge"
+    RELEASE = "release"
+    ADJUSTMENT = "adjustment"
+
+
+class LedgerCategory(StrEnum):
+    """Purpose of a charge."""
+
+    COMPUTE = "compute"
+    EGRESS = "egress"
+    STORAGE = "storage"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry:
+    """One entry of the append-only ledger.
+
+    A release is negative in effect: it returns the rest of the reservation.
+    """
+
+    job_id: JobId
+    attempt_id: AttemptId | None
+    """None: storage, which outlives attempts."""
+    kind: LedgerKind
+    usd: Decimal
+    note: str = ""
+    category: LedgerCategory = LedgerCategory.COMPUTE

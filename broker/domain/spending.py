@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import Literal
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, LedgerCategory
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt
+from broker.domain.money import ZERO, LedgerCategory
 
 SpendBy = Literal["job", "user", "team", "cloud", "gpu", "day", "month"]
 

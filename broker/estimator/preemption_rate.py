@@ -11,8 +11,8 @@ The standard deviation of the rate is its mean / sqrt(α + n). A P90 adds it to 
 
 from collections.abc import Mapping
 
-from broker.domain.observation import SpotHours
 from broker.domain.offer import Offer
+from broker.domain.workload import SpotHours
 
 ASSUMED_PER_HOUR = 1 / 3.7
 """Assumption if the cloud has no figure: the median time between preemptions of 26 AWS pools was 3.7 h."""

@@ -1,4 +1,4 @@
-"""The doors of the house: what the controllers need of the outside, and nothing about how it is done.
+"""Protocols through which the controllers reach databases, clouds, blob stores and users.
 
 Store, Provider, Blobs and Notifier each have a conformance suite in tests/conformance that every implementation passes.
 """
@@ -6,10 +6,9 @@ Store, Provider, Blobs and Notifier each have a conformance suite in tests/confo
 from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
 from broker.ports.changes import AuditFilter, Change, Charge, JobFilter, Lane, Leased, Token, Upload
 from broker.ports.channels import ChannelStatus, DeliveryResult, Pending, Settlement, Stream
-from broker.ports.clock import Clock
 from broker.ports.job_data import Note, StorageCharge
 from broker.ports.notifier import Notifier, Settings, State
-from broker.ports.provider import Provider
+from broker.ports.provider import Clock, Provider
 from broker.ports.store import Store
 from broker.ports.tenant_store import TenantStore
 

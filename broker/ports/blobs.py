@@ -1,4 +1,4 @@
-"""The door to the blob store."""
+"""Protocol of the blob store."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,71 +11,83 @@ from broker.domain.ids import AttemptId, JobId
 
 @dataclass(frozen=True, kw_only=True)
 class BlobInfo:
+    """One object of the blob store."""
     key: str
     bytes: int
     etag: str
-    """Changes with every write; compared, never parsed."""
+    """Changes with every write; compare it, never parse it."""
 
 
 class Blobs(Protocol):
-    """The meeting place. Keys are relative to the installation. Raises BlobsUnavailable when nothing is known."""
+    """Object store shared by broker and machines.
+
+    Keys are relative to the installation. Every method raises BlobsUnavailable when the store cannot be reached.
+    """
 
     @property
     def local(self) -> bool:
-        """True for a folder or memory: only this machine reaches it."""
+        """True for a folder or memory, which only this machine reaches."""
         ...
 
     async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Writes and returns the e_tag. Raises AlreadyExists with `if_absent`."""
+        """Write an object and return its e_tag. Raises AlreadyExists with `if_absent`."""
         ...
 
     async def put_file(self, key: str, path: Path) -> None:
-        """Writes a file's bytes, a few of them in memory at a time; the object is there once all of them are."""
+        """Write a file's bytes with little memory; the object appears once all bytes are written."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """The object's bytes; None when it is absent."""
+        """Return the object's bytes; None when it is absent."""
         ...
 
     async def get_range(self, key: str, start: int, size: int) -> bytes | None:
-        """At most `size` bytes from `start` on: fewer where the object ends, none past its end. None: it is absent."""
+        """Return at most `size` bytes from `start` on; None when the object is absent.
+
+        Fewer bytes are returned at the object's end, and none past it.
+        """
         ...
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
-        """All objects below a prefix, in key order."""
+        """Return all objects below a prefix, in key order."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Absent is fine."""
+        """Delete an object. Absent is fine."""
         ...
 
     async def copy(self, source: str, target: str) -> None:
-        """Server-side where the store can."""
+        """Copy an object, on the server where the store can."""
         ...
 
     @property
     def scopes(self) -> bool:
-        """True when `grant` limits what it hands out to the attempt's own part."""
+        """True when `grant` limits its credentials to the attempt's own keys."""
         ...
 
     async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> "StoreAccess":
-        """What an instance is given to reach its own part; renewed before `expires_at`. Raises BlobsUnavailable.
+        """Return the credentials with which an instance reaches its keys. Raises BlobsUnavailable.
 
-        `origin`: the job whose checkpoints this one starts from, to be read as well.
+        They are renewed before `expires_at`. `origin`: the job whose checkpoints this one starts from; they become
+        readable as well.
         """
         ...
 
     async def sign(self, key: str, *, for_s: float) -> str:
-        """A URL that reads one object for so long. Raises BlobError where the store has no such thing (a folder)."""
+        """Return a URL that reads one object for `for_s` seconds.
+
+        Raises BlobError where the store has no signed URLs (a folder).
+        """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAccess:
+    """URL and credentials of a blob store."""
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Credentials and settings for obstore: handed over sealed or as secret environment."""
+    """Credentials and settings for obstore: transferred sealed or as secret environment."""
     scoped: bool = False
-    """True when the credentials reach no more than the attempt's own part."""
+    """True when the credentials reach no more than the attempt's own keys."""
     expires_at: datetime | None = None
     """None: they do not expire."""

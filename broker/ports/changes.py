@@ -1,4 +1,4 @@
-"""What goes in and out of the store: leases, changes, charges, filters."""
+"""Inputs and outputs of the store: leases, changes, charges, filters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from enum import StrEnum
 from typing import Any
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind, PriceChange, Signal
-from broker.domain.money import ZERO
-from broker.domain.observation import RunObservation
+from broker.domain.job import Attempt, Event, Job, JobState, PriceChange, Signal
+from broker.domain.money import ZERO, LedgerEntry, LedgerKind
 from broker.domain.tenancy import DEFAULT_TEAM
+from broker.domain.workload import RunObservation
 
 
 class Lane(StrEnum):
-    """Which attempts a controller claims; the sets are disjoint, so that no two controllers fight over one.
+    """Disjoint sets of attempts, one for each controller, so that no two controllers claim the same attempt.
 
-    LAUNCH        intended, launching
+    LAUNCH        planned, launching
     LIVENESS      booting, training, without a signal (the job's stop_requested, the attempt's signal)
     INTERRUPTION  draining; and booting, training with a signal
     TERMINATION   terminating
@@ -31,7 +31,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Leased:
-    """An attempt under our lease, with its job as it was read in the same statement."""
+    """An attempt under our lease, with its job as read in the same statement."""
 
     attempt: Attempt
     job: Job
@@ -39,7 +39,7 @@ class Leased:
 
 @dataclass(frozen=True, kw_only=True)
 class Charge:
-    """Billing's write: applies only if the attempt is still charged up to `since`."""
+    """One charge, which applies only if the attempt is still charged up to `since`."""
 
     attempt_id: AttemptId
     job_id: JobId
@@ -47,13 +47,15 @@ class Charge:
     """The attempt's `charged_to` as read."""
     to: datetime
     usd: Decimal
-    """For machines: to add to the attempt's `charged_usd` and the job's `spent_usd`; one ledger entry, none for 0."""
+    """Dollars for machines, added to the attempt's `charged_usd` and the job's `spent_usd` with one ledger entry; 0: no
+    entry.
+    """
     traffic_usd: Decimal = ZERO
-    """For traffic, likewise."""
+    """Dollars for traffic, added in the same way."""
     prices: Sequence[PriceChange] = ()
-    """Recorded as well."""
+    """Price changes to record with the charge."""
     signal: Signal | None = None
-    """Raised as well, unless there is one; it is never taken back for an attempt."""
+    """Signal to raise with the charge, unless the attempt has one; it is never cleared."""
     event: Event | None = None
     kind: LedgerKind = LedgerKind.CHARGE
     """`adjustment` for time after the attempt's end."""
@@ -62,31 +64,35 @@ class Charge:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One atomic step. All of it happens or, when any fence fails, nothing.
+    """One atomic step: all of it is written or, when any fence fails, nothing.
 
-    Fences: an attempt by (id, epoch, state) of `attempt[0]`; a job by (id, epoch, state) of `job[0]` when no attempt is
-    written or admitted with it under an active job, else by (id, state, attempts).
-    The controllers' columns of `attempt[1]` and `job[1]` are written, the API's and billing's are not. `launched_by` is
-    only where the change changes it: `Store.launchers_through` may have cleared it meanwhile.
-    The lease is given up; the row is due again after `due_in_s`.
+    An attempt is fenced by (id, epoch, state) of `attempt[0]`. A job is fenced by (id, epoch, state) of `job[0]` when
+    no attempt is written, or admitted under an active job, with it. Otherwise it is fenced by (id, state, attempts).
+
+    The columns of the controllers in `attempt[1]` and `job[1]` are written; those of the API and of billing are not.
+    `launched_by` is written only if the change changes it, because `Store.launchers_through` may have cleared it.
+
+    The lease is released; the row is due again after `due_in_s`.
     """
 
     attempt: tuple[Attempt, Attempt] | None = None
     job: tuple[Job, Job] | None = None
     admit: Attempt | None = None
-    """A new attempt: inserted with its reservation in the same transaction."""
+    """A new attempt, inserted with its reservation in the same transaction."""
     decision: bytes | None = None
-    """Of the admitted attempt: see `decide.decision`."""
+    """Decision record of the admitted attempt: see `quote.decision_record`."""
     charge: Charge | None = None
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[Event, ...] = ()
     observation: RunObservation | None = None
-    """What the attempt showed; one for each at most."""
+    """Measurement of the attempt, stored at most once."""
     due_in_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
+    """Conditions on listed jobs; None or empty: any."""
+
     team: str | None = None
     owner: str | None = None
     states: tuple[JobState, ...] = ()
@@ -94,44 +100,50 @@ class JobFilter:
     since: datetime | None = None
     until: datetime | None = None
     before: tuple[datetime, JobId] | None = None
-    """Page on: jobs older than this, newest first."""
+    """Position of the next page: only jobs older than this, newest first."""
     limit: int = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFilter:
+    """Conditions on listed audit entries; None: any."""
+
     team: str | None = None
     actor: str | None = None
     action: str | None = None
-    """Whole (`job.submit`), or the part before the dot (`job`)."""
+    """Whole action (`job.submit`), or the part before the dot (`job`)."""
     target: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     before: tuple[datetime, str] | None = None
-    """Page on: entries older than this (at, id), newest first."""
+    """Position of the next page: only entries older than this (at, id), newest first."""
     limit: int = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
+    """An API token without its secret."""
+
     id: str
     team: str = DEFAULT_TEAM
     owner: str
     scopes: tuple[str, ...]
     created_at: datetime
     expires_at: datetime | None = None
-    """None: not before it is revoked."""
+    """None: it is valid until it is revoked."""
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A data set or code archive that was uploaded: content-addressed."""
+    """An uploaded data set or code archive, addressed by its content."""
 
     sha256: str
     bytes: int
     name: str
     summary: Mapping[str, Any] | None
-    """The data check's one-pass summary; None for an archive."""
+    """Summary of the data check; None for an archive."""
     gone_at: datetime | None = None
-    """When its content was deleted, since nobody had sent it for long; jobs keep copies of their own."""
+    """Time when its content was deleted because no user had sent it for long; jobs have copies of their own. None:
+    stored.
+    """

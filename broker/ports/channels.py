@@ -1,29 +1,29 @@
-"""The doors to channels, the outbox and notices."""
+"""Store operations on channels, the outbox, notices and linked Slack users."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.domain.notifications import Channel, Delivery, JobSnapshot, Notice
+from broker.domain.notifications import Channel, Delivery, JobSnapshot, Notice, SlackUser
 from broker.ports.notifier import State
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelStatus:
-    """A channel with what waits for it and what it will never get."""
+    """A channel with its waiting and dropped deliveries."""
 
     channel: Channel
     waiting: int = 0
-    """Deliveries."""
+    """Number of waiting deliveries."""
     oldest_s: float = 0.0
     """Seconds that the oldest of them has waited."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Deliveries that were given up or folded into a later one, by reason."""
+    """Deliveries that were abandoned or folded into a later one, by reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """A delivery with the outbox's own number."""
+    """A delivery with its row number in the outbox."""
 
     row: int
     delivery: Delivery
@@ -37,40 +37,40 @@ class Stream:
     name: str
     epoch: int
     pending: tuple[Pending, ...]
-    """The oldest ones, in order; empty: a refresh is due."""
+    """The oldest deliveries, in order; empty: a refresh is due."""
     state: State | None
     snapshot: JobSnapshot | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryResult:
-    """What became of a leased stream, fenced by its epoch. The lease is given up."""
+    """Result for a leased stream, fenced by its epoch. The lease is released."""
 
     stream: Stream
     done: tuple[int, ...] = ()
     """Rows that were delivered."""
     dropped: Mapping[int, str] = field(default_factory=dict)
-    """Rows that nobody will be told, each with the reason under which it is counted."""
+    """Rows that are never delivered, with the reason under which each is counted."""
     state: State | None = None
     attempts: int = 0
-    """Failures of the oldest delivery that is left."""
+    """Failures of the oldest remaining delivery."""
     due_in_s: float = 0.0
-    """When the oldest one left is tried again."""
+    """Seconds until the oldest remaining delivery is tried again."""
     refresh_in_s: float | None = None
-    """None: no refresh."""
+    """Seconds until the next refresh; None: no refresh."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """What became of a channel and its leased streams: one transaction."""
+    """Result for a channel and its leased streams, written in one transaction."""
 
     channel: Channel
-    """As it was claimed, with its new `failures` and `reason`; not `enabled`: disabled now."""
+    """The channel as claimed, with its new `failures` and `reason`. `enabled` False disables it."""
     wait_s: float = 0.0
-    """Nothing goes through the channel before this."""
+    """Seconds for which the channel pauses."""
     streams: tuple[DeliveryResult, ...]
     notice: Notice | None = None
-    """Posted with it."""
+    """Notice to post in the same transaction; None: none."""
 
     @property
     def moves(self) -> bool:
@@ -80,49 +80,78 @@ class Settlement:
 
 
 class TenantChannels(Protocol):
-    """Part of `TenantStore`: a team sees its own channels; an operator also the installation's, and every team's."""
+    """Part of `TenantStore`: channels of the caller's team.
+
+    An operator also sees the channels of the installation and of every team.
+    """
 
     async def add_channel(self, channel: Channel) -> bool:
-        """False when the team has one of that name."""
+        """Store a channel. Returns False when the team has one of that name."""
         ...
 
     async def channels(self) -> Sequence[ChannelStatus]:
-        """By team and name."""
+        """Return channels ordered by team and name."""
         ...
 
     async def write_channel(self, channel: Channel) -> bool:
-        """Events, config, secrets and whether it is enabled; enabling forgets its failures. False when it is gone."""
+        """Write a channel's events, config, secrets and `enabled`; enabling clears its failures.
+
+        Returns False when the channel is gone.
+        """
         ...
 
     async def delete_channel(self, channel_id: str) -> bool:
-        """With all that waits for it."""
+        """Delete a channel and its waiting deliveries."""
         ...
 
 
 class ChannelStore(Protocol):
-    """Part of `Store`: the outbox, as its controller sees it."""
+    """Part of `Store`: the outbox, as its controller uses it."""
 
     async def claim_streams(
         self, kinds: Sequence[str], *, busy: Sequence[str], owner: str, lease_s: float, limit: int, depth: int
     ) -> Sequence[Stream]:
-        """Due streams of channels of these kinds, at most `limit` a channel with at most `depth` deliveries each.
+        """Lease due streams of channels of these kinds, at most `limit` per channel.
 
-        Channels named in `busy` are left out; one that has just failed gives a single stream, as a probe.
+        Each stream has at most `depth` deliveries. Channels named in `busy` are skipped; a channel that has just failed
+        gives a single stream, as a probe.
         """
         ...
 
     async def settle(self, settlement: Settlement) -> int:
-        """All of it or nothing; how many streams were still leased. The others are left as they are."""
+        """Write a settlement atomically, and return how many streams were still leased.
+
+        Streams whose lease was lost are left unchanged.
+        """
         ...
 
     async def post(self, notice: Notice) -> bool:
-        """Tells the channels of the notice's team and the installation's; False when its id was posted before."""
+        """Post a notice to the channels of its team and of the installation.
+
+        Returns False when its id was posted before.
+        """
         ...
 
     async def trim_outbox(self, *, age_s: float, rows: int) -> int:
-        """Drops deliveries older than `age_s`, and the oldest beyond `rows` a channel, counted; how many."""
+        """Drop deliveries older than `age_s` and the oldest beyond `rows` per channel, and return how many."""
         ...
 
     async def first_time(self, key: str, *, for_s: float) -> bool:
-        """True once a key within `for_s`, whichever broker asks: against replays."""
+        """Return True once per key within `for_s` seconds, over all brokers; it prevents replays."""
+        ...
+
+
+class TenantSlack(Protocol):
+    """Part of `TenantStore`: a team sees its own links, an operator those of every team."""
+
+    async def put_slack_user(self, link: SlackUser) -> None:
+        """Create a link, or change the one that this user has in the team."""
+        ...
+
+    async def slack_users(self, workspace: str | None = None, user: str | None = None) -> Sequence[SlackUser]:
+        """Return links by team, workspace and user, optionally of one workspace and user."""
+        ...
+
+    async def delete_slack_user(self, link: SlackUser) -> bool:
+        """Delete a link. Returns False when it is gone already."""
         ...

@@ -1,4 +1,4 @@
-"""What the store is asked of a job's costs beside its hours: forecasts, idle machines, what is kept and deleted."""
+"""Store operations on forecasts, idle flags and stored data (size, charges, deletion)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,65 +12,76 @@ from broker.domain.spec import IdleKind
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """The guard's or the budgets' write about a live attempt: applies only if nobody told people the same meanwhile."""
+    """A change to a live attempt by the guard or the budgets.
+
+    It applies only if no other broker has notified users of the same.
+    """
 
     attempt: Attempt
-    """As read: its `idle`, its `signal` and its being alive are the fences."""
+    """The attempt as read: its `idle`, its `signal` and its liveness are the fences."""
     job: Job
-    """As read: what its forecast said, and the number of its attempt."""
+    """The job as read, with its forecast and the number of its attempt."""
     forecast: Forecast | None
     idle: IdleKind | None
     signal: Signal | None = None
-    """Raised with it."""
+    """Signal to raise with it; None: none."""
     events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageCharge:
-    """What a look at a job's objects amounts to: applies only if it is still accrued up to `read`."""
+    """Result of a check of a job's objects, which applies only if storage is still accrued up to `read`."""
 
     job_id: JobId
     read: StoredData | None
     to: StoredData
     usd: Decimal
-    """To be charged now; one ledger entry, none when it is 0."""
+    """Dollars to charge now, with one ledger entry; 0: no entry."""
     due_in_s: float | None
-    """Until the next look; None: nothing is left, and nothing will come."""
+    """Seconds until the next check; None: nothing is left, and nothing will come."""
 
 
 class TenantJobData(Protocol):
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
-        """Marks what a job keeps as deleted, once; its objects follow. The event is written when something is new.
+        """Part of `TenantStore`: deletion of stored data."""
+        """Mark stored data of a job as deleted; a controller deletes its objects later.
 
-        Raises InUse, naming the job, while the job is not at rest, or while another one that is not starts from its
-        checkpoints and those (or the artifacts) are to go.
+        The event is written when a kind is newly marked. Raises InUse, naming the job, while the job has not ended. The
+        same applies while another job that has not ended starts from its checkpoints, if those or the artifacts are to
+        be deleted.
         """
         ...
 
 
 class GlobalJobData(TenantJobData, Protocol):
-    """For the controllers."""
+    """Part of `Store`, for the controllers."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
-        """Each atomically; True where its fences held."""
+        """Write each note atomically; True where its fences held."""
         ...
 
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
-        """Jobs whose objects are due to be looked at, longest waiting first, hidden from others for `lease_s`."""
+        """Return jobs whose objects are due for a check, longest waiting first.
+
+        They are hidden from other brokers for `lease_s` seconds.
+        """
         ...
 
     async def heir(self, job_id: JobId) -> JobId | None:
-        """A job, of whichever team, that starts from this one's checkpoints and has not come to its end."""
+        """Return an unfinished job of any team that starts from this job's checkpoints, or None."""
         ...
 
     async def charge_storage(self, charge: StorageCharge) -> bool:
-        """Written to the ledger in the category storage, beside the job's cap. False: another broker was first."""
+        """Write a charge of category storage, which does not count towards the job's cap.
+
+        Returns False when another broker wrote it first.
+        """
         ...
 
     async def forget_uploads(self, *, older_than_s: float, limit: int) -> Sequence[str]:
-        """Removes uploads that were last sent so long ago; the hashes that no owner has any more."""
+        """Delete uploads last sent before `older_than_s`; return the hashes that no owner has any more."""
         ...
 
     async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:
-        """Those that somebody has."""
+        """Return those of `hashes` that some owner has."""
         ...

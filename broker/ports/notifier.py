@@ -1,4 +1,4 @@
-"""The door to people."""
+"""Protocol of notification channels."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -6,13 +6,16 @@ from typing import Any, Protocol
 from broker.domain.notifications import Channel, Delivery, JobSnapshot
 
 State = Mapping[str, Any]
-"""A little JSON that the store keeps per channel and job, e.g. where a message stands that is updated in place."""
+"""Small JSON that the store keeps per channel and job, e.g. the id of a message that is updated in place."""
 Settings = tuple[Mapping[str, Any], Mapping[str, str]]
 """A channel's configuration and its secrets by name."""
 
 
 class Notifier(Protocol):
-    """Serves all channels of one kind. Called for many streams at once, for one stream one delivery after the other."""
+    """Serves all channels of one kind.
+
+    Streams are served concurrently; the deliveries of one stream are sent one after the other.
+    """
 
     @property
     def kind(self) -> str:
@@ -21,27 +24,28 @@ class Notifier(Protocol):
 
     @property
     def refresh_s(self) -> float | None:
-        """How often it is called for a job that is not at rest, event or not; None: for events only."""
+        """Seconds between calls for a job that has not ended, with or without an event; None: for events only."""
         ...
 
     def check(self, config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
-        """A new channel's settings as they are to be kept. Raises InvalidInput with every fault."""
+        """Return a new channel's settings in their stored form. Raises InvalidInput with every fault."""
         ...
 
     def fresh(self, secrets: Mapping[str, str]) -> tuple[Mapping[str, str], str | None]:
-        """(`secrets` with those that this kind makes itself made anew, what a person is shown of them once).
+        """Return `secrets` with renewed generated secrets, and the text that a user is shown once.
 
-        The one before stays valid beside it for a while. Unchanged and None where a kind makes none.
+        The previous secret stays valid for a while. Where a kind generates none, the result is `secrets` unchanged and
+        None.
         """
         ...
 
     async def deliver(
         self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
-        """Tells, and returns the state to keep for the stream (`state` where nothing changes).
+        """Deliver, and return the state to keep for the stream (`state` if it does not change).
 
         `snapshot`: the job; None for a notice. Raises the errors of `domain.errors.NotifyError`, whose `state` is kept
-        as well; any other error counts as NotDelivered.
+        as well. Any other error counts as NotDelivered.
         """
         ...
 

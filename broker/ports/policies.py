@@ -1,4 +1,4 @@
-"""Policies in the store, and what the jobs that they cover have spent and hold."""
+"""Store operations on policies, and on the spending and machines of the jobs they cover."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -13,52 +13,55 @@ from broker.policy.budgets import Applied, Reached
 from broker.policy.dry_run import History
 
 JobOwner = tuple[str, str]
-"""A job's team and owner."""
+"""Team and owner of a job."""
 
 
 class TenantPolicies(Protocol):
-    """A team has its own policies; those of more than one team are the operator's."""
+    """Part of `TenantStore`: a team has its own policies; only an operator has policies for several teams."""
 
     async def put_policy(self, policy: Policy) -> KeptPolicy:
-        """A new version of the policy of that team and name; the same once more leaves the version as it is.
+        """Store a new version of the policy of that team and name.
 
-        Raises StoreError (rule `policies_team`) for another team's.
+        An identical policy leaves the version unchanged. Raises StoreError (rule `policies_team`) for another team's.
         """
         ...
 
     async def delete_policy(self, team: str | None, name: str) -> bool: ...
 
     async def policies(self) -> Sequence[KeptPolicy]:
-        """In the order in which they were made."""
+        """Return policies in the order of their creation."""
         ...
 
     async def policy_history(self, team: str | None, name: str) -> Sequence[PolicyVersion]:
-        """Newest first, also of a deleted one."""
+        """Return versions, newest first, also of a deleted policy."""
         ...
 
     async def budgets(self) -> tuple[datetime, Sequence[Applied]]:
-        """Every policy with its standing at a moment of the database's clock."""
+        """Return the database's time, and every policy with its status at that time."""
         ...
 
     async def past(self, since: datetime) -> History:
-        """What the ledger tells of attempts that lived after `since`, and of storage."""
+        """Return the ledger of attempts that lived after `since`, and of storage."""
         ...
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
-        """Remembers that a cap up to `up_to_usd` is approved, never less than before; a job that awaits it is queued.
+        """Record that a cap up to `up_to_usd` is approved, and queue a job that awaits approval.
 
-        At rest for good: unchanged.
+        A lower approval does not replace a higher one. A job in a terminal state is left unchanged.
         """
         ...
 
 
 class GlobalPolicies(Protocol):
-    """For the controllers."""
+    """Part of `Store`, for the controllers."""
 
     async def applied(self, whose: Sequence[JobOwner]) -> tuple[datetime, Mapping[JobOwner, Sequence[Applied]]]:
-        """The policies that cover jobs of each, with their standing, at a moment of the database's clock."""
+        """Return the database's time, and the policies that cover each owner's jobs with their status."""
         ...
 
     async def tell_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
-        """Posts `notice` unless this threshold was told at or after `since`. One of two brokers gets True."""
+        """Post `notice` unless this threshold was posted at or after `since`.
+
+        Returns True to only one of several brokers.
+        """
         ...

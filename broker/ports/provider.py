@@ -1,6 +1,7 @@
-"""The door to a cloud."""
+"""Protocols of a cloud and of the clock."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from broker.domain.ids import InstanceName
@@ -10,7 +11,10 @@ from broker.domain.offer import GpuAsk, Offer
 
 
 class Provider(Protocol):
-    """A cloud. Errors are those of `domain.errors.ProviderError`; what cannot be classified is OutcomeUnknown."""
+    """A cloud.
+
+    Its errors are those of `domain.errors.ProviderError`; any unclassified error is OutcomeUnknown.
+    """
 
     @property
     def name(self) -> str: ...
@@ -18,54 +22,70 @@ class Provider(Protocol):
     def caps(self) -> Caps: ...
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Rows of the last `offers` that were left out (they cannot be true, or cannot run the image), by reason."""
+        """Rows dropped from the latest `offers` by reason, because they are implausible or cannot run the image."""
         ...
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        """What is for sale now. Raises Rejected (credentials), Throttled, OutcomeUnknown."""
+        """Return offers for sale now. Raises Rejected (credentials), Throttled, OutcomeUnknown."""
         ...
 
     def launcher_id(self) -> str:
-        """Identity of what would carry out a create asked for now; stored before the create is sent."""
+        """Return the identity of the launcher that a create would use now; it is stored before the create."""
         ...
 
     async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
-        """DEAD only when it is proven that this launcher can never again create `name`."""
+        """Return DEAD only when it is proven that this launcher can never again create `name`."""
         ...
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """All nodes or none, one set a name. Raises NoCapacity, Rejected, Throttled, OutcomeUnknown."""
+        """Create all nodes or none, one set per name.
+
+        Raises NoCapacity, Rejected, Throttled, OutcomeUnknown.
+        """
         ...
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
-        """What create makes sure of beyond what `list` reads back, of machines whose create was not heard. `boot`:
-        `nodes` and `options` are looked at. Raises Rejected: what is wrong with one; Throttled, OutcomeUnknown.
+        """Check machines whose create was not answered, beyond what `list` reports.
+
+        `boot`: only `nodes` and `options` are read. Raises Rejected with the fault of a machine, Throttled,
+        OutcomeUnknown.
         """
         ...
 
     async def cancel(self, name: InstanceName) -> None:
-        """Asks whatever still carries out a create of `name` to stop; `launcher` tells when it has. Never raises."""
+        """Ask the launcher that creates `name` to stop; `launcher` reports when it has. Never raises."""
         ...
 
     async def list(self) -> Sequence[Observed]:
-        """Everything under our prefix, from the cloud itself. Raises Throttled, OutcomeUnknown."""
+        """Return all machines with our prefix, from the cloud itself. Raises Throttled, OutcomeUnknown."""
         ...
 
     async def destroy(self, handle: Handle) -> None:
-        """Asks for destruction; returning is no proof of absence. Raises Gone when it is absent already."""
+        """Ask for destruction, which does not prove absence. Raises Gone when the machine is absent already."""
         ...
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
-        """Argv of a process of this host that runs `command` (empty: a shell) beside the agent on that machine.
+        """Return the argv of a local process that runs `command` (empty: a shell) on that machine.
 
-        Raises Rejected when there is no way to it, Gone when it is absent.
+        Raises Rejected when the machine cannot be reached, Gone when it is absent.
         """
         ...
 
     async def check(self) -> str | None:
-        """One read-only call: None when the credentials work, else what is missing and how to get it, in one line."""
+        """Make one read-only call; None when the credentials work, otherwise the fault and its fix, in one line."""
         ...
 
     async def close(self) -> None:
-        """Lets go of connections; machines go on."""
+        """Close connections; machines keep running."""
         ...
+
+
+class Clock(Protocol):
+    """Source of time.
+
+    Wall time is for records, monotonic time for timeouts. The daemon's wall time is its database's.
+    """
+
+    def now(self) -> datetime: ...
+    def monotonic(self) -> float: ...
+    async def sleep(self, seconds: float) -> None: ...

@@ -1,4 +1,4 @@
-"""The door to the database: rows, leases and the ledger."""
+"""Protocol of the database: rows, leases and the ledger."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -6,8 +6,8 @@ from typing import Protocol
 
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
-from broker.domain.observation import RunObservation, SpotHours
 from broker.domain.tenancy import Tenant
+from broker.domain.workload import RunObservation, SpotHours
 from broker.ports.changes import Change, Charge, Lane, Leased, Token
 from broker.ports.channels import ChannelStore
 from broker.ports.job_data import GlobalJobData
@@ -16,134 +16,133 @@ from broker.ports.tenant_store import TenantStore
 
 
 class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
-    """Rows, leases and the ledger. Times that order things are the database's own.
+    """Rows, leases and the ledger. Ordering times are the database's own.
 
-    Raises StoreUnavailable when the database cannot be reached or a commit's fate is unknown.
+    Raises StoreUnavailable when the database cannot be reached or a commit's outcome is unknown.
     """
 
     # --- controllers
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
-        """Due jobs in these states (or with a stop request), each under a lease with a higher epoch.
+        """Lease due jobs in these states (or with a stop request), each with a higher epoch.
 
-        By priority, the older of equals first.
+        Jobs with higher priority come first, older ones first among equals.
         """
         ...
 
     async def claim_attempts(
         self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
     ) -> Sequence[Leased]:
-        """Due attempts of a lane, likewise; those with a signal are due at once.
+        """Lease due attempts of a lane, each with a higher epoch; those with a signal are due at once.
 
-        `turns`: the clouds of whoever claims, who has nothing to ask about machines of others, and for how many seconds
-        a row that is due there is left to other brokers first, unless it has a signal; None: any, at once.
+        `turns`: seconds by cloud for which a due row is left to other brokers first, unless it has a signal. The caller
+        claims rows of these clouds only, since it cannot list the machines of others. None: any cloud, at once.
         """
         ...
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
-        """Each change atomically; True where its fences held and, for an admission, every policy allows it.
+        """Apply each change atomically; True where its fences held and every policy allows its admission.
 
-        Admissions are judged one after the other, each with those before it.
+        Admissions are judged one after the other, each including those before it.
         """
         ...
 
     async def release(self, jobs: Sequence[Job], attempts: Sequence[Attempt], *, due_in_s: float) -> None:
-        """Gives leases back without a change, fenced by epoch."""
+        """Release leases without a change, fenced by epoch."""
         ...
 
     async def end_leases(self, *, owner: str) -> None:
-        """Ends every lease on an attempt that `owner` has, in whatever lane and epoch: an answer was lost, so that it
-        does not know what it holds. All are due at once, and what was read under those leases is fenced off.
+        """End every lease on an attempt that `owner` has, in any lane and epoch.
+
+        Used when an answer was lost, so that the owner does not know its leases. All rows are due at once, and writes
+        under the ended leases are fenced off.
         """
         ...
 
     async def live_attempts(self) -> Sequence[Leased]:
-        """All attempts that have not ended, without a lease (for billing and the sweep)."""
+        """Return all attempts that have not ended, without a lease (for billing and the sweep)."""
         ...
 
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
-        """Live or ended (for the sweep)."""
+        """Return attempts, live or ended (for the sweep)."""
         ...
 
     async def unproven_launches(self) -> Sequence[Attempt]:
-        """Terminating attempts with a launcher that is not known to be through, whoever has leased them."""
+        """Return terminating attempts whose launcher is not known to be finished, leased or not."""
         ...
 
     async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
-        """Clears `launched_by` where it is as it was read and the attempt is terminating still, whoever has leased it:
-        from there on nothing can create its machine, and no lease is needed to say so.
+        """Clear `launched_by` of terminating attempts where it is unchanged since it was read, leased or not.
+
+        No launcher can create their machines any more, so that no lease is needed.
         """
         ...
 
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
-        """Each charge atomically, of live attempts or ended ones; True where the attempt was charged up to `since`."""
+        """Write each charge atomically, live attempts or ended; True where an attempt was charged up to `since`."""
         ...
 
     async def ended_at_host(
         self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
     ) -> Sequence[Attempt]:
-        """The latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
+        """Return the latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
         ...
 
     async def observations(self, *, each: int) -> Sequence[RunObservation]:
-        """What ended attempts showed, of all teams: the latest `each` of a GPU, method and family, older ones first."""
+        """Return the latest `each` observations of a GPU, method and family, of all teams, older ones first."""
         ...
 
     async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
-        """Of the spot machines that were asked for within so many seconds, of all teams; by cloud, region, GPU."""
+        """Return hours of spot machines requested within `within_s` seconds, of all teams, by cloud, region, GPU."""
         ...
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
-        """`key`: an offer's id, or a host's key, which blocks all its offers."""
+        """Block a key for `for_s` seconds: an offer's id, or a host's key, which blocks all its offers."""
         ...
 
     async def blocked_offers(self) -> Mapping[str, str]:
-        """Keys of `block_offer` that are not to be bought now, with the reason."""
+        """Return the keys of `block_offer` that must not be bought now, with the reason."""
         ...
 
-    # --- who asks
+    # --- callers
 
     def as_tenant(self, tenant: Tenant) -> TenantStore:
-        """The same rows as far as `tenant` may see them, held by the database itself where it can.
+        """Return the same rows as far as `tenant` may see them, enforced by the database where it can.
 
-        The store's own methods of `TenantStore` are the house's: they see every team.
+        The store's own methods of `TenantStore` act for the daemon: they see every team.
         """
         ...
 
     async def token(self, secret_sha256: str) -> Token | None:
-        """Whose it is; an expired one as well."""
+        """Return the token with this hash, also when it has expired."""
         ...
 
-    # --- the house
+    # --- the installation
     async def installation(self, proposed: Installation) -> Installation:
-        """The one that this database belongs to; `proposed` becomes it on a new database."""
+        """Return the installation of this database; `proposed` becomes it on a new database."""
         ...
 
     async def blob_store(self, proposed: str) -> str:
-        """The mark of the blob store that its jobs lie in, of an installation that is known; `proposed` becomes it
-        where there is none.
-        """
+        """Return the mark of the blob store of an existing installation; `proposed` becomes it where there is none."""
         ...
 
     async def adopt_blob_store(self, mark: str) -> None:
-        """From now on they lie in this one."""
+        """Record another blob store as that of this installation."""
         ...
 
     async def master_key(self, proposed: str | None) -> str | None:
-        """The mark of the key that its secrets are sealed by, of an installation that is known; `proposed` becomes it
-        where there is none.
-        """
+        """Return the mark of the key that seals the secrets; `proposed` becomes it where there is none."""
         ...
 
     async def adopt_master_key(self, mark: str) -> None:
-        """From now on they are sealed by this one."""
+        """Record another master key as that of this installation."""
         ...
 
     async def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """{"jobs": {state: n}, "attempts": {state: n}} for metrics."""
+        """Return {"jobs": {state: n}, "attempts": {state: n}} for metrics."""
         ...
 
     async def ping(self) -> datetime:
-        """A successful transaction, and the database's time during it.
+        """Return the database's time during a successful transaction.
 
         Raises StoreUnavailable, and SchemaNewer once a newer broker has migrated the database.
         """

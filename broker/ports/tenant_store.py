@@ -1,28 +1,36 @@
-"""The store as one team sees it: everything that the API asks."""
+"""The store as one team sees it: all operations of the API."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Protocol
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, Event, Job, LedgerEntry
+from broker.domain.job import Attempt, Event, Job
+from broker.domain.money import LedgerEntry
+from broker.domain.spending import Paid, SpendWindow
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.changes import AuditFilter, JobFilter, Token, Upload
-from broker.ports.channels import TenantChannels
+from broker.ports.channels import TenantChannels, TenantSlack
 from broker.ports.job_data import TenantJobData
 from broker.ports.policies import TenantPolicies
-from broker.ports.slack_users import TenantSlack
-from broker.ports.spending import SpendingStore
+
+
+class SpendingStore(Protocol):
+    """Part of `TenantStore`: payments."""
+
+    async def paid(self, window: SpendWindow) -> Paid:
+        """Return the charges and adjustments of the window by attempt, category and local day."""
+        ...
 
 
 class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantJobData, Protocol):
-    """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
+    """Store operations in which other teams' rows do not exist; see `Store.as_tenant`.
 
-    Every write leaves an audit entry of whoever asks, in the same transaction.
+    Every write leaves an audit entry of its caller, in the same transaction.
     """
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
-        """Durable when it returns. (job, True), or the job that this key made before and False.
+        """Store a job durably: return it and True, or the job that this key created before and False.
 
         Raises IdempotencyConflict when the owner used `key` with another body.
         """
@@ -31,35 +39,41 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
     async def job(self, job_id: JobId) -> Job | None: ...
     async def jobs(self, where: JobFilter) -> Sequence[Job]: ...
     async def attempts(self, job_id: JobId) -> Sequence[Attempt]:
-        """In the order of their numbers."""
+        """Return attempts in the order of their numbers."""
         ...
 
     async def request_stop(self, job_id: JobId, event: Event) -> Job | None:
-        """Sets `stop_requested` (once; the event is written only then) and makes everything of the job due."""
+        """Set `stop_requested` and make the job and its attempts due.
+
+        The event is written only the first time.
+        """
         ...
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
-        """Sets a higher cap; a `capped` job becomes due for placement as `queued`. Unchanged where it is not
-        higher, or where the job is capped and its own input was deleted.
+        """Raise a job's cap; a `capped` job becomes `queued` and due for placement.
 
-        The attempt that runs reserves the difference in the same transaction. Raises OverBudget where a policy refuses.
+        Nothing changes where the cap is not higher, or where the job is capped and its own input was deleted. The
+        running attempt reserves the difference in the same transaction. Raises OverBudget where a policy refuses.
         """
         ...
 
     async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]: ...
     async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]: ...
     async def decision(self, attempt_id: AttemptId) -> bytes | None:
-        """Why it was bought, as `Change.decision` had it; None: nothing was kept, or there is no such attempt."""
+        """Return the decision record of an attempt (`Change.decision`); None: there is none."""
         ...
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
-        """True when somebody hinted at `topic` ("jobs", or "job/<id>"): only shortens a wait, never replaces a read."""
+        """Return True when a change of `topic` was signalled ("jobs", or "job/<id>").
+
+        A signal only shortens a wait and never replaces a read.
+        """
         ...
 
-    # --- of one person: whoever the tenant is, `owner` is looked for in the tenant's own team only
+    # --- of one user: `owner` belongs to the tenant's own team, for every tenant
     async def put_secret(self, owner: str, name: str, sealed: bytes) -> None: ...
     async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
-        """Sealed values by name; all of the owner's when `names` is None."""
+        """Return sealed values by name; all of the owner's when `names` is None."""
         ...
 
     async def delete_secret(self, owner: str, name: str) -> bool: ...
@@ -71,23 +85,23 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
     async def put_token(self, token: Token, secret_sha256: str) -> None: ...
 
     async def tokens(self) -> Sequence[Token]:
-        """Of the team (all, for an operator), oldest first, expired ones as well."""
+        """Return tokens of the team (all, for an operator), oldest first, including expired ones."""
         ...
 
     async def delete_token(self, token_id: str) -> bool: ...
 
     async def put_team(self, name: str, note: str) -> Team | None:
-        """By operators only. None when there is one of that name already."""
+        """Create a team; operators only. Returns None when there is one of that name already."""
         ...
 
     async def teams(self) -> Sequence[Team]:
-        """The own one (all, for an operator), by name."""
+        """Return the caller's team (all, for an operator), by name."""
         ...
 
     async def delete_team(self, name: str) -> bool:
-        """With its tokens, secrets and uploads. Raises InUse when it has, or had, a job."""
+        """Delete a team with its tokens, secrets and uploads. Raises InUse when it has, or had, a job."""
         ...
 
     async def audit(self, where: AuditFilter) -> Sequence[AuditEntry]:
-        """Newest first."""
+        """Return audit entries, newest first."""
         ...

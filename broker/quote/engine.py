@@ -11,10 +11,10 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import overload
 
+from broker.domain.formatting import unsold
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
 from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine
-from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections

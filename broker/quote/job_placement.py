@@ -14,7 +14,8 @@ from broker.billing.caps import min_budget_usd, reservation, reserved
 from broker.billing.time_limits import out_of_time
 from broker.domain.ids import attempt_id, instance_name
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind, Reason
+from broker.domain.job import Attempt, Event, Job, JobState, Reason
+from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.offer import Quote, QuoteLine
 from broker.lifecycle.account_refusals import told_refusals
 from broker.lifecycle.recovery import workload_left

@@ -10,8 +10,8 @@ from typing import Any
 from broker.billing.drain import DrainBudget
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, Job, LedgerEntry, Reason
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, Job, Reason
+from broker.domain.money import ZERO, LedgerEntry
 from broker.domain.offer import Offer, Quote
 from broker.estimator.planning.corrections import Corrections
 from broker.policy.budgets import Applied

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.formatting import unsold
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
-from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files

@@ -8,9 +8,9 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from broker.domain.formatting import unsold
 from broker.domain.money import usd
 from broker.domain.offer import GIB, HostFacts, Offer
-from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.common.bids import bid
 from providers.common.gpu_names import GB, accelerator

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from broker.cli.core.exit_codes import Exit
 from broker.cli.main import app
-from broker.domain.observation import SpotHours
+from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import Corrections
 from broker.estimator.preemption_rate import place
 from broker.notify import plot

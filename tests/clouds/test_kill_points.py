@@ -19,7 +19,8 @@ from broker.controllers.fleet import Fleet
 from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.ids import Installation, job_id
 from broker.domain.instance import TrainerImage
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState
+from broker.domain.money import LedgerKind
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.ports import Change

@@ -5,7 +5,8 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from broker.domain.job import AttemptState, Job, JobState, LedgerKind
+from broker.domain.job import AttemptState, Job, JobState
+from broker.domain.money import LedgerKind
 from broker.domain.policy import Policy
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, Charge, Lane, Store

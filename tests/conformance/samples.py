@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
-from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, LedgerEntry, LedgerKind, Reason
+from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
+from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.offer import Offer, OfferVerdict, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.workload import MemoryNeed, ModelShape, Workload

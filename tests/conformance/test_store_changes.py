@@ -9,7 +9,8 @@ import pytest
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import JobId
-from broker.domain.job import AttemptState, Handle, JobState, LedgerEntry, LedgerKind, Reason, Signal
+from broker.domain.job import AttemptState, Handle, JobState, Reason, Signal
+from broker.domain.money import LedgerEntry, LedgerKind
 from broker.ports import Change, Charge, Lane, Store
 from tests.conformance.samples import (
     HOUR,

@@ -7,16 +7,8 @@ from decimal import Decimal
 import pytest
 
 from broker.domain.errors import InUse, StoreError
-from broker.domain.job import (
-    AttemptState,
-    Forecast,
-    JobState,
-    LedgerCategory,
-    PriceChange,
-    Signal,
-    StoredData,
-    Traffic,
-)
+from broker.domain.job import AttemptState, Forecast, JobState, PriceChange, Signal, StoredData, Traffic
+from broker.domain.money import LedgerCategory
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Change, Charge, Lane, Note, StorageCharge, Store, Upload
 from tests.conformance.conftest import House

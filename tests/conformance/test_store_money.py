@@ -3,8 +3,8 @@
 from dataclasses import replace
 from decimal import Decimal
 
-from broker.domain.job import AttemptState, JobState, LedgerKind
-from broker.domain.money import ZERO
+from broker.domain.job import AttemptState, JobState
+from broker.domain.money import ZERO, LedgerKind
 from broker.ports import Change, Charge, Lane, Store
 from tests.conformance.samples import HOUR, START, admission, claimed_job, in_state, make_event, running, submitted
 

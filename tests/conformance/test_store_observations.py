@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, Job, JobState, PlanAdjustment, Reason
-from broker.domain.observation import RunObservation
 from broker.domain.tenancy import Tenant
-from broker.domain.workload import Plan
+from broker.domain.workload import Plan, RunObservation
 from broker.ports import Change, Lane, Store
 from tests.conformance.samples import HOUR, START, make_job, running
 

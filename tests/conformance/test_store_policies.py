@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from broker.domain.errors import OverBudget, StoreError
-from broker.domain.job import JobState, LedgerEntry, LedgerKind
+from broker.domain.job import JobState
+from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter, Change, Store
 from tests.conformance.policies import ANN, EVE, admit, budget, charge, end, policy, standing

@@ -11,7 +11,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from broker.domain.job import AttemptState, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import AttemptState, Job, JobState
+from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.policy import Policy
 from broker.ports import Change, Charge
 from broker.store.postgres.store import PostgresStore

@@ -4,7 +4,8 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
-from broker.domain.job import Attempt, AttemptState, Job, LedgerCategory, LedgerKind
+from broker.domain.job import Attempt, AttemptState, Job
+from broker.domain.money import LedgerCategory, LedgerKind
 from broker.domain.spending import PaidJob, SpendWindow
 from broker.domain.tenancy import DEFAULT_TEAM, OPERATOR, Tenant
 from broker.ports import Change, Charge, Store

@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from broker.domain.job import AttemptState, Reason
-from broker.domain.observation import SpotHours
 from broker.domain.tenancy import Tenant
+from broker.domain.workload import SpotHours
 from broker.ports import Change, Lane, Store
 from tests.conformance.samples import HOUR, START, admission, claimed_job, in_state, make_line, submitted
 

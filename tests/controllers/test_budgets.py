@@ -11,7 +11,8 @@ from broker.controllers.billing.budgets import Budgets
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.provisioning.placement import Placement
 from broker.domain.instance import Caps
-from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason, Signal
+from broker.domain.job import AttemptState, Event, JobState, Reason, Signal
+from broker.domain.money import LedgerKind
 from broker.domain.notifications import NOTICES, Notice
 from broker.domain.policy import Policy
 from broker.ports import Note, Store

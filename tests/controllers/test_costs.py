@@ -13,8 +13,8 @@ from broker.controllers.billing.retention import RetentionController as Keeper
 from broker.domain.errors import InUse
 from broker.domain.ids import attempt_id
 from broker.domain.instance import Observed
-from broker.domain.job import Event, JobState, LedgerCategory, LedgerKind, Reason, Traffic
-from broker.domain.money import ZERO
+from broker.domain.job import Event, JobState, Reason, Traffic
+from broker.domain.money import ZERO, LedgerCategory, LedgerKind
 from broker.domain.offer import HostFacts
 from broker.domain.spec import Retention
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant

@@ -13,8 +13,8 @@ from broker.billing.accrual import accrued
 from broker.domain.errors import BlobsUnavailable, NoCapacity, OutcomeUnknown
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec, Liveness
-from broker.domain.job import AttemptState, Event, Handle, JobState, LedgerKind, Reason
-from broker.domain.money import usd
+from broker.domain.job import AttemptState, Event, Handle, JobState, Reason
+from broker.domain.money import LedgerKind, usd
 from tests.controllers.house import INSTALLATION, SAVE_RARELY, SILENT, House
 from trainer.contract import object_keys as keys
 

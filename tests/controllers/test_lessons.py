@@ -8,8 +8,7 @@ import pytest
 from broker.controllers.market.observed_runs import ObservedRuns
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
-from broker.domain.observation import RunObservation, SpotHours
-from broker.domain.workload import ModelShape, Plan
+from broker.domain.workload import ModelShape, Plan, RunObservation, SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.estimator.preemption_rate import place
 from tests.conformance.samples import make_job

@@ -13,8 +13,8 @@ from broker.billing.accrual import accrued
 from broker.controllers.fleet import Fleet
 from broker.domain.ids import JobId, attempt_id, instance_name, job_id
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
-from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
-from broker.domain.money import usd
+from broker.domain.job import AttemptState, Event, JobState, Reason
+from broker.domain.money import LedgerKind, usd
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.quote.decision_record import unpacked
 from providers.simulated.provider import SimulatedProvider

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from broker.billing.drain import drain_lead_s
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_of
 from broker.domain.instance import SELF_STOP_S, InstanceState, Observed
-from broker.domain.job import Attempt, Job, LedgerKind
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, Job
+from broker.domain.money import ZERO, LedgerKind
 from broker.domain.offer import Offer
 from broker.ports import Charge
 from tests.sim.cloud import Stand

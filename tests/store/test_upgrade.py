@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 
 from broker.domain.ids import JobId
-from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason, Signal
+from broker.domain.job import AttemptState, JobState, Reason, Signal
+from broker.domain.money import LedgerCategory, LedgerKind
 from broker.domain.tenancy import Tenant
 from broker.ports import Lane
 from broker.store.embedded.server import EmbeddedPostgres, find_bindir

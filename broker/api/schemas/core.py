@@ -11,7 +11,8 @@ from broker.api.schemas.job_data import ForecastView, StorageView
 from broker.api.schemas.plans import CostsView, HoursView, MemoryView, PlanView
 from broker.api.schemas.policies import HoldView
 from broker.domain.ids import AttemptId, InstanceName, JobId
-from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
+from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.money import LedgerCategory, LedgerKind
 from broker.domain.offer import DropReason, OfferVerdict
 from broker.domain.spec import EnvName, IdleKind, JobSpec, Usd
 from broker.domain.workload import SpeedTier

@@ -21,17 +21,8 @@ from broker.api.service.tenancy import Tenancy
 from broker.billing.drain import DrainBudget
 from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, OriginDeleted, Problem, Rejected
 from broker.domain.ids import JobId, job_id
-from broker.domain.job import (
-    RESTING_JOB_STATES,
-    TERMINAL_JOB_STATES,
-    Attempt,
-    Event,
-    Handle,
-    Job,
-    JobState,
-    LedgerEntry,
-)
-from broker.domain.money import ZERO, show
+from broker.domain.job import RESTING_JOB_STATES, TERMINAL_JOB_STATES, Attempt, Event, Handle, Job, JobState
+from broker.domain.money import ZERO, LedgerEntry, show
 from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload

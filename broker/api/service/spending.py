@@ -11,8 +11,7 @@ from broker.billing.reconcile import Charged
 from broker.billing.spending import report
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import AttemptId
-from broker.domain.job import LedgerCategory
-from broker.domain.money import MICRO
+from broker.domain.money import MICRO, LedgerCategory
 from broker.domain.spending import Paid, SpendBy, SpendReport, SpendWindow
 from broker.ports import Clock, Store
 

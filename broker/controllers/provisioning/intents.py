@@ -8,7 +8,8 @@ from broker.controllers.base.events import event
 from broker.controllers.market.offers_by_id import Offers, OffersById
 from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.domain.errors import BlobsUnavailable
-from broker.domain.job import LedgerEntry, LedgerKind, Reason
+from broker.domain.job import Reason
+from broker.domain.money import LedgerEntry, LedgerKind
 from broker.lifecycle.launch import outdated
 from broker.lifecycle.signals import signalled
 from broker.lifecycle.state_machine import AttemptEvent

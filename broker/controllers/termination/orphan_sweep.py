@@ -15,7 +15,8 @@ from broker.controllers.termination.orphan_alerts import OrphanNews
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreError, StoreUnavailable
 from broker.domain.ids import attempt_of
 from broker.domain.instance import InstanceState
-from broker.domain.job import Attempt, LedgerKind
+from broker.domain.job import Attempt
+from broker.domain.money import LedgerKind
 from broker.lifecycle.orphans import Orphan, orphans, spared
 from broker.ports import Blobs, Charge
 from broker.runtime.background_tasks import gather_all

@@ -16,8 +16,8 @@ from broker.controllers.observation.restored_attempts import drain_reason_sent
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.domain.errors import BlobsUnavailable, Gone, GpubrokerError, ProviderError
-from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
-from broker.domain.money import show
+from broker.domain.job import Attempt, Event, Handle, Job, Reason
+from broker.domain.money import LedgerEntry, LedgerKind, show
 from broker.estimator.planning.corrections import observed
 from broker.lifecycle.account_refusals import refused_in_a_row
 from broker.lifecycle.host_reputation import MEMORY_S, MOST, WEIGHTS, judge_host, weight

@@ -12,8 +12,7 @@ from math import exp, expm1, log, log1p
 from statistics import median
 
 from broker.domain.job import Attempt, Job, Reason
-from broker.domain.observation import RunObservation
-from broker.domain.workload import MemoryNeed, Workload
+from broker.domain.workload import MemoryNeed, RunObservation, Workload
 from broker.estimator.memory.shortfall import MOST, shortfall
 from broker.estimator.planning.plan_search import Planner, shards_of
 from broker.estimator.preemption_rate import History

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 
-from broker.domain.job import Attempt, Job, LedgerEntry, LedgerKind
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, Job
+from broker.domain.money import ZERO, LedgerEntry, LedgerKind
 from broker.domain.policy import Action, KeptPolicy, Policy, PolicyVersion
 from broker.policy.budgets import Applied, BudgetRequest, Refusal, Standing, judge
 from broker.policy.windows import quarter, window_start

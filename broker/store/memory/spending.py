@@ -6,8 +6,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import LedgerCategory, LedgerEntry
-from broker.domain.money import ZERO
+from broker.domain.money import ZERO, LedgerCategory, LedgerEntry
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
 from broker.store.memory.policy_tables import SPENT
 from broker.store.memory.state import MemoryPart

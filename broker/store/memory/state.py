@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry, Signal
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, Signal
+from broker.domain.money import LedgerEntry
 from broker.domain.notifications import SlackUser
-from broker.domain.observation import RunObservation
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
+from broker.domain.workload import RunObservation
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store.hints import Hints
 from broker.store.memory.outbox_tables import OutboxTables

@@ -12,8 +12,8 @@ from decimal import Decimal
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
-from broker.domain.observation import RunObservation, SpotHours
 from broker.domain.tenancy import OPERATOR, Tenant
+from broker.domain.workload import RunObservation, SpotHours
 from broker.estimator.preemption_rate import Place, place
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token

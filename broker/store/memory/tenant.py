@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
+from broker.domain.money import LedgerEntry
 from broker.ports import JobFilter, Upload
 from broker.store.memory.channels import MemoryTenantChannels
 from broker.store.memory.job_data import MemoryTenantJobData

@@ -18,9 +18,6 @@ from broker.domain.job import (
     Handle,
     Job,
     JobState,
-    LedgerCategory,
-    LedgerEntry,
-    LedgerKind,
     PlanAdjustment,
     PriceChange,
     Reason,
@@ -29,11 +26,11 @@ from broker.domain.job import (
     StoredKind,
     Traffic,
 )
-from broker.domain.observation import RunObservation
+from broker.domain.money import LedgerCategory, LedgerEntry, LedgerKind
 from broker.domain.offer import QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import AuditEntry, Team
-from broker.domain.workload import Workload
+from broker.domain.workload import RunObservation, Workload
 from broker.ports import Token, Upload
 from broker.store.rules.fences import clean
 from trainer.contract.documents import Beat, Final

@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import LedgerCategory
+from broker.domain.money import LedgerCategory
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
 from broker.store.postgres import row_codec as rows
 from broker.store.postgres.base import PostgresPart

@@ -9,8 +9,8 @@ from datetime import datetime
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
-from broker.domain.observation import RunObservation, SpotHours
 from broker.domain.tenancy import OPERATOR, Tenant
+from broker.domain.workload import RunObservation, SpotHours
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store.migrate import MIGRATIONS, load, newer
 from broker.store.postgres import row_codec as rows

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import TypeAdapter
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
+from broker.domain.money import LedgerEntry
 from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter, Upload
 from broker.store.postgres import row_codec as rows

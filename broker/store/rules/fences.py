@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from broker.domain.errors import IdempotencyConflict, InUse, StoreError
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerCategory, LedgerEntry
+from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState
+from broker.domain.money import LedgerCategory, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.ports import Change, Charge, Lane, Token, Upload
 

@@ -4,16 +4,8 @@ from collections.abc import Collection
 
 from broker.domain.errors import InUse, OriginDeleted
 from broker.domain.ids import JobId
-from broker.domain.job import (
-    RESTING_JOB_STATES,
-    Attempt,
-    Forecast,
-    Job,
-    LedgerCategory,
-    LedgerEntry,
-    LedgerKind,
-    StoredKind,
-)
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Forecast, Job, StoredKind
+from broker.domain.money import LedgerCategory, LedgerEntry, LedgerKind
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.lifecycle.retention import last_checkpoint, origin_deleted
 from broker.ports import Note, StorageCharge

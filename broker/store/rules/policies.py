@@ -3,8 +3,8 @@
 from decimal import Decimal
 from typing import Any
 
-from broker.domain.job import Attempt, Job, LedgerEntry, LedgerKind
-from broker.domain.money import show
+from broker.domain.job import Attempt, Job
+from broker.domain.money import LedgerEntry, LedgerKind, show
 from broker.domain.policy import Policy
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.policy.budgets import Hold, Refusal

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from broker.billing.spending import billed_hours, lost_share, report
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, AttemptState, LedgerCategory, Reason
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, AttemptState, Reason
+from broker.domain.money import ZERO, LedgerCategory
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendBy
 from tests.support.build import JOB_ID, at, attempt, line
 from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.domain.instance import Caps
-from broker.domain.observation import SpotHours
 from broker.domain.offer import DropReason, Offer, QuoteLine
-from broker.domain.workload import Workload
+from broker.domain.workload import SpotHours, Workload
 from broker.estimator.planning.corrections import Corrections
 from broker.estimator.planning.fit import Fit
 from broker.estimator.preemption_rate import (

@@ -9,8 +9,8 @@ import pytest
 
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job
-from broker.domain.observation import SpotHours
 from broker.domain.offer import GIB, HostFacts
+from broker.domain.workload import SpotHours
 from broker.estimator.preemption_rate import History, failures_per_hour, place
 from broker.quote.forecast import (
     StepRateWindow,

@@ -5,8 +5,8 @@ from decimal import Decimal
 
 import pytest
 
-from broker.domain.observation import SpotHours
 from broker.domain.offer import GIB, DropReason, Offer, Quote
+from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import Corrections
 from broker.quote.engine import quote
 from broker.quote.offer_index import shelf

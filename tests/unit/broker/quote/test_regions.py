@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.domain.regions import unsold
+from broker.domain.formatting import unsold
 from broker.quote.summary import summary
 from tests.support.machines import offer, quoted
 

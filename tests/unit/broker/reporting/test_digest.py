@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, AttemptState, LedgerCategory, Reason
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, AttemptState, Reason
+from broker.domain.money import ZERO, LedgerCategory
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
 from broker.reporting.digest import DigestPeriod, DigestPlan, RunningJob, digests, periods
 from tests.support.build import at, attempt, job, line

@@ -9,8 +9,8 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.monitoring.spend_guard import Guard
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event, Job, Signal
-from broker.domain.observation import SpotHours
 from broker.domain.policy import Policy
+from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.preemption_rate import place
 from broker.ports import Blobs, Change, Lane, Provider

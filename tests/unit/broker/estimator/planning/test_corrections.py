@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason
-from broker.domain.observation import RunObservation
 from broker.domain.offer import GIB, DropReason, QuoteLine
-from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
+from broker.domain.workload import MemoryNeed, ModelShape, Plan, RunObservation, Workload
 from broker.estimator.memory.shortfall import MOST
 from broker.estimator.planning.corrections import (
     LEAST,
