@@ -12,6 +12,7 @@ from broker.domain.ids import AttemptId, JobId
 @dataclass(frozen=True, kw_only=True)
 class BlobInfo:
     """One object of the blob store."""
+
     key: str
     bytes: int
     etag: str
@@ -84,6 +85,7 @@ class Blobs(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class StoreAccess:
     """URL and credentials of a blob store."""
+
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Credentials and settings for obstore: transferred sealed or as secret environment."""
