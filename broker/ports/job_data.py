@@ -42,13 +42,14 @@ class StorageCharge:
 
 
 class TenantJobData(Protocol):
+    """Part of `TenantStore`: deletion of stored data."""
+
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
-        """Part of `TenantStore`: deletion of stored data."""
         """Mark stored data of a job as deleted; a controller deletes its objects later.
 
-        The event is written when a kind is newly marked. Raises InUse, naming the job, while the job has not ended. The
-        same applies while another job that has not ended starts from its checkpoints, if those or the artifacts are to
-        be deleted.
+        The event is written when a kind is newly marked. Raises InUse, naming the job, while the job has not ended.
+        The same applies while another job that has not ended starts from its checkpoints, if those or the artifacts
+        are to be deleted.
         """
         ...
 
