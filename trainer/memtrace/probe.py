@@ -93,7 +93,7 @@ class Probe(Steps):
     def _batches(self) -> tuple[list[list[Any]], int]:
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
 
-    def _jump(self) -> None:
+    def _apply_row_skips(self) -> None:
         """No earlier worker went wrong."""
 
     def _is_good(self, row: dict[str, float]) -> bool:

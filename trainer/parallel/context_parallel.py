@@ -40,7 +40,7 @@ class ContextParallel:
         AttentionMaskInterface.register(NAME, sdpa_mask)
         bare.set_attn_implementation(NAME)
 
-    def stretch(self, batch: Batch) -> Batch:
+    def shard_sequence(self, batch: Batch) -> Batch:
         """This process's tokens of a batch, padded so that all have as many."""
         rows, length = batch["input_ids"].shape
         missing = -length % self._of

@@ -78,7 +78,7 @@ class FullyShardedParallel(DataParallel):
     def averaged(self) -> int:
         return self.world // self._how.tensor
 
-    def takes(self, config: TrainConfig) -> None:
+    def validate(self, config: TrainConfig) -> None:
         if config.quantised is not None:
             raise UserFault("train.method.kind: qlora's base cannot be divided by FSDP; use lora, or a plan with DDP")
         if self._context is not None and config.task != "causal_lm":
@@ -133,15 +133,15 @@ class FullyShardedParallel(DataParallel):
         self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         return model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
-    def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
+    def no_sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
         """Gradients are divided after every micro-batch: whole ones would take as much as the model."""
         return contextlib.nullcontext()
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         return super().total(value) / self._how.tensor
 
-    def stretch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return batch if self._context is None else self._context.stretch(batch)
+    def shard_sequence(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return batch if self._context is None else self._context.shard_sequence(batch)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
         """As torch does it, of tensors that are divided in several ways."""

@@ -69,7 +69,7 @@ def test_a_stretch_sees_what_is_before_it_in_its_own_row() -> None:
     mesh: Any = SimpleNamespace(size=lambda: 2, get_local_rank=lambda: 1)
     context = ContextParallel(mesh)
     ids, positions = torch.arange(1, 8)[None], torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
-    made = context.stretch({"input_ids": ids, "position_ids": positions, "wanted": ids + 1})
+    made = context.shard_sequence({"input_ids": ids, "position_ids": positions, "wanted": ids + 1})
     assert made["input_ids"].tolist() == [[5, 6, 7, 0]]
     assert made["position_ids"].tolist() == [[0, 1, 2, 0]]
     assert made["wanted"].tolist() == [[6, 7, 8, -100]]
