@@ -80,7 +80,7 @@ lint: docs ## ruff, mypy --strict, import contracts, SQL migrations, container f
 	$(BIN)/python .ci/proto.py --check
 	$(BIN)/buf lint $(PROTO)
 	$(BIN)/buf format --diff --exit-code $(PROTO)
-	$(BIN)/buf breaking $(PROTO) --against $(PROTO)/kept.binpb
+	$(BIN)/buf breaking $(PROTO) --against $(PROTO)/baseline.binpb
 
 fix: venv ## let ruff mend and format what it can
 	$(BIN)/ruff check --fix $(ALL)
@@ -91,7 +91,7 @@ proto: venv ## write the gRPC stubs again from the .proto files
 
 # What clients may rely on. Fields may be added to it at any time; to be replaced at a release, never to silence lint.
 proto-kept: venv ## keep the gRPC contract as it is now: `make lint` refuses what breaks it
-	$(BIN)/buf build $(PROTO) --exclude-source-info -o $(PROTO)/kept.binpb
+	$(BIN)/buf build $(PROTO) --exclude-source-info -o $(PROTO)/baseline.binpb
 
 # Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
 COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \

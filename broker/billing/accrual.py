@@ -131,7 +131,7 @@ def uncharged_after_end_usd(
     there are; fewer than were bought count as if all stood.
     """
     more = max(0, standing - attempt.line.nodes)
-    now = replace(latest_price(attempt), since=attempt.charged_to or attempt.created_at, surplus=more)
+    now = replace(latest_price(attempt), since=attempt.charged_to or attempt.created_at, extra_machines=more)
     attempt = replace(attempt, prices=(*(p for p in attempt.prices if p.since < now.since), now))
     born = born or (attempt.ended_at if refused(attempt) else None)
     if born is None or attempt.charged_to is None:

@@ -45,7 +45,7 @@ def spans(attempt: Attempt, since: datetime, lasted: timedelta) -> Iterator[tupl
 
 def _rate(nodes: int, change: PriceChange) -> Decimal:
     """Dollars an hour of all machines."""
-    return change.usd_per_hour * (nodes + change.surplus)
+    return change.usd_per_hour * (nodes + change.extra_machines)
 
 
 def _order(nodes: int, change: PriceChange) -> tuple[datetime, Decimal]:
@@ -85,24 +85,24 @@ def price_changes(
         moved = _moved(
             attempt, _told_price(attempt, stand, price_now(attempt)), now, _extra_machines_at(attempt, stood, now)
         )
-    return (*moved, *surplus_changes(attempt, (*attempt.prices, *moved), stood))
+    return (*moved, *extra_machine_changes(attempt, (*attempt.prices, *moved), stood))
 
 
-def _moved(attempt: Attempt, price: Decimal, now: datetime, surplus: int) -> tuple[PriceChange, ...]:
+def _moved(attempt: Attempt, price: Decimal, now: datetime, extra_machines: int) -> tuple[PriceChange, ...]:
     """That each machine costs so much, and that no more than so many stand beside those that were bought."""
     known, before = latest_price(attempt), attempt.charged_to or billed_since(attempt) or now
-    fewer = surplus < known.surplus
+    fewer = extra_machines < known.extra_machines
     found = []
     if price > known.usd_per_hour or (price < known.usd_per_hour and not fewer):
         since = now if price < known.usd_per_hour else before
         since = max([since, *(one.since for one in attempt.prices)])  # no earlier than what is known already
         found.append(replace(known, since=since, usd_per_hour=price))
     if fewer:
-        found.append(PriceChange(since=now, usd_per_hour=price, surplus=surplus))
+        found.append(PriceChange(since=now, usd_per_hour=price, extra_machines=extra_machines))
     return tuple(found)
 
 
-def surplus_changes(
+def extra_machine_changes(
     attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan]
 ) -> tuple[PriceChange, ...]:  # fmt: skip
     """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
@@ -117,11 +117,11 @@ def surplus_changes(
     for moment in _moments(attempt, prices, stood):
         while later and later[0].since <= moment:
             known = later.popleft()
-        surplus = max(known.surplus, _extra_machines_at(attempt, stood, moment))
-        in_effect = known.surplus if known.since == moment else raised or known.surplus
-        if surplus != in_effect:
-            found.append(replace(known, since=moment, surplus=surplus))
-        raised = surplus if surplus > known.surplus else 0
+        extra_machines = max(known.extra_machines, _extra_machines_at(attempt, stood, moment))
+        in_effect = known.extra_machines if known.since == moment else raised or known.extra_machines
+        if extra_machines != in_effect:
+            found.append(replace(known, since=moment, extra_machines=extra_machines))
+        raised = extra_machines if extra_machines > known.extra_machines else 0
     return tuple(found)
 
 
@@ -152,7 +152,7 @@ def _told_of(
     attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan], one: MachineSpan
 ) -> MachineSpan:
     known = latest_price(replace(attempt, prices=tuple(price for price in prices if price.since <= one.shown)))
-    return replace(one, since=one.shown) if 0 < _extra_machines_at(attempt, stood, one.shown) <= known.surplus else one
+    return replace(one, since=one.shown) if 0 < _extra_machines_at(attempt, stood, one.shown) <= known.extra_machines else one
 
 
 def _extra_machines_at(attempt: Attempt, stood: Sequence[MachineSpan], moment: datetime) -> int:

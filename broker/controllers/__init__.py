@@ -3,7 +3,7 @@
 | controller | claims | concern |
 |---|---|---|
 | placement | jobs queued, recovering | quote, choose, admit with a reservation |
-| launch | attempts intended, launching | create once, adopt what was created |
+| launch | attempts planned, launching | create once, adopt what was created |
 | liveness | attempts booting, training | beats and inventory: alive, dead or unknown |
 | interruption | attempts with a signal, draining | stop, cap, notice: checkpoint, then let go |
 | termination | attempts terminating | destroy until the cloud says absent; settle |

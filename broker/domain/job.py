@@ -28,7 +28,7 @@ class JobState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    INTENDED = "intended"
+    PLANNED = "planned"
     LAUNCHING = "launching"
     BOOTING = "booting"
     TRAINING = "training"
@@ -201,7 +201,7 @@ class PriceChange:
 
     since: datetime
     usd_per_hour: Decimal
-    surplus: int = 0
+    extra_machines: int = 0
     """Extra machines under the attempt's name, in addition to those bought, which bill the same price each."""
 
 
@@ -228,7 +228,7 @@ class Attempt:
     resume_from: tuple[str, ...] = ()
     """Keys of manifests to resume from, newest first."""
     # written by the controllers under the lease
-    state: AttemptState = AttemptState.INTENDED
+    state: AttemptState = AttemptState.PLANNED
     reason: Reason | None = None
     detail: str = ""
     create_sent_at: datetime | None = None

@@ -88,14 +88,14 @@ def _break_off(reason: Reason) -> Rule:
 _DRAIN = (Effect.DRAIN, Effect.NOTIFY)
 
 ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
-    (A.INTENDED, E.LEASE_TAKEN): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
-    (A.INTENDED, E.STOP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.STOPPED),
-    (A.INTENDED, E.QUOTE_EXPIRED): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.QUOTE_EXPIRED),
-    (A.INTENDED, E.CAP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.CAPPED),
-    (A.INTENDED, E.OUT_OF_TIME): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.OUT_OF_TIME),
-    (A.INTENDED, E.BUDGET): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.BUDGET),
+    (A.PLANNED, E.LEASE_TAKEN): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
+    (A.PLANNED, E.STOP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.STOPPED),
+    (A.PLANNED, E.QUOTE_EXPIRED): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.QUOTE_EXPIRED),
+    (A.PLANNED, E.CAP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.CAPPED),
+    (A.PLANNED, E.OUT_OF_TIME): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.OUT_OF_TIME),
+    (A.PLANNED, E.BUDGET): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.BUDGET),
     (A.LAUNCHING, E.CREATED): Rule(next=A.BOOTING, effects=(Effect.RECORD_HANDLES,)),
-    (A.LAUNCHING, E.UNSENT): Rule(next=A.INTENDED),
+    (A.LAUNCHING, E.UNSENT): Rule(next=A.PLANNED),
     (A.LAUNCHING, E.OUTCOME_UNKNOWN): Rule(next=A.LAUNCHING),
     (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
     (A.LAUNCHING, E.REJECTED): _end(Reason.REJECTED),
@@ -142,7 +142,7 @@ _ANSWERS = frozenset({E.CREATED, E.UNSENT, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.R
 """What comes of a launch, and may come after a look-up has shown the machine."""
 
 ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
-    A.INTENDED: frozenset(),
+    A.PLANNED: frozenset(),
     # A beat can overtake the reply of the create; the inventory will show the machine.
     A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
     A.BOOTING: (_ANSWERS - {E.SETUP_FAILED}) | {E.LEASE_TAKEN, E.HUNG},
@@ -164,7 +164,7 @@ def attempt_rule(state: A, event: E) -> Rule | TransitionVerdict:
 class JobEvent(StrEnum):
     NEEDS_APPROVAL = "a policy asks for approval"
     APPROVED = "approved, or no longer needed"
-    INTENDED = "attempt intended"
+    ATTEMPT_PLANNED = "attempt planned"
     CANNOT_FINISH = "cap below the cheapest finish"
     OUT_OF_TIME = "out of time"
     COMPLETED = "attempt ended: completed"
@@ -182,7 +182,7 @@ JOB_RULES: Mapping[tuple[J, JobEvent], J] = {
     (J.AWAITING_APPROVAL, JobEvent.STOP): J.CANCELLED,
     (J.AWAITING_APPROVAL, JobEvent.OUT_OF_TIME): J.FAILED,
     (J.QUEUED, JobEvent.NEEDS_APPROVAL): J.AWAITING_APPROVAL,
-    (J.QUEUED, JobEvent.INTENDED): J.ACTIVE,
+    (J.QUEUED, JobEvent.ATTEMPT_PLANNED): J.ACTIVE,
     (J.QUEUED, JobEvent.CANNOT_FINISH): J.CAPPED,
     (J.QUEUED, JobEvent.OUT_OF_TIME): J.FAILED,
     (J.QUEUED, JobEvent.STOP): J.CANCELLED,

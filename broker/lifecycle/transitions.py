@@ -41,7 +41,7 @@ def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason
     if isinstance(rule, TransitionVerdict):
         raise ImpossibleEvent(f"attempt {attempt.state.value}: {event.value}")
     moved = replace(attempt, state=rule.next, reason=reason or rule.reason or attempt.reason)
-    if rule.next is AttemptState.INTENDED:  # as if nobody had meant to send it yet
+    if rule.next is AttemptState.PLANNED:  # as if nobody had meant to send it yet
         moved = replace(moved, create_sent_at=None)
     elif rule.next is not attempt.state:
         moved = replace(moved, **{_ENTERED[rule.next]: now})  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ _EVENT_KINDS = {
     _Outcome.NUMBERS_SKIPPED: "job.restored",
     _Outcome.STOPPED_AFTER_BACKUP: "job.cancelled",
     _Outcome.CAPPED_AFTER_BACKUP: "job.capped",
-    _Outcome.ADMITTED: "attempt.intended",
+    _Outcome.ADMITTED: "attempt.planned",
 }
 """Kind of the event that reports an outcome. An outcome without an entry is not reported."""
 
@@ -191,7 +191,7 @@ def _buy(facts: PlacementFacts, market: MarketFacts, quoted: QuotedMarket, line:
     request = admission(attempt, job.cap_usd, job.approved_usd)
     if (refusal := judge(request, facts.policies, facts.policies_at)) is not None:
         return _refuse(facts, refusal)
-    active = replace(job, state=next_job_state(job.state, JobEvent.INTENDED), attempts=number, reason="")
+    active = replace(job, state=next_job_state(job.state, JobEvent.ATTEMPT_PLANNED), attempts=number, reason="")
     offer = line.offer
     kind, usd = LedgerKind.RESERVATION, attempt.reserved_usd
     reservation_entry = LedgerEntry(job_id=job.id, attempt_id=new_id, kind=kind, usd=usd, note=offer.id)

@@ -122,7 +122,7 @@ def _written(change: Change) -> str | None:
     if change.attempt is None:
         return None
     match (change.attempt[0].state, change.attempt[1].state):
-        case (AttemptState.INTENDED, AttemptState.LAUNCHING):
+        case (AttemptState.PLANNED, AttemptState.LAUNCHING):
             return "create_sent_at"
         case (AttemptState.LAUNCHING, AttemptState.BOOTING):
             return "the answer is written"

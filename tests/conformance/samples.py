@@ -87,7 +87,7 @@ def make_attempt(job: Job, number: int = 1, **changes: Any) -> Attempt:
 
 def in_state(attempt: Attempt, state: AttemptState) -> Attempt:
     """`attempt` with what the state needs."""
-    sent = None if state is AttemptState.INTENDED else START
+    sent = None if state is AttemptState.PLANNED else START
     leaving = state in (AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED)
     return replace(
         attempt,
@@ -121,7 +121,7 @@ def admission(job: Job, number: int = 1) -> Change:
         job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note="quote"
     )
     to = replace(job, state=JobState.ACTIVE, attempts=number, reason="")
-    told = (make_event(job, "attempt.intended"),)
+    told = (make_event(job, "attempt.planned"),)
     return Change(job=(job, to), admit=attempt, decision=b"why", ledger=(entry,), events=told)
 
 
@@ -130,7 +130,7 @@ async def running(store: Store, state: AttemptState = AttemptState.TRAINING, **c
     await submitted(store, **changes)
     job = await claimed_job(store)
     assert await store.apply([admission(job)]) == [True]
-    if state is not AttemptState.INTENDED:
+    if state is not AttemptState.PLANNED:
         (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="launch", lease_s=HOUR, limit=1)
         assert await store.apply([Change(attempt=(leased.attempt, in_state(leased.attempt, state)))]) == [True]
     (attempt,) = await store.attempts(job.id)

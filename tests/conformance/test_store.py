@@ -246,7 +246,7 @@ async def test_released_row_is_due_later_and_only_its_holder_releases_it(house: 
 @pytest.mark.parametrize(
     ("state", "lane", "lane_with_signal"),
     [
-        (AttemptState.INTENDED, Lane.LAUNCH, Lane.LAUNCH),
+        (AttemptState.PLANNED, Lane.LAUNCH, Lane.LAUNCH),
         (AttemptState.LAUNCHING, Lane.LAUNCH, Lane.LAUNCH),
         (AttemptState.BOOTING, Lane.LIVENESS, Lane.INTERRUPTION),
         (AttemptState.TRAINING, Lane.LIVENESS, Lane.INTERRUPTION),

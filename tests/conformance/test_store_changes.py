@@ -150,14 +150,14 @@ async def test_a_change_happens_whole_or_not_at_all(store: Store) -> None:
 
 async def test_row_that_breaks_a_rule_is_refused_and_the_others_are_written(store: Store) -> None:
     """A row that breaks a rule is refused aloud and the others are written."""
-    _, job = await running(store, AttemptState.INTENDED)
+    _, job = await running(store, AttemptState.PLANNED)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
     await submitted(store)
     held = await claimed_job(store)
     broken = Change(attempt=(leased.attempt, replace(leased.attempt, state=AttemptState.LAUNCHING)))
     with pytest.raises(StoreError, match="attempts_create_sent"):
         await store.apply([broken, admission(held)])
-    assert (await store.attempts(job.id))[0].state is AttemptState.INTENDED
+    assert (await store.attempts(job.id))[0].state is AttemptState.PLANNED
     assert len(await store.attempts(held.id)) == 1
 
 

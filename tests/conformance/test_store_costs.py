@@ -27,7 +27,7 @@ async def test_a_charge_records_the_price_and_keeps_traffic_apart(store: Store) 
     attempt, job = await running(store)
     later = START + timedelta(minutes=1)
     rise, fall = (PriceChange(since=at, usd_per_hour=Decimal(p)) for at, p in ((later, "0.9"), (START, "0.123456")))
-    rise = replace(rise, surplus=2)
+    rise = replace(rise, extra_machines=2)
     first = Charge(
         attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), traffic_usd=Decimal("0.25"),
         prices=(rise,),

@@ -41,7 +41,7 @@ async def test_an_approval_frees_the_job_and_is_remembered(store: Store) -> None
     assert await store.apply([admission(again)]) == [True]
     (entry,) = await store.audit(AuditFilter(action="job.approve"))
     assert (entry.actor, entry.target, entry.usd) == ("ann", job.id, 10)
-    assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.approved", "attempt.intended"]
+    assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.approved", "attempt.planned"]
 
 
 async def test_an_approval_is_never_lowered_and_of_no_use_to_what_is_over(store: Store) -> None:

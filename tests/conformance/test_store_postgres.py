@@ -78,7 +78,7 @@ async def test_the_schema_refuses_what_breaks_a_rule(
 async def test_the_schema_holds_one_live_attempt_a_job(
     store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
-    _, job = await running(store, AttemptState.INTENDED)
+    _, job = await running(store, AttemptState.PLANNED)
     names = "name, line, created_at, reserved_usd, resume_from, state, detail, launched_by, handles, destroy_failures, "
     names += "charged_usd, stop_requested, due_at"
     with pytest.raises(asyncpg.UniqueViolationError, match="one_live"):

@@ -24,7 +24,7 @@ EMPTY = (
     "SET session_replication_role = replica; TRUNCATE jobs, attempts, price_changes, ledger, events, streams, "
     "deliveries, audit, policies, policy_versions, policy_told, usage, observations, decisions"
 )
-ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.INTENDED]
+ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.PLANNED]
 JOB_STATES = [JobState.QUEUED, JobState.RECOVERING, JobState.CAPPED, JobState.FAILED]
 
 LIMITS: list[dict[str, Any]] = [

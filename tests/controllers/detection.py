@@ -1,4 +1,4 @@
-"""How long a death without notice takes to be known, and the next attempt to be intended: in virtual time.
+"""How long a death without notice takes to be known, and the next attempt to be planned: in virtual time.
 
 python -m tests.controllers.detection        # the table of docs/guide/spot-and-deadlines.md
 """
@@ -29,7 +29,7 @@ class Delays:
     """Seconds from each death."""
 
     terminating: Sequence[float]
-    intended: Sequence[float]
+    planned: Sequence[float]
 
     @staticmethod
     def share(of: Sequence[float], percent: int) -> float:
@@ -67,7 +67,7 @@ def measure(shown: Shown, lag_s: float, *, jobs: int, seed: int = 7) -> Delays:
                 assert first.terminating_since is not None
                 told_at.append(_since_start(house, first.terminating_since) - died)
                 next_at.append(_since_start(house, second.created_at) - died)
-            found["delays"] = Delays(terminating=told_at, intended=next_at)
+            found["delays"] = Delays(terminating=told_at, planned=next_at)
         shutil.rmtree(house.state, ignore_errors=True)
 
     told(story())
@@ -81,13 +81,13 @@ def _since_start(house: Virtual, when: Any) -> float:
 
 def main() -> None:
     began = SystemClock().monotonic()
-    print("| cloud | shows it as | list lag | terminating p50, p95, max | next intended p50, p95, max |")
+    print("| cloud | shows it as | list lag | terminating p50, p95, max | next planned p50, p95, max |")
     print("|---|---|---|---|---|")
     for cloud, (shown, lag_s) in CLOUDS.items():
         delays = measure(shown, lag_s, jobs=100)
         cells = [
             ", ".join(f"{Delays.share(of, percent):.1f}" for percent in (50, 95, 100))
-            for of in (delays.terminating, delays.intended)
+            for of in (delays.terminating, delays.planned)
         ]
         print(f"| {cloud} | {shown} | {lag_s:g} s | {cells[0]} s | {cells[1]} s |")
     print(f"100 deaths each, beats every {BEAT_S:g} s; {SystemClock().monotonic() - began:.0f} s of this machine")

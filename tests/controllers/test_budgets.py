@@ -175,7 +175,7 @@ async def test_what_held_a_job_is_not_shown_once_it_is_let_through(house: Build,
     active = await here.state_of(job, JobState.ACTIVE)
     again = (await here.attempts(job))[-1]
     assert (active.reason, active.attempts, again.state, again.reason, again.signal) == (
-        "", 2, AttemptState.INTENDED, None, None,
+        "", 2, AttemptState.PLANNED, None, None,
     )  # fmt: skip
 
 

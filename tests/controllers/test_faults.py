@@ -262,8 +262,8 @@ async def test_a_full_house_of_slow_creates_can_still_be_stopped(house: Build, m
     monkeypatch.setattr(broker.provider, "create", hangs)
     async with broker.running():
         job, waiting = await broker.submit(), await broker.submit()
-        await broker.eventually(lambda: _is(broker, job, AttemptState.LAUNCHING, AttemptState.INTENDED))
-        await broker.eventually(lambda: _is(broker, waiting, AttemptState.LAUNCHING, AttemptState.INTENDED))
+        await broker.eventually(lambda: _is(broker, job, AttemptState.LAUNCHING, AttemptState.PLANNED))
+        await broker.eventually(lambda: _is(broker, waiting, AttemptState.LAUNCHING, AttemptState.PLANNED))
         for one in (job, waiting):
             await _stop(broker, one)
         await broker.eventually(lambda: _is(broker, job, AttemptState.TERMINATING, AttemptState.ENDED))

@@ -107,7 +107,7 @@ def test_a_death_without_notice_is_known_in_time(shown: Shown, lag_s: float, wit
     delays = measure(shown, lag_s, jobs=12)
     assert min(delays.terminating) >= 0
     assert Delays.share(delays.terminating, 95) <= within_s
-    assert Delays.share(delays.intended, 95) <= within_s + lag_s + 10
+    assert Delays.share(delays.planned, 95) <= within_s + lag_s + 10
 
 
 def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:

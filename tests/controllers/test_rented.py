@@ -150,7 +150,7 @@ async def test_machine_of_a_failed_job_is_kept_for_its_owner(house: Build) -> No
     async with broker.running():
         job = await _failed_job(broker, keep_on_failure=3600)
         await broker.eventually(lambda: _terminating(broker, job))
-        told = [e for e in await broker.events(job) if e.kind == "attempt.kept"]
+        told = [e for e in await broker.events(job) if e.kind == "attempt.machine_kept"]
         assert f"gpubroker ssh {job}" in told[0].message
         await _looked_at_again(broker, job)
         assert ("destroy", name_of(job)) not in cloud.called

@@ -60,13 +60,13 @@ def build(tmp_path: Path) -> Build:
 @pytest.mark.parametrize("later_s", [0.0, 310.0], ids=["at once", "when its quote is old"])
 def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: Build, later_s: float) -> None:
     async def story() -> None:
-        house, store, created = build(AttemptState.INTENDED)
+        house, store, created = build(AttemptState.PLANNED)
         async with house.running():
             job = await house.submit(**WORTH)
             (attempt,) = await house.train([job])
         await house.clock.sleep(later_s)
         begin_again(house, store)
-        assert [one.state for one in await house.attempts(job)] == [AttemptState.INTENDED]
+        assert [one.state for one in await house.attempts(job)] == [AttemptState.PLANNED]
         async with house.running():
             await house.eventually(lambda: trains(house, job, 1))
             assert await house.machines() == [attempt.name]
@@ -77,7 +77,7 @@ def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: Build, later_
     told(story())
 
 
-@pytest.mark.parametrize("at", [AttemptState.INTENDED, AttemptState.LAUNCHING])
+@pytest.mark.parametrize("at", [AttemptState.PLANNED, AttemptState.LAUNCHING])
 def test_old_row_deadline_does_not_end_a_machine_missing_once(build: Build, at: AttemptState) -> None:
     """A machine that the first listing leaves out is not ended by the deadline of an old row."""
 
@@ -97,7 +97,7 @@ def test_old_row_deadline_does_not_end_a_machine_missing_once(build: Build, at: 
     told(story())
 
 
-@pytest.mark.parametrize("at", [AttemptState.INTENDED, AttemptState.LAUNCHING])
+@pytest.mark.parametrize("at", [AttemptState.PLANNED, AttemptState.LAUNCHING])
 def test_what_has_finished_since_is_not_bought_again(build: Build, at: AttemptState) -> None:
     async def story() -> None:
         house, store, created = build(at)
@@ -144,7 +144,7 @@ def test_unsent_intent_followed_by_another_is_not_sent(build: Build, monkeypatch
     """An intent that was never sent and that another has followed is not sent."""
 
     async def story() -> None:
-        house, store, created = build(AttemptState.INTENDED)
+        house, store, created = build(AttemptState.PLANNED)
         with monkeypatch.context() as sold_out:
             answers = iter(["it has been sold out since"])
             sold_out.setattr("broker.controllers.provisioning.intents.outdated", lambda *_: next(answers, None))

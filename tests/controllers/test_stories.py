@@ -47,7 +47,7 @@ async def test_a_job_succeeds_and_everything_is_settled(house: Build) -> None:
         assert len(considered) > 1
         kinds = [e.kind for e in await broker.events(job)]
         assert kinds == [
-            "attempt.intended", "attempt.booting", "attempt.training", "attempt.completed", "attempt.ended",
+            "attempt.planned", "attempt.booting", "attempt.training", "attempt.completed", "attempt.ended",
             "job.succeeded",
         ]  # fmt: skip
 

@@ -114,7 +114,7 @@ def test_silent_machine_of_a_silent_cloud_is_reported_once(tmp_path: Path) -> No
             await house.clock.sleep(HOUR / 2)
             (attempt,) = await house.attempts(job)
             assert attempt.state is AttemptState.TRAINING, "unknown is not dead"
-            (said,) = [one.message for one in await house.events(job) if one.kind == "attempt.unheard"]
+            (said,) = [one.message for one in await house.events(job) if one.kind == "attempt.silent"]
             assert "simulated cannot be listed: the key may not list (403)" in said
             assert attempt.detail in said
             cloud.unlisted = False

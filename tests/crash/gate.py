@@ -1,6 +1,6 @@
 """The gate that every effect of a daemon passes on its way out, and what may be decided there.
 
-A passage is named for what the outside world sees of it (`commit:apply(intended)`, `cloud:create`, `blob:put
+A passage is named for what the outside world sees of it (`commit:apply(planned)`, `cloud:create`, `blob:put
 spec.json`) and numbered by how often its name has come by since the daemon was first started: `cloud:create#1`.
 In a life that has a part of its own, what passes in it is named and numbered by it: `preempted/cloud:create#1`.
 """

@@ -20,7 +20,7 @@ from tests.crash.waits import Within
 
 RESTING = {"succeeded", "failed", "capped", "cancelled"}
 FROM = re.compile(r"^from (\d+)$", re.MULTILINE)
-LIVE = {"intended", "launching", "booting", "training", "draining", "terminating"}
+LIVE = {"planned", "launching", "booting", "training", "draining", "terminating"}
 
 
 @pytest.fixture

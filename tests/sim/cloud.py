@@ -32,7 +32,7 @@ FOREIGN = ("gb-other-aaaaaaaaaaaaa", "gb-test-aaaa", "gb-test-aaaaaaaaaaaaa-2", 
 """Somebody else's machines, whose names look like ours."""
 AGENT_START_S = 40.0
 """In every second house launchers start the agents, as SkyPilot does by SSH. By then one has beaten, or never will."""
-EARLY = (AttemptState.INTENDED, AttemptState.LAUNCHING)
+EARLY = (AttemptState.PLANNED, AttemptState.LAUNCHING)
 SWEEPS: ContextVar[bool] = ContextVar("sweeps", default=False)
 """Set in the sweep's own task, and so in each destroy that it begins."""
 

@@ -248,7 +248,7 @@ class Watch:
 
     def _admitted(self, process: Process, new: Attempt) -> None:
         self._entered[new.id] = self._world.loop.time()
-        self._world.note(process.id, f"attempt {new.id} intended, number {new.number}, {new.line.offer.id}")
+        self._world.note(process.id, f"attempt {new.id} planned, number {new.number}, {new.line.offer.id}")
         if self._world.backups.issues_again(new):
             self._fail("issued_once", f"{new.id} is number {new.number} a second time")
         if not all(self.keeping.may_start_from(new.job_id, key) for key in new.resume_from):
@@ -356,7 +356,7 @@ class Watch:
         lag_s = world.cloud.caps.list_lag_s
         standing = world.cloud.standing()
         limits = {
-            AttemptState.INTENDED: 90.0, AttemptState.LAUNCHING: 400.0, AttemptState.BOOTING: 400.0,
+            AttemptState.PLANNED: 90.0, AttemptState.LAUNCHING: 400.0, AttemptState.BOOTING: 400.0,
             AttemptState.DRAINING: world.limits.drain_s + 90, AttemptState.TERMINATING: 3 * lag_s + 200,
         }  # fmt: skip
         heard = {one.id: self._told_since.setdefault(one.id, now) for one in world.live() if self._is_told(one)}

@@ -119,7 +119,7 @@ def test_any_job_is_shown_and_says_nothing_to_slack(snapshot: JobSnapshot) -> No
 
 
 @settings(max_examples=150, deadline=None)
-@given(snapshot=snapshots(), kind=st.one_of(NASTY, st.sampled_from(["attempt.intended", "attempt.training"])),
+@given(snapshot=snapshots(), kind=st.one_of(NASTY, st.sampled_from(["attempt.planned", "attempt.training"])),
        said=NASTY, folded=st.integers(0, 9), offer=NASTY)  # fmt: skip
 def test_any_event_is_told(snapshot: JobSnapshot, kind: str, said: str, folded: int, offer: str) -> None:
     of = snapshot.attempts[-1].id if snapshot.attempts else None
@@ -235,8 +235,8 @@ def test_the_end_tells_the_whole_story() -> None:
 
 
 def test_every_kind_of_event_has_its_words() -> None:
-    rooms = [Path(broker.__file__).parent / room for room in ("controllers", "api")]
-    sources = "".join(file.read_text() for room in rooms for file in room.rglob("*.py"))
+    packages = [Path(broker.__file__).parent / package for package in ("controllers", "quote", "api")]
+    sources = "".join(file.read_text() for package in packages for file in package.rglob("*.py"))
     written = set(re.findall(r'"((?:job|attempt)\.[a-z_]+)"', sources))
-    assert written > {"job.submitted", "attempt.intended"}
+    assert written > {"job.submitted", "attempt.planned"}
     assert written - set(TITLES) - SILENT - ENDS == set()

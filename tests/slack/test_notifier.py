@@ -31,7 +31,7 @@ def refresh(job: Job) -> Delivery:
 async def test_a_job_is_one_thread_whose_root_is_updated_in_place(desk: Desk) -> None:
     job = make_job()
     await desk.tell(desk.event(job, "job.submitted"), JobSnapshot(job=job))
-    await desk.tell(desk.event(job, "attempt.intended", "alpha l40s spot"), active(job))
+    await desk.tell(desk.event(job, "attempt.planned", "alpha l40s spot"), active(job))
     await desk.tell(desk.event(job, "attempt.training", "attempt 1 is up"), active(job))
     await desk.tell(desk.event(job, "attempt.preempted", "at step 17"), active(job, step=17))
     assert [text.split(".")[0] for text in desk.thread()] == ["tune: Bought", "tune: Running", "tune: Preempted"]
@@ -73,7 +73,7 @@ async def test_a_lost_answer_posts_nothing_twice(desk: Desk, method: str, kind: 
 
 async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None:
     job = make_job()
-    told = desk.event(job, "attempt.intended")
+    told = desk.event(job, "attempt.planned")
     await desk.deliver(told, active(job))
     desk.notifier = desk.another()
     await desk.tell(told, active(job))
@@ -87,7 +87,7 @@ async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None
 async def test_another_process_may_have_told_it_meanwhile(desk: Desk) -> None:
     """What this process is sure of wears off before anybody else's lease can end."""
     job = make_job()
-    await desk.tell(desk.event(job, "attempt.intended"), active(job))
+    await desk.tell(desk.event(job, "attempt.planned"), active(job))
     other, told = desk.another(), desk.event(job, "attempt.preempted")
     await other.deliver(desk.channel, told, active(job), desk.states[job.id])
     desk.clock.time += timedelta(seconds=60)

@@ -63,7 +63,7 @@ def attempt(state: AttemptState = AttemptState.TRAINING, **changes: Any) -> Atte
         "id": new, "job_id": JOB_ID, "number": 1, "name": instance_name(INSTALLATION, new), "line": line(),
         "created_at": T0, "reserved_usd": Decimal(1_000_000), "state": state,
     }  # fmt: skip
-    if state is not AttemptState.INTENDED:
+    if state is not AttemptState.PLANNED:
         values["create_sent_at"] = T0
     return Attempt(**(values | changes))
 

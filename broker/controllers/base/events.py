@@ -37,7 +37,7 @@ def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
         f"the machine of attempt {attempt.number} is kept, and bills, until {until:%Y-%m-%d %H:%M:%S} UTC: look at it "
         f"with `gpubroker ssh {job.id}`, end it with `gpubroker cancel {job.id}`"
     )
-    return (event(job, "attempt.kept", message, attempt=attempt, data={"until": until.isoformat()}),)
+    return (event(job, "attempt.machine_kept", message, attempt=attempt, data={"until": until.isoformat()}),)
 
 
 def moved(job: Job, attempt: Attempt) -> Event:

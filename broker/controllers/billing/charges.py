@@ -40,7 +40,7 @@ def surplus(context: ControllerContext, inventory: Inventory, attempt: Attempt) 
     covers no time: the next charge makes up for it.
     """
     prices = moved_prices(context, inventory, attempt)
-    more = max((price.surplus for price in prices), default=0) > latest_price(attempt).surplus
+    more = max((price.extra_machines for price in prices), default=0) > latest_price(attempt).extra_machines
     return priced(attempt, prices) if more else None
 
 

@@ -74,7 +74,7 @@ class LivenessController:
         if known:
             return attempt, ()
         said = f"{UNHEARD}: it does not beat, and {provider} cannot be listed: {self._looker.trouble(provider)}"
-        told = event(one.job, "attempt.unheard", f"attempt {attempt.number}: {said}; it is charged", attempt=attempt)
+        told = event(one.job, "attempt.silent", f"attempt {attempt.number}: {said}; it is charged", attempt=attempt)
         return replace(attempt, detail=said), (told,)
 
     def _move(

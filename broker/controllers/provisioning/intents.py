@@ -1,4 +1,4 @@
-"""Intended attempts, for which nothing was created yet: sent, or ended instead."""
+"""Planned attempts, for which nothing was created yet: sent, or ended instead."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ class Intents:
         return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S), not was_sent
 
     def never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
-        """Why an intended attempt is not created after all, also in words."""
+        """Why an planned attempt is not created after all, also in words."""
         now = self._context.clock.now()
         if (signal := signalled(one.attempt, one.job)) is not None:
             return signal, out_of_time_message(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value

@@ -1,4 +1,4 @@
-"""Intended attempts are created once, by name; what a lost reply left behind is looked up and adopted."""
+"""Planned attempts are created once, by name; what a lost reply left behind is looked up and adopted."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from broker.billing.accrual import no_machine_known
-from broker.billing.prices import MachineSpan, surplus_changes
+from broker.billing.prices import MachineSpan, extra_machine_changes
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
@@ -43,7 +43,7 @@ from trainer.contract.documents import Final
 
 
 class Launch:
-    """Claims attempts that are intended or launching."""
+    """Claims attempts that are planned or launching."""
 
     name = "launch"
 
@@ -85,11 +85,11 @@ class Launch:
 
     async def _go_on(self, leased: Sequence[Leased], *, full: bool) -> bool:
         context = self._context
-        intended = [one for one in leased if one.attempt.state is AttemptState.INTENDED]
-        later = [one for one in intended if full and self._intents.never_sent(one) is None]
+        planned = [one for one in leased if one.attempt.state is AttemptState.PLANNED]
+        later = [one for one in planned if full and self._intents.never_sent(one) is None]
         if later:
             await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
-        if sent := [one for one in intended if one not in later]:
+        if sent := [one for one in planned if one not in later]:
             await self._send(sent)
         launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
         store_ok = await self._read_beats(launching)
@@ -100,7 +100,7 @@ class Launch:
         with self._claims.writing():
             await self._look_at(one, store_ok)
 
-    # ------------------------------------------------------------------------------------------------------ intended
+    # ------------------------------------------------------------------------------------------------------ planned
 
     async def _send(self, leased: list[Leased]) -> None:
         """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
@@ -246,7 +246,7 @@ class Launch:
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
         stood = [MachineSpan(id=handle.id, since=None, shown=now, until=None) for handle in handles]
-        prices = surplus_changes(one.attempt, one.attempt.prices, stood)
+        prices = extra_machine_changes(one.attempt, one.attempt.prices, stood)
         charge = priced(one.attempt, prices) if prices else None
         return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))
 

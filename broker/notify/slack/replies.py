@@ -23,23 +23,23 @@ ROWS = 20
 MONEY_MAX = Decimal(10) ** 12
 
 TITLES: Mapping[str, tuple[str, str]] = {
-    "attempt.intended": ("🧾", "Bought"),
+    "attempt.planned": ("🧾", "Bought"),
     "attempt.refused": ("🚫", "Not bought"),
     "attempt.training": ("🚀", "Running"),
     "attempt.preempted": ("⚡", "Preempted"),
     "attempt.lost": ("⚡", "Lost"),
     "attempt.hung": ("🧊", "Hung"),
     "attempt.oom": ("💥", "Out of memory"),
-    "attempt.unheard": ("🔇", "Nothing is heard of a machine"),
+    "attempt.silent": ("🔇", "A machine sends no heartbeat"),
     "attempt.launcher_lost": ("🪦", "A launcher is lost"),
-    "attempt.kept": ("🔧", "Machine kept: it bills"),
+    "attempt.machine_kept": ("🔧", "Machine kept: it bills"),
     "attempt.destroy_failed": ("🚨", "A machine cannot be destroyed"),
     "attempt.grant_failing": ("🚨", "Credentials cannot be renewed"),
     "attempt.ended": ("⏏️", "Ended"),
     "job.budget_drain": ("🚧", "Stopped for a budget"),
     "job.data_deleted": ("🗑️", "Data deleted"),
     "job.idle": ("💤", "Idle"),
-    "job.restored": ("🗄️", "Goes on after a restored backup"),
+    "job.restored": ("🗄️", "Resumed after a restored backup"),
     "job.replanned": ("📐", "Memory ran out: another plan"),
     "job.late_forecast": ("📈", "It will be later than its deadline"),
     "job.out_of_time": ("⌛", "Out of time"),
@@ -100,7 +100,7 @@ def reply(event: Event, snapshot: JobSnapshot, folded: int) -> SlackMessage | No
 
 def _quoted(event: Event) -> list[str]:
     """The next best offers, for the record of why this one was chosen."""
-    offers = event.data.get("offers") if event.kind == "attempt.intended" else None
+    offers = event.data.get("offers") if event.kind == "attempt.planned" else None
     if not isinstance(offers, list):
         return []
     found = [o for o in offers if isinstance(o, dict)]

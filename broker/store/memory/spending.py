@@ -33,7 +33,7 @@ class MemorySpending(MemoryPart):
     def _attempt(self, own: AttemptId) -> PaidAttempt:
         attempt = self._state.attempts[own].value
         told = (e for e in self._state.events_of[attempt.job_id] if e.attempt_id == own)
-        dearest = next((e.data.get("dearest") for e in told if e.kind == "attempt.intended"), None)
+        dearest = next((e.data.get("dearest") for e in told if e.kind == "attempt.planned"), None)
         return PaidAttempt(
             attempt=attempt,
             compute_usd=sum((e.usd for e in self._state.ledger[attempt.job_id] if _compute(e, own)), ZERO),

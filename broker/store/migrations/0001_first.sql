@@ -84,15 +84,15 @@ CREATE TABLE attempts (
     lease_owner text,
     lane text GENERATED ALWAYS AS (
         CASE
-            WHEN state IN ('intended', 'launching') THEN 'launch'
+            WHEN state IN ('planned', 'launching') THEN 'launch'
             WHEN state IN ('booting', 'training') AND NOT (stop_requested OR cap_near) THEN 'liveness'
             WHEN state IN ('booting', 'training', 'draining') THEN 'interruption'
             WHEN state = 'terminating' THEN 'termination'
         END) STORED,
     CONSTRAINT attempts_number UNIQUE (job_id, number),
     CONSTRAINT attempts_state CHECK (state IN (
-        'intended', 'launching', 'booting', 'training', 'draining', 'terminating', 'ended')),
-    CONSTRAINT attempts_create_sent CHECK (state IN ('intended', 'ended') OR create_sent_at IS NOT NULL),
+        'planned', 'launching', 'booting', 'training', 'draining', 'terminating', 'ended')),
+    CONSTRAINT attempts_create_sent CHECK (state IN ('planned', 'ended') OR create_sent_at IS NOT NULL),
     CONSTRAINT attempts_ended CHECK ((state = 'ended') = (ended_at IS NOT NULL)),
     CONSTRAINT attempts_reason CHECK (state NOT IN ('draining', 'terminating', 'ended') OR reason IS NOT NULL),
     CONSTRAINT attempts_counts CHECK (number >= 1 AND destroy_failures >= 0),

@@ -45,7 +45,7 @@ ALTER TABLE attempts DROP COLUMN lane;
 ALTER TABLE attempts DROP COLUMN cap_near;
 ALTER TABLE attempts ADD COLUMN lane text GENERATED ALWAYS AS (
     CASE
-        WHEN state IN ('intended', 'launching') THEN 'launch'
+        WHEN state IN ('planned', 'launching') THEN 'launch'
         WHEN state IN ('booting', 'training') AND NOT stop_requested AND signal IS NULL THEN 'liveness'
         WHEN state IN ('booting', 'training', 'draining') THEN 'interruption'
         WHEN state = 'terminating' THEN 'termination'

@@ -211,7 +211,7 @@ class _Writes:
         self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
         self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
         self.ledger += map(rows.written_entry, fences.entries_of(charge))
-        self.prices += [(charge.attempt_id, one.since, one.usd_per_hour, one.surplus) for one in charge.prices]
+        self.prices += [(charge.attempt_id, one.since, one.usd_per_hour, one.extra_machines) for one in charge.prices]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Numbers them onward from the job's counter, whose row is locked."""

@@ -18,7 +18,7 @@ from broker.ports import Change, Charge, Lane, Token, Upload
 WAITING_JOB_STATES = frozenset({JobState.AWAITING_APPROVAL, JobState.QUEUED, JobState.RECOVERING})
 """Where a stop request alone makes a job claimable; elsewhere an attempt carries the stop, or there is none left."""
 
-_AFTER_CREATE = frozenset(AttemptState) - {AttemptState.INTENDED, AttemptState.ENDED}
+_AFTER_CREATE = frozenset(AttemptState) - {AttemptState.PLANNED, AttemptState.ENDED}
 _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED})
 
 
@@ -55,7 +55,7 @@ class AttemptNow(Protocol):
 
 def lane_of(state: AttemptState, signal: bool) -> Lane | None:
     """The lane of an attempt; `signal`: its own, or its job is asked to stop. None when it has ended."""
-    if state in (AttemptState.INTENDED, AttemptState.LAUNCHING):
+    if state in (AttemptState.PLANNED, AttemptState.LAUNCHING):
         return Lane.LAUNCH
     if state in (AttemptState.BOOTING, AttemptState.TRAINING):
         return Lane.INTERRUPTION if signal else Lane.LIVENESS

@@ -145,7 +145,7 @@ INSERT INTO ledger (job_id, attempt_id, kind, usd, note, category)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[], $6::text[]);
 
 -- name: write_prices
-INSERT INTO price_changes (attempt_id, since, usd_per_hour, surplus)
+INSERT INTO price_changes (attempt_id, since, usd_per_hour, extra_machines)
 SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::numeric[], $4::bigint[]);
 
 -- name: write_events

@@ -10,7 +10,7 @@ ORDER BY day, job_id, attempt_id, category;
 -- name: paid_attempts
 SELECT a.*, prices_of(a.id) AS prices, COALESCE(paid.usd, 0) AS compute_usd,
     (SELECT e.data #>> '{dearest,usd_p50}' FROM events e
-     WHERE e.job_id = a.job_id AND e.attempt_id = a.id AND e.kind = 'attempt.intended' LIMIT 1) AS dearest_usd
+     WHERE e.job_id = a.job_id AND e.attempt_id = a.id AND e.kind = 'attempt.planned' LIMIT 1) AS dearest_usd
 FROM attempts a
 LEFT JOIN LATERAL (
     SELECT sum(l.usd) AS usd FROM ledger l

@@ -35,7 +35,7 @@ def priced(price: Decimal | str, quantum: int = 1, **changes: object) -> Attempt
 
 
 def test_nothing_accrues_before_the_create_is_sent() -> None:
-    assert accrued(build.attempt(AttemptState.INTENDED), build.at(100)) == ZERO
+    assert accrued(build.attempt(AttemptState.PLANNED), build.at(100)) == ZERO
 
 
 def test_a_started_quantum_is_paid_whole() -> None:
@@ -80,7 +80,7 @@ def test_late_machine_is_charged_from_birth_or_from_the_last_charge() -> None:
 def test_of_machines_that_come_late_each_is_charged_that_stands() -> None:
     attempt = ended(100)
     assert uncharged_after_end_usd(attempt, LATE, build.at(160), build.at(170), standing=2) == Decimal("0.02")
-    before = PriceChange(since=build.at(50), usd_per_hour=attempt.line.offer.usd_per_hour, surplus=1)
+    before = PriceChange(since=build.at(50), usd_per_hour=attempt.line.offer.usd_per_hour, extra_machines=1)
     assert uncharged_after_end_usd(replace(attempt, prices=(before,)), LATE, build.at(160), build.at(170)) == Decimal(
         "0.01"
     )

@@ -42,8 +42,8 @@ def change(at: float, price: Decimal | str) -> PriceChange:
     return PriceChange(since=build.at(at), usd_per_hour=Decimal(price))
 
 
-def more(at: float, price: Decimal | str, surplus: int = 1) -> PriceChange:
-    return replace(change(at, price), surplus=surplus)
+def more(at: float, price: Decimal | str, extra_machines: int = 1) -> PriceChange:
+    return replace(change(at, price), extra_machines=extra_machines)
 
 
 def seen(price: str | None, *, moves: bool = True, number: int = 1) -> Observed:
@@ -305,7 +305,7 @@ def test_max_duration_counts_every_attempt() -> None:
     older = replace(job, machine_s=700.0)
     assert time_is_up(build.attempt(), older, CAPS, build.at(2900 - lead), tempo())
     assert not time_is_up(build.attempt(), older, CAPS, build.at(2899 - lead), tempo())
-    assert machine_s(build.attempt(AttemptState.INTENDED), build.at(9)) == 0
+    assert machine_s(build.attempt(AttemptState.PLANNED), build.at(9)) == 0
     assert machine_s(build.attempt(), build.at(-9)) == 0
 
 

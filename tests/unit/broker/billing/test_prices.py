@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.billing.accrual import accrued
-from broker.billing.prices import MachineSpan, price_changes, surplus_changes
+from broker.billing.prices import MachineSpan, price_changes, extra_machine_changes
 from broker.domain.instance import InstanceState
 from broker.domain.job import PriceChange
 from broker.domain.money import usd
@@ -117,7 +117,7 @@ def test_of_two_that_come_and_go_each_counts_for_its_own_time() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
     three = (stood(1), stood(2, 30, 90), stood(3, 50, 70))
     assert price_changes(attempt, TWO[:1], build.at(115), three) == (
-        more(30, "0.36"), more(50, "0.36", surplus=2), more(70, "0.36"), change(90, "0.36"),
+        more(30, "0.36"), more(50, "0.36", extra_machines=2), more(70, "0.36"), change(90, "0.36"),
     )  # fmt: skip
 
 
@@ -142,23 +142,23 @@ def test_extra_machine_outliving_the_bought_one_is_charged_in_addition() -> None
 def test_where_more_are_recorded_than_were_bought_each_beside_those_counts() -> None:
     attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
     found = price_changes(attempt, THREE, build.at(115), (stood(1), stood(2), stood(3, 90)))
-    assert found == (more(0, "0.36"), more(90, "0.36", surplus=2))
+    assert found == (more(0, "0.36"), more(90, "0.36", extra_machines=2))
 
 
 def test_youngest_unrecorded_machines_are_the_extra_ones() -> None:
     """Of several machines that are not recorded the youngest are too many."""
     attempt = priced("0.36", charged_to=build.at(100))
-    each = (more(30, "0.36"), more(70, "0.36", surplus=2))
+    each = (more(30, "0.36"), more(70, "0.36", extra_machines=2))
     assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 30), stood(3, 70))) == each
     assert price_changes(attempt, THREE[1:], build.at(115), (stood(2, 30), stood(3, 70))) == (more(70, "0.36"),)
-    unknown = (more(0, "0.36"), more(70, "0.36", surplus=2))
+    unknown = (more(0, "0.36"), more(70, "0.36", extra_machines=2))
     assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 70), stood(3))) == unknown
 
 
 def test_a_third_machine_counts_from_its_own_birth() -> None:
     attempt = priced("0.36", charged_to=build.at(7200), prices=(more(70, "0.36"),))
     born = (*BOTH, stood(3, 7190))
-    assert price_changes(attempt, THREE, build.at(7215), born) == (more(7190, "0.36", surplus=2),)
+    assert price_changes(attempt, THREE, build.at(7215), born) == (more(7190, "0.36", extra_machines=2),)
 
 
 def test_price_change_at_sighting_hides_no_time_of_an_extra_machine() -> None:
@@ -197,7 +197,7 @@ def test_a_price_that_moves_as_a_machine_too_many_is_seen_no_more() -> None:
 
 
 def test_of_two_machines_too_many_one_goes() -> None:
-    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36", surplus=2),))
+    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36", extra_machines=2),))
     found = price_changes(both, TWO, build.at(115), (*BOTH, stood(3, 70, 114)))
     assert found == (more(115, "0.36"),)
 
@@ -220,7 +220,7 @@ def test_broker_that_knows_less_of_a_birth_adds_nothing() -> None:
     assert not price_changes(attempt, TWO, build.at(36_065), young)
     assert not price_changes(attempt, TWO, build.at(36_065), (stood(1, 0), stood(2, 9, shown=36_060)))
     third = price_changes(attempt, THREE, build.at(36_075), (*young, stood(3, 36_065, shown=36_070)))
-    assert third == (more(36_065, "0.36", surplus=2),)
+    assert third == (more(36_065, "0.36", extra_machines=2),)
 
 
 def test_what_was_told_later_than_it_was_listed_says_nothing_of_its_birth() -> None:
@@ -278,13 +278,13 @@ def test_extra_machines_are_charged_once_whatever_was_known_before(
     until: float,
 ) -> None:
     """At each moment the greater of what is accrued already, and of what stood."""
-    attempt = priced(first, 1, prices=tuple(more(at, price, surplus=n) for at, n, price in known))
+    attempt = priced(first, 1, prices=tuple(more(at, price, extra_machines=n) for at, n, price in known))
     told = [stood(0), *(stood(n, born, gone, shown=born + late) for n, (born, gone) in enumerate(lives, 1))]
-    found = replace(attempt, prices=(*attempt.prices, *surplus_changes(attempt, attempt.prices, told)))
+    found = replace(attempt, prices=(*attempt.prices, *extra_machine_changes(attempt, attempt.prices, told)))
     assert accrued(found, build.at(until)) >= accrued(attempt, build.at(until))
-    assert not surplus_changes(found, found.prices, told)
-    most = tuple(replace(one, surplus=max(one.surplus, len(lives))) for one in attempt.prices)
-    everywhere = PriceChange(since=attempt.created_at, usd_per_hour=first, surplus=len(lives))
+    assert not extra_machine_changes(found, found.prices, told)
+    most = tuple(replace(one, extra_machines=max(one.extra_machines, len(lives))) for one in attempt.prices)
+    everywhere = PriceChange(since=attempt.created_at, usd_per_hour=first, extra_machines=len(lives))
     assert accrued(found, build.at(until)) <= accrued(replace(attempt, prices=(everywhere, *most)), build.at(until))
 
 
@@ -294,7 +294,7 @@ def test_each_machine_too_many_costs_its_own_time(
 ) -> None:
     attempt = priced(price, 1)
     told = [stood(0), *(stood(number, *life) for number, life in enumerate(lives, 1))]
-    found = replace(attempt, prices=surplus_changes(attempt, (), told))
+    found = replace(attempt, prices=extra_machine_changes(attempt, (), told))
     lasted = [max(0.0, min(until, until if gone is None else gone) - born) for born, gone in lives]
     least = price * Decimal(str(round(until + sum(lasted), 6))) / 3600
     paid = accrued(found, build.at(until))

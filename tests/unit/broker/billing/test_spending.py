@@ -72,7 +72,7 @@ def test_lost_work_is_what_no_checkpoint_kept(one: Attempt, share: str) -> None:
 def test_hours_are_those_that_were_billed() -> None:
     assert billed_hours(ended()) == 2
     assert billed_hours(attempt(AttemptState.TRAINING, charged_to=at(HOUR))) == 1
-    assert billed_hours(attempt(AttemptState.INTENDED)) == 0
+    assert billed_hours(attempt(AttemptState.PLANNED)) == 0
     from_running = line(billed_from="running")
     assert billed_hours(ended(line=from_running, running_at=at(HOUR))) == 1
     assert billed_hours(ended(line=from_running)) == 2

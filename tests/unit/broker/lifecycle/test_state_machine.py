@@ -42,7 +42,7 @@ def test_every_job_state_knows_every_event(state: JobState, event: JobEvent) -> 
 def test_attempt_ends_only_by_confirmed_absence_or_before_any_create() -> None:
     """An attempt ends only by confirmed absence or before anything was created."""
     ways = {key for key, rule in ATTEMPT_RULES.items() if rule.next is AttemptState.ENDED}
-    assert {(s, e) for s, e in ways if s is not AttemptState.INTENDED} == {
+    assert {(s, e) for s, e in ways if s is not AttemptState.PLANNED} == {
         (AttemptState.TERMINATING, AttemptEvent.ABSENT)
     }
 
@@ -75,14 +75,14 @@ def test_only_the_end_of_its_attempt_moves_an_active_job() -> None:
 
 
 def test_an_impossible_event_raises_and_a_late_one_changes_nothing() -> None:
-    intended = build.attempt(AttemptState.INTENDED)
-    with pytest.raises(ImpossibleEvent, match="intended"):
-        step(intended, AttemptEvent.FINAL, build.T0)
+    planned = build.attempt(AttemptState.PLANNED)
+    with pytest.raises(ImpossibleEvent, match="planned"):
+        step(planned, AttemptEvent.FINAL, build.T0)
     ended = build.attempt(AttemptState.ENDED, ended_at=build.T0)
     assert step(ended, AttemptEvent.FIRST_BEAT, build.at(9)).attempt is ended
     assert step(ended, AttemptEvent.FIRST_BEAT, build.at(9)).stale
     with pytest.raises(ImpossibleEvent, match="succeeded"):
-        next_job_state(JobState.SUCCEEDED, JobEvent.INTENDED)
+        next_job_state(JobState.SUCCEEDED, JobEvent.ATTEMPT_PLANNED)
     assert next_job_state(JobState.QUEUED, JobEvent.CAP_RAISED) is JobState.QUEUED
 
 
@@ -91,7 +91,7 @@ def test_no_path_leaves_a_live_attempt_behind_a_resting_job(
     events: list[AttemptEvent], stop: bool, reason: Reason
 ) -> None:
     """Random events through one attempt and its job, joined as the controllers join them."""
-    attempt = build.attempt(AttemptState.INTENDED)
+    attempt = build.attempt(AttemptState.PLANNED)
     job: Job = build.active_job(stop_requested=stop)
     for seconds, event in enumerate(events):
         try:
@@ -108,7 +108,7 @@ def test_no_path_leaves_a_live_attempt_behind_a_resting_job(
 @pytest.mark.parametrize(
     ("state", "event", "stamp"),
     [
-        (AttemptState.INTENDED, AttemptEvent.LEASE_TAKEN, "create_sent_at"),
+        (AttemptState.PLANNED, AttemptEvent.LEASE_TAKEN, "create_sent_at"),
         (AttemptState.LAUNCHING, AttemptEvent.CREATED, "booted_at"),
         (AttemptState.BOOTING, AttemptEvent.FIRST_BEAT, "first_beat_at"),
         (AttemptState.TRAINING, AttemptEvent.STOP, "draining_since"),

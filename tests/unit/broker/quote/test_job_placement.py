@@ -154,7 +154,7 @@ def test_a_purchase_reserves_and_records_the_quote() -> None:
     assert [entry.usd for entry in decision.ledger] == [attempt.reserved_usd]
     assert decision.record
     event = only_event(decision)
-    assert (event.kind, event.attempt_id) == ("attempt.intended", attempt.id)
+    assert (event.kind, event.attempt_id) == ("attempt.planned", attempt.id)
     assert event.data["dearest"]["offer"] == "b"
     assert [line["offer"] for line in event.data["offers"]] == ["a", "b"]
 

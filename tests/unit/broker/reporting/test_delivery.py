@@ -46,9 +46,9 @@ def test_a_channel_wants_what_its_patterns_name(patterns: tuple[str, ...], kind:
 
 
 def test_only_the_latest_progress_is_told_in_its_own_place() -> None:
-    told = fold(deliveries(["job.waiting", "attempt.intended", "job.waiting", "attempt.ended"]))
+    told = fold(deliveries(["job.waiting", "attempt.planned", "job.waiting", "attempt.ended"]))
     assert [(one.kind, one.folded, rows) for one, rows in told] == [
-        ("attempt.intended", 0, (1,)),
+        ("attempt.planned", 0, (1,)),
         ("job.waiting", 1, (0, 2)),
         ("attempt.ended", 0, (3,)),
     ]

@@ -43,7 +43,7 @@ class IdleKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
-    ATTEMPT_STATE_INTENDED: _ClassVar[AttemptState]
+    ATTEMPT_STATE_PLANNED: _ClassVar[AttemptState]
     ATTEMPT_STATE_LAUNCHING: _ClassVar[AttemptState]
     ATTEMPT_STATE_BOOTING: _ClassVar[AttemptState]
     ATTEMPT_STATE_TRAINING: _ClassVar[AttemptState]
@@ -136,7 +136,7 @@ IDLE_KIND_GPU: IdleKind
 IDLE_KIND_NO_PROGRESS: IdleKind
 IDLE_KIND_DOWNLOAD: IdleKind
 ATTEMPT_STATE_UNSPECIFIED: AttemptState
-ATTEMPT_STATE_INTENDED: AttemptState
+ATTEMPT_STATE_PLANNED: AttemptState
 ATTEMPT_STATE_LAUNCHING: AttemptState
 ATTEMPT_STATE_BOOTING: AttemptState
 ATTEMPT_STATE_TRAINING: AttemptState

@@ -206,7 +206,7 @@ async def test_an_attempt_without_a_grant_is_asked_for_until_it_is_launched() ->
     assert house.blobs.number == 2
 
 
-@pytest.mark.parametrize("state", [AttemptState.INTENDED, AttemptState.TERMINATING, AttemptState.ENDED])
+@pytest.mark.parametrize("state", [AttemptState.PLANNED, AttemptState.TERMINATING, AttemptState.ENDED])
 async def test_a_machine_that_is_not_there_or_is_being_destroyed_gets_nothing(state: AttemptState) -> None:
     house = House(Leased(attempt=replace(ATTEMPT, state=state), job=build.active_job()))
     await house.launch()
