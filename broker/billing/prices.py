@@ -152,7 +152,11 @@ def _told_of(
     attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan], one: MachineSpan
 ) -> MachineSpan:
     known = latest_price(replace(attempt, prices=tuple(price for price in prices if price.since <= one.shown)))
-    return replace(one, since=one.shown) if 0 < _extra_machines_at(attempt, stood, one.shown) <= known.extra_machines else one
+    return (
+        replace(one, since=one.shown)
+        if 0 < _extra_machines_at(attempt, stood, one.shown) <= known.extra_machines
+        else one
+    )
 
 
 def _extra_machines_at(attempt: Attempt, stood: Sequence[MachineSpan], moment: datetime) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.billing.accrual import accrued
-from broker.billing.prices import MachineSpan, price_changes, extra_machine_changes
+from broker.billing.prices import MachineSpan, extra_machine_changes, price_changes
 from broker.domain.instance import InstanceState
 from broker.domain.job import PriceChange
 from broker.domain.money import usd
