@@ -1,1 +1,1 @@
-"""State machine, liveness, recovery and retention of attempts. Pure."""
+"""Pure rules of the life of jobs, attempts, machines and stored data."""

@@ -1,7 +1,7 @@
-"""What a cloud's refusal of a create is about: this offer, or the account, of which every offer of that cloud depends.
+"""Classifies a cloud's refusal of a create: it concerns one offer, or the account behind all offers of the cloud.
 
-The words are those of clouds, SkyPilot and our own providers. What is not recognised is of the offer alone. Nothing of
-the message itself is shown to others: it is about the launch of some team.
+The patterns match messages of clouds, SkyPilot and our providers. An unrecognised message concerns the offer only. The
+message itself is not shown to other teams, because it is about one team's launch.
 """
 
 import re
@@ -13,9 +13,9 @@ from broker.domain.job import Attempt, Reason
 from broker.domain.offer import ACCOUNT, Offer
 
 BLOCK_S = 600.0
-"""How long an account is left alone after its first refusal; twice as long after each that follows."""
+"""Seconds for which an account is not used after its first refusal; doubled after each further one."""
 MOST_S = 3600.0
-"""People mend an account and wait for no longer than this."""
+"""Longest block: a user who has repaired an account waits no longer than this."""
 
 _QUOTA = re.compile(r"\bquotas?\b|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded", re.I)
 _CREDIT = re.compile(
@@ -36,16 +36,19 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class AccountRefusal:
-    """`key`: what is not to be bought for a while, as `Store.block_offer` takes it. `words`: why, and the fix."""
+    """A refusal that concerns an account.
+
+    `key`: the key that is blocked, for `Store.block_offer`. `words`: the reason and the fix.
+    """
 
     key: str
     words: str
 
 
 def account_keys(offer: Offer) -> tuple[str, str, str]:
-    """Of blocks that cover an offer: of all its provider sells, of its cloud, of machines like it in its region.
+    """Return the block keys that cover an offer: its provider, its cloud, and similar machines in its region.
 
-    Quotas are for a kind of machine and a region: another kind may still be had there.
+    Quotas apply to one kind of machine in one region; another kind may still be available there.
     """
     provider = provider_key(offer.provider)
     cloud = f"{provider}{offer.cloud}/"
@@ -57,7 +60,7 @@ def provider_key(name: str) -> str:
 
 
 def of_account(offer: Offer, message: str) -> AccountRefusal | None:
-    """What a refusal says of the account; None: it is about this offer or request alone."""
+    """Return the account refusal that a message describes; None: it concerns this offer or request only."""
     _, cloud, kind = account_keys(offer)
     if _CREDIT.search(message):
         return AccountRefusal(key=cloud, words=f"{offer.cloud} refuses: insufficient balance; add credit at the cloud")
@@ -72,8 +75,9 @@ def of_account(offer: Offer, message: str) -> AccountRefusal | None:
 
 
 def account_refused(attempt: Attempt) -> bool:
-    """Its create was refused by its account, and nothing stands: it costs neither money nor a retry. Its detail then
-    begins with the words for that; what was refused before any cloud was asked never does.
+    """Return True if the account refused the create and no machine exists: it costs neither money nor a retry.
+
+    Its detail then begins with the words of the refusal. A refusal before any cloud was asked has other words.
     """
     if attempt.reason is not Reason.REJECTED or not refused(attempt):
         return False
@@ -82,15 +86,16 @@ def account_refused(attempt: Attempt) -> bool:
 
 
 def refused_in_a_row(earlier: Sequence[Attempt]) -> Sequence[Attempt]:
-    """Refused attempts of a job, oldest first, after the last one that came up: what that pulled and bought is proof
-    that what was refused before it had passed. `earlier`: in order.
+    """Return the refused attempts of a job since its latest attempt that booted, oldest first.
+
+    A boot proves that earlier refusals no longer apply. `earlier`: in the order of their numbers.
     """
     up = max((place for place, one in enumerate(earlier, 1) if one.first_beat_at is not None), default=0)
     return [one for one in earlier[up:] if refused(one) or one.reason is Reason.IMAGE]
 
 
 def block_s(refusal: AccountRefusal, earlier: Sequence[Attempt]) -> float:
-    """Twice as long each time that the same was refused to this job: nobody has mended it yet."""
+    """Return the block time in seconds, doubled for each repetition of the same refusal to this job."""
     same = sum(_key(one) == refusal.key for one in refused_in_a_row(earlier) if account_refused(one))
     return float(min(MOST_S, BLOCK_S * 2 ** min(same, 16)))
 
@@ -101,7 +106,7 @@ def _key(attempt: Attempt) -> str | None:
 
 
 def told_refusals(blocks: Mapping[str, str], asked: Sequence[str]) -> Iterator[str]:
-    """The accounts that refuse, of the providers that a job may use (`asked`; empty: of all), each once."""
+    """Return the reasons of refusing accounts of the providers that a job may use (`asked`; empty: all), each once."""
     said = {why for key, why in blocks.items() if key.startswith(ACCOUNT) and _may_use(key, asked)}
     return iter(sorted(said))
 

@@ -1,7 +1,7 @@
-"""Attempts that were made and have no row: the database is older than the world, since a backup was restored.
+"""Attempts without a row: they were bought after the backup from which this database was restored.
 
-An attempt's id follows from its job and its number, so a number must never be issued again: its machine, its spec and
-its last word are there already. Once a job's count has gone past such numbers, they are accounted for.
+An attempt's id follows from its job and its number. A number must not be issued twice, because its machine, spec and
+final report may exist. The job's attempt count therefore skips such numbers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,31 +11,29 @@ from broker.domain.job import Job, Reason
 from trainer.contract.documents import Desired, Final
 
 AHEAD = 16
-"""Numbers after a job's last that are looked at: one that was never sent leaves no trace, and those after it may."""
+"""Attempt numbers after a job's latest to check: an unsent attempt leaves no trace, but later ones may."""
 _BY_BROKER = frozenset({Reason.STOPPED, Reason.CAPPED})
-"""What a drain can have been for that ends its job."""
+"""Drain reasons that end the job."""
 
 
 def possible_attempts(job: Job) -> Mapping[AttemptId, int]:
-    """The next attempts of a job, with their numbers in order."""
+    """Return the ids of the next attempts of a job, with their numbers in order."""
     return {attempt_id(job.id, number): number for number in range(job.attempts + 1, job.attempts + 1 + AHEAD)}
 
 
 def unknown(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...]:
-    """Attempts that have keys below the job's checkpoints, and whose numbers were never issued as far as it knows."""
+    """Return attempts that have keys below the job's checkpoints but no number issued by this database."""
     issued = {attempt_id(job.id, number) for number in range(1, job.attempts + 1)}
     return tuple(sorted({key.split("/")[2] for key in checkpoints} - issued))
 
 
 def drained_for(desired: Desired) -> Reason | None:
-    """What a drain was for that the database does not know of, as the broker told the machine; None: it does not end
-    the job.
-    """
+    """Return the reason of a drain that only the broker's order records; None: it does not end the job."""
     return next((reason for reason in _BY_BROKER if reason.value == desired.reason), None)
 
 
 def still_running_message(number: int, machine: str, final: Final | None) -> str:
-    """Why a job waits for the machine of such an attempt, and what a person can do, in one line."""
+    """Return why a job waits for the machine of such an attempt, and what a user can do, in one line."""
     now = "may train on" if final is None else f"has ended ({final.outcome.value})"
     wait = "wait until it is gone, or end it" if final is None else "end it"
     return (
@@ -45,7 +43,7 @@ def still_running_message(number: int, machine: str, final: Final | None) -> str
 
 
 def not_proven(number: int, silent: Iterable[str]) -> str:
-    """Why a job waits while nobody can tell whether such an attempt has machines."""
+    """Return why a job waits until the clouds answer whether such an attempt has machines."""
     clouds = ", ".join(sorted(silent))
     told = f"{clouds} did not answer; see gpubroker doctor" if clouds else "the clouds are asked"
     return f"attempt {number} was bought after the backup that this database comes from; does its machine stand? {told}"

@@ -1,4 +1,4 @@
-"""Whether a job can go on from another one's checkpoint: its weights and optimizer states must have a place in it."""
+"""Checks whether a job can resume from another job's checkpoint: weights and optimizer states must fit its model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from broker.domain.spec import JobSpec
 
 FREE = frozenset({"alpha", "dropout", "rslora"})
-"""Of a method: they shape no tensor."""
+"""Method settings that shape no tensor."""
 
 
 def incompatibility(was: JobSpec, now: JobSpec) -> tuple[str, str] | None:
-    """(field, what is wrong with it) of a job that is to start from a checkpoint of `was`; None: it fits."""
+    """Return (field, fault) of a job that is to start from a checkpoint of `was`; None: it fits."""
     if (was.train is None) != (now.train is None):
         kinds = ("script", "train") if was.train is None else ("train", "script")
         return "init_from", f"that job is a {kinds[0]} and this one is a {kinds[1]}; leave it out"
@@ -25,13 +25,13 @@ def incompatibility(was: JobSpec, now: JobSpec) -> tuple[str, str] | None:
 
 
 def _shaping(spec: JobSpec) -> Mapping[str, Any]:
-    """The settings that weights and states follow from, those that tell most first."""
+    """Return the settings that determine weights and states, the most informative first."""
     assert spec.train is not None
     train = spec.train
     method = train.method.model_dump(mode="json")
     method = {"kind": method["kind"], **method}
     named: dict[str, Any] = {"task": train.task, "method": method, "optim": {"name": train.optim.name}}
-    if method["kind"] != "full":  # else all weights are in the checkpoint, whatever its base was called
+    if method["kind"] != "full":  # a full checkpoint holds all weights, so the name of its base does not matter
         named = {"model": train.model, "revision": train.revision or "main", **named}
     return dict(_fields(named, "train"))
 

@@ -1,12 +1,12 @@
-"""What a host has done to us, and for how long it is left alone.
+"""Scores hosts by the attempts that failed on them, and decides how long a host is avoided.
 
-Every bad end of an attempt counts by its kind, and half as much after each half-life:
+Each bad end of an attempt counts by its kind, and half as much after each half-life:
 
-    score = Σ weight × 2^(-age / half-life)
+score = Σ weight × 2^(-age / half-life)
 
-A host that reaches 0.9 is left alone until the score has fallen to 0.25, a week at most. The physical host is judged
-where its cloud names it. Elsewhere it is the offer, whose machines change with the market: its half-life is short, and
-a preemption speaks against nobody.
+A host that reaches 0.9 is avoided until the score has fallen to 0.25, a week at most. The physical host is scored
+where its cloud names it. Otherwise the offer is scored: its machines change with the market, so its half-life is
+short and preemptions do not count.
 """
 
 from collections.abc import Sequence
@@ -17,36 +17,36 @@ from math import exp2, log2
 from broker.domain.job import Attempt, Reason
 
 WEIGHTS = {
-    # It was sold as something else: once is enough.
+    # The machine was not as sold: one case suffices.
     Reason.MISMATCH: 1.0,
-    # Set-up failed, never beat, or silent: it may have been our network or image, so once is not enough.
+    # Set-up failed, no heartbeat, or silence: our network or image may be at fault, so one case does not suffice.
     Reason.INFRASTRUCTURE: 0.5,
     Reason.HUNG: 0.5,
-    # Soon after it was bought; later ones are the price of spot.
+    # Preempted soon after the purchase; later preemptions are normal for spot.
     Reason.PREEMPTED: 0.4,
 }
 UNFIT = 1.0
-"""The trainer looked at the machine and found it unfit."""
+"""Weight of a machine that the trainer has checked and found unusable."""
 EARLY_S = 900.0
 HALF_LIFE_S, OFFER_HALF_LIFE_S = 86_400.0, 3600.0
 LIMIT, FORGIVEN = 0.9, 0.25
 MAX_BLOCK_S = 7 * 86_400.0
 MEMORY_S = 7 * 86_400.0
-"""What lies further back has decayed to less than a hundredth."""
+"""An end before this has decayed to less than a hundredth."""
 MOST = 50
-"""Attempts of a host that are looked at."""
+"""Attempts of a host that are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A host that is left alone."""
+    """A host that is avoided for a while."""
 
     for_s: float
     reason: str
 
 
 def weight(attempt: Attempt) -> float:
-    """What an ended attempt says against its host, when it has just ended; 0: nothing."""
+    """Return the weight of an ended attempt against its host at the moment of its end; 0: none."""
     if attempt.reason is Reason.PREEMPTED:
         sent, ended = attempt.create_sent_at, attempt.terminating_since
         early = sent is not None and ended is not None and (ended - sent).total_seconds() < EARLY_S
@@ -58,12 +58,15 @@ def weight(attempt: Attempt) -> float:
 
 
 def score(history: Sequence[Attempt], now: datetime) -> float:
-    """Of the ended attempts of one host; an end in the future (another broker's clock) counts as now."""
+    """Return the score of a host from its ended attempts.
+
+    An end in the future (another broker's clock) counts as now.
+    """
     return sum(weight(one) * exp2(-_age_s(one, now) / _half_life_s(one)) for one in history)
 
 
 def judge_host(history: Sequence[Attempt], now: datetime) -> Block | None:
-    """Whether a host is to be left alone after the latest of `history`, which comes first; None: it is not."""
+    """Return the block after the latest attempt, which is the first of `history`; None: the host is not avoided."""
     if not history or not weight(history[0]):
         return None
     reached = score(history, now)

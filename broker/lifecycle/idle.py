@@ -1,4 +1,7 @@
-"""Does a machine that bills do anything? Folded beat by beat, so that a window of any length costs nothing to keep."""
+"""Detects idle machines.
+
+Heartbeats are folded one by one, so that a window of any length needs constant memory.
+"""
 
 from dataclasses import dataclass
 
@@ -7,40 +10,42 @@ from broker.domain.spec import IdleAction, IdleKind, IdlePolicy
 from trainer.contract.documents import Beat
 
 LEAST_SAMPLES = 5
-"""One look at a GPU between two kernels says nothing."""
+"""A few samples between two kernels prove nothing."""
 LEAST_BYTES = 10 << 20
-"""Less than this in the whole of `download_s` is what the agent's own looks at the store receive."""
+"""The agent's own polls of the store receive less than this within `download_s`."""
 SETUP = frozenset({"starting", "loading"})
 OVER = frozenset({"draining", "done"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What is remembered of one start of an agent; times are the watcher's own monotonic seconds."""
+    """State of one start of an agent, in the watcher's own monotonic seconds."""
 
     beat: Beat
-    """The latest."""
+    """The latest heartbeat."""
     at_s: float
     step_s: float
-    """When a step or a checkpoint was last seen to be finished."""
+    """Time at which a step or checkpoint was last observed to finish."""
     idle_since_s: float | None = None
-    """Every sample since then says that the GPUs do nothing; None: the last one does not."""
+    """Start of the samples that all show unused GPUs; None: the latest sample does not."""
     idle_samples: int = 0
     moved_s: float
-    """When set-up last said or received something."""
+    """Time at which set-up last reported or received something."""
     moved_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Idle:
+    """Kind of idleness, with the configured action."""
+
     kind: IdleKind
     action: IdleAction
     message: str
-    """One line for people."""
+    """One line for users."""
 
 
 def watch(known: Watched | None, beat: Beat, at_s: float, policy: IdlePolicy) -> Watched:
-    """`known` with another sample; the same beat again is none."""
+    """Return `known` updated by a heartbeat; a repeated heartbeat changes nothing."""
     if known is None or known.beat.boot != beat.boot:
         idle = _does_nothing(beat, policy)
         return Watched(
@@ -75,13 +80,16 @@ def _progress(beat: Beat) -> tuple[int, int]:
 
 
 def _moved(known: Watched, beat: Beat) -> bool:
-    """Where the system counts nothing, set-up is judged by what it says alone."""
+    """Return True if set-up reported progress or received data.
+
+    Where the system counts no bytes, only its reports count.
+    """
     said = (known.beat.phase, known.beat.message, known.beat.step) != (beat.phase, beat.message, beat.step)
     return said or (beat.network_bytes or 0) - known.moved_bytes >= LEAST_BYTES
 
 
 def judge_idle(watched: Watched, policy: IdlePolicy) -> Idle | None:
-    """What the samples so far amount to; None: it works, or may."""
+    """Return the idleness that the samples prove; None: the machine works, or may work."""
     beat, at_s = watched.beat, watched.at_s
     if beat.phase in OVER:
         return None
@@ -107,8 +115,9 @@ def judge_idle(watched: Watched, policy: IdlePolicy) -> Idle | None:
 
 
 def idle_signal(found: Idle) -> Signal | None:
-    """What is raised for it; None: people are told, and that is all. A set-up that stands still is the machine's fault
-    or its network's, so its job goes on elsewhere.
+    """Return the signal to raise; None: users are only notified.
+
+    Set-up without progress is a fault of the machine or its network, so its job continues elsewhere.
     """
     if found.action == "notify":
         return None

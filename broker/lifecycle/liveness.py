@@ -1,4 +1,4 @@
-"""Is it alive, dead, or unknown? Heartbeats, the cloud's inventory and notices, three-valued."""
+"""Decides whether an attempt is alive, dead or unknown, from heartbeats, the cloud's listings and notices."""
 
 import math
 from dataclasses import dataclass
@@ -14,52 +14,56 @@ from broker.lifecycle.state_machine import AttemptEvent
 from trainer.contract.documents import Beat, Final
 
 TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
-"""A machine that we did not stop and that has stopped was taken away; unlike a gone one it bills until destroyed."""
+"""States of a machine that was taken away: we did not stop it. A stopped one bills until it is destroyed."""
 MEMORY_SHARE = 0.9
-"""Of the offer's memory: a driver keeps some of it for itself."""
+"""Share of the offer's memory that a machine must show; the driver reserves the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LivenessTimeouts:
-    """Limits in seconds; `silence_s` counts only what this observer watched itself."""
+    """Limits in seconds; `silence_s` counts only time that this observer watched itself."""
 
     beat_s: float = 5.0
-    """Between two beats, as the agents are asked for."""
+    """Interval of heartbeats that the agents are asked for."""
     lost_s: float = 20.0
-    """Without a beat for so long, the word of the cloud that nothing is there is believed."""
+    """Heartbeat age after which a listing without the machine is believed."""
     stopped_s: float = 10.0
-    """The least of `still_s`."""
+    """Minimum of `stopped_after_s`."""
     silence_s: float = 300.0
     hang_s: float = 1800.0
-    """Without a new step, once training has begun."""
+    """Time without a new step, once training has begun."""
     stuck_s: float = 7200.0
-    """Without a word of progress before its first step, and while it evaluates, samples or saves, which the agent's
-    deliveries may take an hour of."""
+    """Time without reported progress before the first step, and in evaluation, sampling or saves. Deliveries of the
+    agent may take an hour.
+    """
     notice_s: float = 150.0
-    """A notice further away than this is not acted on yet."""
+    """A preemption notice is acted on when it is at most this far ahead."""
 
     @property
     def late_s(self) -> float:
-        """Without a beat for so long, one is missing: its cloud is looked at more often."""
+        """Heartbeat age after which one is missing: its cloud is polled more often."""
         return 1.5 * self.beat_s
 
     @property
     def stopped_after_s(self) -> float:
-        """Without a beat for so long, one has failed to come, and a machine that its cloud lists as stopped is; a
-        host's listing may blink.
+        """Heartbeat age after which a 'stopped' listing is believed.
+
+        Marketplace hosts briefly list running machines as stopped.
         """
         return max(self.stopped_s, 2 * self.beat_s)
 
     @property
     def three_beats_s(self) -> float:
-        """Without a beat for so long, three are, and a machine that listings leave out is believed to be gone."""
+        """Heartbeat age after which a machine that listings omit is believed to be gone."""
         return 3 * self.beat_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptObservation:
-    """All that one look showed. `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, but for those
-    in which it could see none; None: there is no beat. Of several machines both are the first one's.
+    """Facts that one poll gathered about an attempt.
+
+    `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, without the time in which it could see
+    none. None: there is no heartbeat. For several machines both are those of node 0.
     """
 
     beat: Beat | None = None
@@ -68,17 +72,18 @@ class AttemptObservation:
     final: Final | None = None
     seen: tuple[Observed, ...] = ()
     absent: bool = False
-    """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
+    """True when two listings at least `list_lag_s` apart show no machine. Both began long enough after the create."""
     missing_from_listings: bool = False
-    """Of machines that stood for longer than a listing lags, nothing is shown by several listings in a row."""
+    """True when several listings in a row omit machines that existed for longer than the listing lag."""
     lost: frozenset[str] = frozenset()
-    """Of several machines those of which it is confirmed likewise."""
+    """Machines, of several, whose absence is confirmed in the same way."""
     peers_silent_s: float | None = None
-    """Of the machine beside the first that is silent for longest, and is not finished; infinite: it never beat."""
+    """Longest heartbeat age of the unfinished machines other than node 0; infinite: one has sent none. None: no others.
+    """
     finished: int = 0
-    """How many beside the first have said their last word. Each may end itself while the first one delivers."""
+    """Number of other machines with a final report. Each may end itself while node 0 delivers."""
     store_ok_s: float | None = math.inf
-    """For how long our own probe of the blob store works; None: it does not, and silence means nothing."""
+    """Seconds for which our own probe of the blob store has succeeded; None: it fails, and silence proves nothing."""
 
     @property
     def store_ok(self) -> bool:
@@ -86,20 +91,21 @@ class AttemptObservation:
 
     @property
     def silent_s(self) -> float:
-        """Of all machines the one that has been silent for longest."""
+        """Longest heartbeat age of all machines."""
         return max(math.inf if self.beat_age_s is None else self.beat_age_s, self.peers_silent_s or 0.0)
 
 
 def recorded_machines(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
-    """Of what is shown under its name the recorded machines, once all are: one beside them, which is on its way out,
-    tells nothing of the attempt.
+    """Return the listed machines with recorded handles, once all nodes are recorded.
+
+    Extra machines are then ignored, because they are being destroyed and prove nothing about the attempt.
     """
     recorded = {handle.id for handle in attempt.handles}
     return tuple(o for o in seen if o.handle.id in recorded) if len(recorded) >= attempt.line.nodes else seen
 
 
 def liveness(expected_nodes: int, seen: AttemptObservation, patience: LivenessTimeouts) -> Liveness:
-    """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
+    """Return ALIVE by fresh heartbeats, DEAD only by the cloud's listings, otherwise UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]
     age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
     if not (len(_taken(seen)) <= seen.finished and age_s < patience.lost_s):
@@ -118,15 +124,15 @@ def liveness(expected_nodes: int, seen: AttemptObservation, patience: LivenessTi
 
 
 def _taken(seen: AttemptObservation) -> set[str]:
-    """Machines that do not run any more, by the cloud's word."""
+    """Return the machines that no longer run according to the cloud."""
     return {o.handle.id for o in seen.seen if o.state in TAKEN_AWAY} | seen.lost
 
 
 def poll_share(seen: AttemptObservation, patience: LivenessTimeouts) -> float:
-    """The share of its cloud's calls that looking for this attempt's machines is worth; 0: no more than usual.
+    """Return the share of the cloud's call budget for polling this attempt's machines; 0: no more than usual.
 
-    A missing beat may be a death. Where nothing is shown either, a few listings tell; else it is a suspicion, which
-    wears off.
+    A missing heartbeat may be a death. If no machine is listed either, a few listings decide. Otherwise it is a
+    suspicion that expires.
     """
     age_s = seen.beat_age_s
     if age_s is None or not seen.store_ok:
@@ -141,7 +147,7 @@ def poll_share(seen: AttemptObservation, patience: LivenessTimeouts) -> float:
 
 
 def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
-    """What was bought against what stands there; None while nothing contradicts the offer."""
+    """Return the difference between the machines bought and listed; None: nothing contradicts the offer."""
     for machine in seen:
         if machine.accelerator is not None and machine.accelerator != offer.accelerator:
             return f"asked for {offer.accelerator}, got {machine.accelerator}"
@@ -158,14 +164,14 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
 
 
 def fault(seen: tuple[Observed, ...]) -> str | None:
-    """Why one of these machines will never run its agent, in one line; None while nothing says so."""
+    """Return why one of these machines will never run its agent, in one line; None: no fault is reported."""
     return next((machine.fault for machine in seen if machine.fault), None)
 
 
 def judge(
     attempt: Attempt, seen: AttemptObservation, now: datetime, patience: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
-    """The event that an observation of a booting, training or draining attempt amounts to; None: nothing new."""
+    """Return the event that an observation of a booting, training or draining attempt means; None: nothing new."""
     if seen.final is not None:
         return AttemptEvent.FINAL
     if liveness(attempt.line.nodes, seen, patience) is Liveness.DEAD:
@@ -184,14 +190,14 @@ def _judge_booting(
 ) -> AttemptEvent | None:
     if mismatch(attempt.line.offer, seen.seen):
         return AttemptEvent.MISMATCH
-    if seen.beat is not None and seen.peers_silent_s != math.inf:  # the deadline is for all of them
+    if seen.beat is not None and seen.peers_silent_s != math.inf:  # the deadline is for all machines
         return AttemptEvent.FIRST_BEAT
     if fault(seen.seen):
         return AttemptEvent.SETUP_FAILED
     if any(o.notice_s is not None for o in seen.seen):
         return AttemptEvent.NOTICE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
-    # An agent that could not write its first beat is given the time to.
+    # An agent that could not write its first heartbeat gets time for it.
     heard = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
     return AttemptEvent.DEADLINE if late and heard else None
 
@@ -204,8 +210,10 @@ def _notice(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
 
 
 def _hung(nodes: int, seen: AttemptObservation, patience: LivenessTimeouts, boot_deadline_s: float) -> bool:
-    """Silent or stuck although the cloud shows all; never while our own store probe fails, nor before a beat would show
-    after it did. A machine that it leaves out may be gone, and one that starts again is given the time to.
+    """Return True if the attempt is silent or stuck although the cloud lists all its machines.
+
+    It is never true while our store probe fails, nor before a heartbeat would show after it succeeds. A machine that
+    the listing omits may be gone. A machine that restarts gets its boot time.
     """
     readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
     stands = [o for o in seen.seen if o.state not in TAKEN_AWAY]
@@ -219,7 +227,10 @@ def _hung(nodes: int, seen: AttemptObservation, patience: LivenessTimeouts, boot
 
 
 def progress_of(beat: Beat) -> tuple[object, ...]:
-    """What changes while it gets on. A step tells of training; of what else it does its words, and what it has sent."""
+    """Return the values that change with progress.
+
+    A step shows progress of training; messages and sent bytes show that of other phases.
+    """
     if beat.phase == "training":
         return beat.phase, beat.step
     saved = beat.checkpoint.step if beat.checkpoint else 0
@@ -227,7 +238,7 @@ def progress_of(beat: Beat) -> tuple[object, ...]:
 
 
 def _stuck(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
-    """A set-up that stands still is for `idle.py`, which knows what it has received."""
+    """Return True if no progress was reported for too long; `idle.py` judges set-up by its received bytes."""
     if seen.beat is None or seen.beat.phase in SETUP or seen.progress_age_s is None:
         return False
     trains = seen.beat.phase == "training" and seen.beat.step > 0

@@ -1,4 +1,4 @@
-"""Which machines under our prefix nobody answers for."""
+"""Finds orphans: machines with our name prefix that belong to no live attempt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,22 @@ from broker.domain.job import Attempt, AttemptState
 
 @dataclass(frozen=True, kw_only=True)
 class Orphan:
+    """A machine without a live attempt."""
+
     observed: Observed
     id: AttemptId
-    """That its name says."""
+    """The attempt that the machine's name states."""
     attempt: Attempt | None
-    """The ended attempt that it belongs to, if there is one: the time is charged to its job."""
+    """The ended attempt whose job is charged for the time; None: there is none."""
     why: str
     born: datetime | None
-    """When the first machine under its name came to stand, by the cloud's clock; None: the cloud does not say."""
+    """Creation time of the first machine with its name, by the cloud's clock; None: the cloud does not report it."""
 
 
 def orphans(
     installation: Installation, seen: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]
 ) -> tuple[Orphan, ...]:
-    """Our machines without a live attempt, or beside the recorded machine of one; foreign names never."""
+    """Return our machines without a live attempt, and extra machines of a live one; foreign names never."""
     found = []
     for machine in seen:
         attempt_id = attempt_of(installation, machine.handle.name)
@@ -39,7 +41,7 @@ def orphans(
 
 
 def _unanswered(attempt: Attempt | None, machine: Observed) -> str | None:
-    """Why nobody answers for it; None: its attempt does."""
+    """Return why the machine is an orphan; None: it belongs to a live attempt."""
     if attempt is None:
         return "no attempt of ours has this name"
     if not attempt.live:
@@ -48,17 +50,20 @@ def _unanswered(attempt: Attempt | None, machine: Observed) -> str | None:
 
 
 def _born(seen: Sequence[Observed], machine: Observed) -> datetime | None:
-    """Of all that stand under its name, each of which is charged for as if all of the attempt's machines stood."""
+    """Return the earliest creation time of the machines with this name.
+
+    Each of them is charged as if all machines of the attempt existed.
+    """
     times = [o.created_at for o in seen if o.handle.name == machine.handle.name and o.state is not InstanceState.GONE]
     known = [at for at in times if at is not None]
     return min(known) if len(known) == len(times) else None
 
 
 def spared(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | None:
-    """Why the sweep only reports it; None: it is destroyed.
+    """Return why the sweep only reports the orphan; None: it is destroyed.
 
-    A row is committed before its machine is created, so a machine that was bought (`bought`: its spec lies in the blob
-    store; None: that cannot be read) and has no row is proof of a database older than the machine: a backup restored.
+    A row is committed before its machine is created. A bought machine without a row therefore proves that the database
+    was restored from an older backup. `bought`: its spec exists in the blob store; None: the blob store cannot be read.
     """
     if report_only:
         return "only reported: the database is new to this home"
@@ -72,6 +77,9 @@ def spared(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | N
 
 
 def _known(attempt: Attempt, machine: Observed) -> bool:
-    """While a launch goes on its machines appear one by one; the recorded ones need not be all."""
+    """Return True if the machine belongs to the attempt.
+
+    During a launch machines appear one by one, so not all are recorded yet.
+    """
     recorded = {handle.id for handle in attempt.handles}
     return attempt.state is AttemptState.LAUNCHING or not recorded or machine.handle.id in recorded

@@ -1,4 +1,4 @@
-"""What the next attempt of a job has left to do, and how its plan changes after memory ran out."""
+"""Plans the next attempt of a job: its remaining work, and its changed plan after it ran out of memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,15 +15,16 @@ from trainer.contract.object_keys import manifests, step_of
 from trainer.contract.train import TrainConfig
 
 MAX_CHANGES = 2
-"""Of one job's plan, for memory that ran out."""
+"""Number of changes of one job's plan after it ran out of memory."""
 LESS = 0.8
-"""A changed plan is estimated to need a fifth less at least: by how much memory fell short is not known [assumed]."""
+"""Largest estimated need of a changed plan, as a share of the failed one: the shortfall itself is unknown [assumed]."""
 
 
 def remedy(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
-    """How the plan changes after `job` has run out of memory on `line`: a smaller micro-batch, then gradient
-    checkpointing, then a larger machine. `host`: it was the memory of a machine with GPUs that ran out, which only a
-    machine with more helps.
+    """Return the changed plan after `job` ran out of memory on `line`.
+
+    First a smaller micro-batch, then gradient checkpointing, then a larger machine. `host`: the memory of a machine
+    with GPUs ran out, not that of its GPUs; only a machine with more memory helps.
     """
     offer, before = line.offer, job.remedy or PlanAdjustment(failed_plans=())
     changed = replace(before, failed_plans=(*before.failed_plans, _words(job, line, host=host)))
@@ -46,7 +47,7 @@ def remedy(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
 
 
 def _as_run(job: Job, line: QuoteLine) -> Workload:
-    """With the plan that the machines of `line` had."""
+    """Return the job's workload with the plan that the machines of `line` had."""
     work, plan = planned(job), line.plan
     if plan is None:
         return work
@@ -54,7 +55,7 @@ def _as_run(job: Job, line: QuoteLine) -> Workload:
 
 
 def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
-    """As estimated, without what this job or others have seen; None: nobody can tell."""
+    """Return the estimate without the corrections of earlier runs; None: there is no estimator."""
     device = TABLE.get(line.offer.accelerator)
     if device is None or ran.shape is None:
         return None
@@ -64,8 +65,9 @@ def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
 
 
 def _smaller(ran: Workload, devices: int) -> Iterator[Workload]:
-    """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them,
-    and so are the `devices`, which share the model where it is divided.
+    """Yield plans that need less memory, the one that costs least time first.
+
+    The global batch is the same in all of them, and so are the `devices`, which share the model under FSDP.
     """
     sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % (size * devices) == 0]
     for size in sizes:
@@ -76,7 +78,10 @@ def _smaller(ran: Workload, devices: int) -> Iterator[Workload]:
 
 
 def _next_plan(ran: Workload, line: QuoteLine) -> Workload | None:
-    """The first plan that needs clearly less, or any smaller one where nobody can tell; None: only a larger machine."""
+    """Return the first plan that needs clearly less, or any smaller one without an estimate.
+
+    None: only a larger machine helps.
+    """
     if ran.method == "script":
         return None
     before = _need(ran, line)
@@ -97,7 +102,7 @@ def _words(job: Job, line: QuoteLine, *, host: bool) -> str:
 
 
 def told(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
-    """What the next attempt does otherwise, in one line."""
+    """Return the changes of the next attempt, in one line."""
     before, ran, words = job.remedy or PlanAdjustment(failed_plans=()), _as_run(job, line), []
     if after.micro_batch not in (0, ran.micro_batch):
         words.append(f"micro-batch {after.micro_batch} instead of {ran.micro_batch}")
@@ -113,7 +118,7 @@ def told(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
 
 
 def given_up(job: Job, line: QuoteLine, *, host: bool) -> str:
-    """Why a job fails whose memory ran out once more than the plan may change."""
+    """Return why a job fails that ran out of memory again after its last change of plan."""
     tried = [*(job.remedy.failed_plans if job.remedy else ()), _words(job, line, host=host)]
     times = "once" if len(tried) == 1 else f"{len(tried)} times"
     script = job.workload.method == "script"
@@ -122,7 +127,7 @@ def given_up(job: Job, line: QuoteLine, *, host: bool) -> str:
 
 
 def planned(job: Job) -> Workload:
-    """The whole job, its plans limited to what memory has allowed so far."""
+    """Return the whole job's workload, with plans limited to those that memory has allowed so far."""
     work, changed = job.workload, job.remedy
     if changed is None:
         return work
@@ -142,8 +147,9 @@ def planned(job: Job) -> Workload:
 
 
 def as_planned(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | None) -> TrainConfig:
-    """What an attempt's machines are told: its plan's numbers. Where nothing was planned the trainer's own, within what
-    memory has allowed so far.
+    """Return the training config of an attempt's machines with the numbers of its plan.
+
+    Without a plan the trainer's own numbers are used, within the limits that memory has shown so far.
     """
     if plan is not None:
         rows, again = plan.micro_batch, plan.gradient_checkpointing
@@ -155,13 +161,15 @@ def as_planned(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | 
 
 
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
-    """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step."""
+    """Return the manifests below `checkpoints/`, the furthest step first; any order within one step."""
     return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
 
 
 def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
-    """Of those of a job from which another starts on several machines, which each look for themselves, the ones that
-    stay meanwhile: a live attempt removes its own as it goes on, so they count only where there are no others.
+    """Return the manifests that stay while a job on several machines starts from them.
+
+    Each machine lists them itself, and a live attempt removes its older ones. Those of live attempts are used only if
+    there are no others.
     """
     live = {one.id for one in attempts if one.live}
     ended = tuple(key for key in manifests if key.split("/")[2] not in live)
@@ -169,6 +177,6 @@ def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str,
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:
-    """What is left to price: the steps after the furthest checkpoint, with the plan as memory allows it."""
+    """Return the workload after the furthest checkpoint, with the plan as memory allows it."""
     work = planned(job)
     return remaining(work, step_of(resume_from[0])) if resume_from else work

@@ -1,8 +1,8 @@
-"""What a job keeps in the blob store: what it costs, and what of it is due to be deleted.
+"""Data that a job keeps in the blob store: its cost, and the parts that are due for deletion.
 
-Nothing of a job that is not at rest is ever deleted here (`superseded.py` says what then goes). A deletion is marked
-first, so that nobody offers what is on its way out, and within a checkpoint the manifest goes first: without one there
-is no checkpoint.
+Nothing of an unfinished job is deleted here; see `superseded_checkpoints.py` for running ones. A deletion is marked
+first, so that no new job is offered data that is being deleted. Within a checkpoint the manifest is deleted first: a
+checkpoint without one does not count.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ from trainer.contract.milestones import milestones
 
 KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
 RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
-"""What another job that starts from this one needs."""
+"""Kinds of data that another job which starts from this one needs."""
 MONTH_S = 730 * 3600
 RESTING_S = 6 * 3600.0
-"""Between two looks at the objects of a job at rest."""
+"""Seconds between two checks of the objects of a job that has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,11 @@ class RetainedObjects:
 
 
 def sort_out(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str, int]]) -> RetainedObjects:
-    """`objects`: (key, bytes) below the job's checkpoints and its attempts, and its copy of the data.
+    """Sort a job's objects by kind.
 
-    A finished job's last checkpoint holds its results; whatever else an attempt left (its spec, its last word, sealed
-    credentials) goes with its logs.
+    `objects`: (key, bytes) below the job's checkpoints and its attempts, and its copy of the data. A finished job's
+    last checkpoint holds its results. All other objects of an attempt (spec, final report, sealed credentials) are kept
+    and deleted with its logs.
     """
     found: dict[StoredKind, dict[str, int]] = {kind: {} for kind in KINDS}
     results = _results(job, attempts)
@@ -57,7 +58,10 @@ def sort_out(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str,
 
 
 def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
-    """The folder of the results; None while there are none. A machine names it: it is believed below its own only."""
+    """Return the folder of the results; None: there are none.
+
+    A machine reports it, so it is accepted only below the machine's own attempt.
+    """
     last = attempts[-1].final if attempts else None
     if job.state is not JobState.SUCCEEDED or last is None or last.checkpoint is None:
         return None
@@ -67,29 +71,29 @@ def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
 
 
 def last_checkpoint(job: Job) -> StoredKind:
-    """What its furthest checkpoint counts as: a finished job's is its results."""
+    """Return the kind of the job's furthest checkpoint: results, if the job has succeeded."""
     return "artifacts" if job.state is JobState.SUCCEEDED else "checkpoints"
 
 
 def origin_deleted(origin: JobId, when: datetime) -> str:
-    """Why nothing can start from a job, for people."""
+    """Return why no job can start from this one."""
     return f"job {origin} had its checkpoints deleted on {when:%Y-%m-%d}"
 
 
 def keep_for(job: Job, defaults: Retention, kind: StoredKind) -> timedelta | None:
-    """After the job's end; None: for ever."""
+    """Return the time after the job's end for which a kind is kept; None: for ever."""
     own: float | None = getattr(job.spec.retention, f"{kind}_days")
     days: float | None = getattr(defaults, f"{kind}_days") if own is None else own
     return None if days is None else timedelta(days=days)
 
 
 def expired(job: Job, defaults: Retention, now: datetime) -> tuple[StoredKind, ...]:
-    """Kinds that are due to be marked as deleted."""
+    """Return the kinds that are due to be marked as deleted."""
     return tuple(kind for kind in KINDS if (at := _ends(job, defaults, kind)) is not None and at <= now)
 
 
 def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
-    """When a kind is due; None: never, not yet known, or deleted already."""
+    """Return the time when a kind is due for deletion; None: never, not yet known, or deleted already."""
     after = keep_for(job, defaults, kind)
     if job.state not in RESTING_JOB_STATES or job.finished_at is None or kind in job.deleted or after is None:
         return None
@@ -97,8 +101,10 @@ def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
 
 
 def leftovers(job: Job, attempts: Sequence[Attempt], kept: RetainedObjects) -> tuple[str, ...]:
-    """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints
-    and the milestones, of whichever attempts they are.
+    """Return the keys to delete, in this order.
+
+    These are the objects of kinds marked as deleted. After the job's end they also include checkpoints of all attempts
+    other than milestones and the furthest `checkpoint.keep`.
     """
     if job.state not in RESTING_JOB_STATES:
         return ()
@@ -109,13 +115,14 @@ def leftovers(job: Job, attempts: Sequence[Attempt], kept: RetainedObjects) -> t
 
 
 def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
-    """The order of deletion."""
+    """Return keys in the order of deletion."""
     return tuple(sorted(doomed, key=lambda key: (not keys.is_manifest(key), key)))
 
 
 def newest_rows(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
-    """Manifests of the tokenised rows that a later attempt takes: of each identity the last attempt's, as each one that
-    could not fetch them has put a copy.
+    """Return the manifests of token caches that a later attempt reads: the latest attempt's of each identity.
+
+    Each attempt that could not download a cache has uploaded a copy.
     """
     number = {str(attempt.id): attempt.number for attempt in attempts}
     found = sorted(keys.rows_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
@@ -123,8 +130,10 @@ def newest_rows(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]
 
 
 def _beyond(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -> list[str]:
-    """Of the committed ones the furthest and the milestones stay, and the newest tokenised rows where the job may yet
-    go on; what was never committed is of no use to anybody.
+    """Return the keys of checkpoints that are no longer needed.
+
+    The furthest committed checkpoints and the milestones stay. The latest token cache stays while the job may still
+    continue. Uncommitted checkpoints are useless.
     """
     every, config = list(checkpoints), job.spec.checkpoint
     stay = {*furthest_first(every)[: config.keep], *milestones(every, config.keep_every)}
@@ -134,13 +143,13 @@ def _beyond(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -
     return [key for key in every if not key.startswith(folders)] if folders else every
 
 
-# ----------------------------------------------------------------------------------------------------------- the money
+# --- the money
 
 
 def accrue(known: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal, now: datetime) -> StoredData:
-    """`known` with the time since: for all of it the larger of what lay there before and what lies there now.
+    """Return `known` with the storage accrued since then, at the larger of the former and the present size.
 
-    The sum is exact and grows only; it is rounded whenever it is charged, and so each cent once.
+    The sum is exact and never falls. It is rounded when it is charged, so that each amount is rounded once.
     """
     if known is None:
         return StoredData(bytes=kept_bytes, accrued_usd=ZERO, charged_usd=ZERO, to=now)
@@ -151,17 +160,20 @@ def accrue(known: StoredData | None, kept_bytes: int, usd_per_gib_month: Decimal
 
 
 def due_now(before: StoredData | None, after: StoredData) -> Decimal:
-    """Dollars to charge."""
+    """Return the dollars to charge."""
     return after.charged_usd - (before.charged_usd if before else ZERO)
 
 
 def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
-    """What so much costs for a month, rounded up."""
+    """Return the price of this size for a month, rounded up."""
     return usd(usd_per_gib_month * stored_bytes / GIB)
 
 
 def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:
-    """Seconds until the next look; None: nothing is left, and nothing will come. `live_s`: while it is not at rest."""
+    """Return seconds until the next check; None: nothing is left or will come.
+
+    `live_s`: interval while the job has not ended.
+    """
     if job.state not in RESTING_JOB_STATES:
         return live_s
     if not left_bytes and job.deleted.keys() >= set(KINDS):

@@ -1,4 +1,4 @@
-"""What a signal of an attempt means: the event that it amounts to, and what the attempt then ended for."""
+"""Maps signals of attempts to events and end reasons, and decides when a signal is due."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +14,8 @@ from broker.lifecycle.state_machine import AttemptEvent
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
+    """Event and end reason of a signal."""
+
     event: AttemptEvent
     reason: Reason
 
@@ -29,14 +31,14 @@ SIGNALS: Mapping[Signal, Meaning] = {
 
 
 def signalled(attempt: Attempt, job: Job) -> AttemptEvent | None:
-    """Why a live attempt is to end, people first; None: it may go on."""
+    """Return why a live attempt must end, a user's stop first; None: it may continue."""
     if job.stop_requested:
         return AttemptEvent.STOP
     return SIGNALS[attempt.signal].event if attempt.signal is not None else None
 
 
 def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> Signal | None:
-    """Why a live attempt must end now, for its money or its time; None: it may go on, or was told already."""
+    """Return the signal for a live attempt whose money or time is used up; None: it may continue, or has a signal."""
     if attempt.signal is not None:
         return None
     if cap_is_near(attempt, job, caps, now, tempo):
@@ -47,10 +49,13 @@ def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Dra
 def grace_over(
     attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget, *, look_s: float, heard_s: float
 ) -> bool:
-    """True when a drain is not waited for any longer: it has had its time, or waiting `look_s` more would pass the cap
-    or the job's time. That holds whatever the drain is for: one that a stop or a budget began has no lead of its own.
+    """Return True when a drain is not waited for any longer.
 
-    `heard_s`: within this the agent has heard of it, and begins to count; where money or time is up it gets no more.
+    The drain's time is over, or another `look_s` seconds would exceed the cap or the job's time. The second rule holds
+    for every drain, because one for a stop or a budget was started without a lead for the cap.
+
+    `heard_s`: longest time until the agent has received the order and starts its own count. A drain for money or time
+    does not get it in addition.
     """
     told_by_cap = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
     most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s + heard_s

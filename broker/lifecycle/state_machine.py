@@ -1,4 +1,4 @@
-"""The two lifecycles, as data: every (state, event) is a rule, stale, or impossible.
+"""The life cycles of attempts and jobs as data: every (state, event) is a rule, stale, or impossible.
 
 docs/design/lifecycle.md is generated from these tables (`python -m broker.cli.docs_reference docs`).
 """
@@ -20,27 +20,27 @@ class AttemptEvent(StrEnum):
     OUT_OF_TIME = "out of time"
     BUDGET = "budget used up"
     IDLE = "idle"
-    IDLE_NOW = "idle, not waited for"
-    CREATED = "create answered, or seen in inventory"
+    IDLE_NOW = "idle, end at once"
+    CREATED = "create answered, or machine listed"
     UNSENT = "first create not sent"
     OUTCOME_UNKNOWN = "create's outcome unknown"
-    NO_CAPACITY = "definitely no capacity"
-    REJECTED = "definitely rejected"
+    NO_CAPACITY = "no capacity"
+    REJECTED = "create rejected"
     MISMATCH = "wrong machine"
     DEADLINE = "boot deadline passed"
     SETUP_FAILED = "machine will never start its agent"
-    FIRST_BEAT = "first beat"
+    FIRST_BEAT = "first heartbeat"
     NOTICE = "preemption notice"
     FINAL = "final.json written"
-    GONE = "cloud says gone or stopped"
-    HUNG = "silent or stuck while the cloud says running"
-    GRACE_OVER = "grace over"
+    GONE = "listed as gone or stopped"
+    HUNG = "silent or stuck while listed as running"
+    GRACE_OVER = "drain time over"
     DESTROY_ERROR = "destroy failed"
     ABSENT = "launcher dead, absent in two listings"
 
 
 class Effect(StrEnum):
-    """What the controller does around the step, beside writing the row."""
+    """Actions of the controller for a transition, in addition to writing the row."""
 
     CREATE = "commit create_sent_at, then create(name)"
     RECORD_HANDLES = "store handles"
@@ -48,21 +48,24 @@ class Effect(StrEnum):
     DRAIN = "desired = drain"
     DESTROY = "destroy"
     BACK_OFF = "back off"
-    SETTLE = "settle charge, release reservation, advance the job"
+    SETTLE = "final charge, release reservation, advance the job"
     RELEASE = "release reservation, advance the job"
     NOTIFY = "notify"
 
 
 class TransitionVerdict(StrEnum):
     STALE = "stale"
-    """Recorded, no change: late beats, late replies and double stops are normal."""
+    """Recorded without a change: late heartbeats, late replies and double stops are normal."""
     IMPOSSIBLE = "impossible"
-    """Cannot happen; a controller that asks has a bug."""
+    """Cannot happen; a controller that requests it has a bug."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`reason`: given by the rule; None keeps the attempt's, or takes the one that comes with the event."""
+    """Transition of an attempt.
+
+    `reason`: the end reason of the rule; None keeps the attempt's, or takes that of the event.
+    """
 
     next: A
     effects: tuple[Effect, ...] = ()
@@ -70,7 +73,7 @@ class Rule:
 
 
 class ImpossibleEvent(ValueError):
-    """A controller asked for a step that the tables call impossible."""
+    """A controller requested a transition that the tables call impossible."""
 
 
 E = AttemptEvent
@@ -81,7 +84,7 @@ def _end(reason: Reason | None = None, *effects: Effect) -> Rule:
 
 
 def _break_off(reason: Reason) -> Rule:
-    """A launch that is not waited for any longer: its launcher is told so."""
+    """Return the rule for an abandoned launch: `cancel` stops its launcher."""
     return _end(reason, Effect.CANCEL)
 
 
@@ -139,11 +142,11 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
 
 _LATE = frozenset(E) - {E.LEASE_TAKEN, E.ABSENT}
 _ANSWERS = frozenset({E.CREATED, E.UNSENT, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.SETUP_FAILED})
-"""What comes of a launch, and may come after a look-up has shown the machine."""
+"""Results of a launch, which may arrive after a poll has found the machine."""
 
 ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
     A.PLANNED: frozenset(),
-    # A beat can overtake the reply of the create; the inventory will show the machine.
+    # A heartbeat can overtake the reply of the create; the listing will show the machine.
     A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
     A.BOOTING: (_ANSWERS - {E.SETUP_FAILED}) | {E.LEASE_TAKEN, E.HUNG},
     A.TRAINING: _ANSWERS | {E.LEASE_TAKEN, E.FIRST_BEAT, E.DEADLINE, E.MISMATCH},
@@ -154,7 +157,7 @@ ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
 
 
 def attempt_rule(state: A, event: E) -> Rule | TransitionVerdict:
-    """The rule for an event in a state; total over both enumerations."""
+    """Return the rule for an event in a state; defined for all pairs."""
     rule = ATTEMPT_RULES.get((state, event))
     if rule is not None:
         return rule
@@ -162,7 +165,7 @@ def attempt_rule(state: A, event: E) -> Rule | TransitionVerdict:
 
 
 class JobEvent(StrEnum):
-    NEEDS_APPROVAL = "a policy asks for approval"
+    NEEDS_APPROVAL = "a policy requires approval"
     APPROVED = "approved, or no longer needed"
     ATTEMPT_PLANNED = "attempt planned"
     CANNOT_FINISH = "cap below the cheapest finish"
@@ -170,8 +173,8 @@ class JobEvent(StrEnum):
     COMPLETED = "attempt ended: completed"
     CAPPED = "attempt ended: capped"
     STOPPED = "attempt ended: stopped"
-    RETRY = "attempt ended: may be tried again"
-    FAILED = "attempt ended: user error, data, idle, out of time, or retries gone"
+    RETRY = "attempt ended: may be retried"
+    FAILED = "attempt ended: user error, data, idle, out of time, or retries used up"
     BACK_OFF_OVER = "back-off over"
     CAP_RAISED = "cap raised"
     STOP = "user stop"
@@ -212,7 +215,7 @@ JOB_STALE: Mapping[J, frozenset[JobEvent]] = {
 
 
 def job_rule(state: J, event: JobEvent) -> J | TransitionVerdict:
-    """The next state of a job; total over both enumerations."""
+    """Return the next state of a job; defined for all pairs."""
     following = JOB_RULES.get((state, event))
     if following is not None:
         return following
@@ -220,7 +223,7 @@ def job_rule(state: J, event: JobEvent) -> J | TransitionVerdict:
 
 
 def next_job_state(state: J, event: JobEvent) -> J:
-    """The next state; unchanged for a stale event. Raises ImpossibleEvent."""
+    """Return the next state; unchanged for a stale event. Raises ImpossibleEvent."""
     following = job_rule(state, event)
     if following is TransitionVerdict.IMPOSSIBLE:
         raise ImpossibleEvent(f"job {state.value}: {event.value}")
@@ -228,7 +231,7 @@ def next_job_state(state: J, event: JobEvent) -> J:
 
 
 def tables() -> str:
-    """Both tables as Markdown."""
+    """Return the tables as Markdown."""
     lines = ["| attempt state | event | next | effects |", "|---|---|---|---|"]
     for (state, event), rule in ATTEMPT_RULES.items():
         target = rule.next.value + (f" ({rule.reason.value})" if rule.reason else "")
@@ -241,4 +244,4 @@ def tables() -> str:
     lines += [f"| {s.value} | {e.value} | {n.value} |" for (s, e), n in JOB_RULES.items()]
     lines += ["", "| job state | stale |", "|---|---|"]
     lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in JOB_STALE.items()]
-    return "\n".join([*lines, "", "Every other pair is impossible: a controller that asks for it has a bug.", ""])
+    return "\n".join([*lines, "", "Every other pair is impossible: a controller that requests it has a bug.", ""])

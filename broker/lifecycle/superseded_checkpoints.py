@@ -1,9 +1,9 @@
-"""Checkpoints of a running job's dead attempts: which of them nobody will go on from any more.
+"""Finds checkpoints of a running job's ended attempts that no attempt will resume from.
 
-A trainer deletes below its own attempt only, so what an earlier one left is the broker's to collect. What the current
-attempt resumed from must stay until that has committed enough of its own, each at least as far: two, so that a torn
-newest one has a successor, and as many as `checkpoint.keep` where that is more. Milestones stay,
-and so does what the guard may go back to. The newest tokenised rows that are whole stay for the attempts to come.
+A trainer deletes only its own attempt's checkpoints, so the broker deletes those of earlier attempts. The checkpoint
+that the current attempt resumed from stays until the attempt has committed `checkpoint.keep` of its own at least as
+far. The minimum is two, so that a damaged latest one has a predecessor. Milestones, checkpoints for the guard's
+rollback and the latest complete token caches stay.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,15 +19,16 @@ from trainer.contract.milestones import milestones
 from trainer.contract.object_keys import step_of
 
 UNCOMMITTED_S = 3600.0
-"""After its attempt's end a folder without a manifest is left alone for so long: whoever outlived its attempt against
-all proof must not commit what is half deleted."""
+"""Seconds after an attempt's end for which folders without a manifest are kept. A process that outlives its attempt
+must not commit a half-deleted checkpoint.
+"""
 
 
 def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str], now: datetime) -> tuple[str, ...]:
-    """Of the keys below the job's checkpoints those to delete, in this order. `attempts`: all of
-    the job's, in theirs.
+    """Return the keys to delete, in this order, of those below the job's checkpoints.
 
-    A job at rest is `retention.leftovers`' business.
+    `attempts`: all attempts of the job, in the order of their numbers. `retention.leftovers` handles jobs that have
+    ended.
     """
     if job.state in RESTING_JOB_STATES:
         return ()
@@ -37,7 +38,7 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
 
 
 def _checkpoints(job: Job, attempts: Sequence[Attempt], every: Sequence[str], long_over: set[AttemptId]) -> list[str]:
-    """What the current attempt has passed."""
+    """Return keys of checkpoints that the current attempt has passed."""
     if not attempts or not attempts[-1].live:
         return []
     found = [(key, _manifest(key)) for key in every]
@@ -60,14 +61,14 @@ def _checkpoints(job: Job, attempts: Sequence[Attempt], every: Sequence[str], lo
 
 
 def _rows(attempts: Sequence[Attempt], found: Sequence[str], long_over: set[AttemptId]) -> list[str]:
-    """Torn ones, and whole ones that another attempt has put again since: however far the current attempt has come."""
+    """Return keys of incomplete and repeated token caches, independent of the current attempt's progress."""
     stay = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in newest_rows(attempts, found))
     rows = filter(keys.is_of_rows, found)
     return [key for key in rows if _attempt(key) in long_over and not key.startswith(stay)]
 
 
 def _manifest(key: str) -> str:
-    """Of the checkpoint that a key is a part of, if it is one's."""
+    """Return the manifest key of the checkpoint that a key belongs to."""
     return "/".join([*key.split("/")[:4], keys.MANIFEST])
 
 

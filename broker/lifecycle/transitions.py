@@ -1,4 +1,4 @@
-"""`step(attempt, event, now) -> Decision`: one move of an attempt, and what follows for its job."""
+"""Applies events to attempts (`step`) and derives the next state of their jobs (`after_attempt`)."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -21,12 +21,12 @@ from broker.lifecycle.state_machine import (
 from trainer.contract.documents import Final, Outcome
 
 FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET})
-"""Nothing was done wrong and (nearly) nothing was paid: these do not use up `retry.max`."""
+"""End reasons that do not use up `retry.max`: no fault occurred and (almost) nothing was paid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransitionDecision:
-    """The attempt after the event, and the effects that belong to the move; `stale` when nothing changes."""
+    """The attempt after an event, with the effects of the transition; `stale`: nothing changes."""
 
     attempt: Attempt
     effects: tuple[Effect, ...] = ()
@@ -34,14 +34,17 @@ class TransitionDecision:
 
 
 def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason | None = None) -> TransitionDecision:
-    """Applies one event. `reason` is what the event itself says (of FINAL, say). Raises ImpossibleEvent."""
+    """Apply one event. Raises ImpossibleEvent.
+
+    `reason`: end reason that the event itself carries, e.g. FINAL.
+    """
     rule = attempt_rule(attempt.state, event)
     if rule is TransitionVerdict.STALE:
         return TransitionDecision(attempt=attempt, stale=True)
     if isinstance(rule, TransitionVerdict):
         raise ImpossibleEvent(f"attempt {attempt.state.value}: {event.value}")
     moved = replace(attempt, state=rule.next, reason=reason or rule.reason or attempt.reason)
-    if rule.next is AttemptState.PLANNED:  # as if nobody had meant to send it yet
+    if rule.next is AttemptState.PLANNED:  # the create was not sent: as before the launch
         moved = replace(moved, create_sent_at=None)
     elif rule.next is not attempt.state:
         moved = replace(moved, **{_ENTERED[rule.next]: now})  # type: ignore[arg-type]
@@ -70,20 +73,23 @@ _OF_OUTCOME = {
 
 
 def reason_of(final: Final, drained_for: Reason | None) -> Reason:
-    """What a final.json means; `drained` means what the drain was for (a machine that drained itself was preempted)."""
+    """Return the end reason that a final.json states.
+
+    `drained` means the reason of the drain; a machine that drained without an order was preempted.
+    """
     if final.outcome is Outcome.DRAINED:
         return drained_for or Reason.PREEMPTED
     return _OF_OUTCOME[final.outcome]
 
 
 _FAULTS = frozenset({Reason.USER_ERROR, Reason.DATA, Reason.OOM})
-"""Of the job itself: the same once more fails in the same way."""
+"""Faults of the job itself, which a repetition would repeat."""
 _RETRIED = frozenset({Signal.BUDGET, Signal.HUNG})
-"""Signals after which a job goes on."""
+"""Signals after which a job continues."""
 
 
 def end_reason(attempt: Attempt, job: Job) -> Reason:
-    """Why an attempt ended, all things known: completed > user stop > cap > user error > retry."""
+    """Return why an attempt ended, by priority: completed > user stop > cap > user error > retry."""
     told = reason_of(attempt.final, attempt.reason) if attempt.final else attempt.reason
     if told is Reason.COMPLETED:
         return Reason.COMPLETED
@@ -95,18 +101,18 @@ def end_reason(attempt: Attempt, job: Job) -> Reason:
 
 
 _KEPT = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE})
-"""Failures that a look at the machine may explain."""
+"""Failures that an inspection of the machine may explain."""
 
 
 def setup_reason(seen: tuple[Observed, ...]) -> Reason:
-    """Of an attempt whose machine will never start its agent."""
+    """Return the end reason of an attempt whose machine will never run its agent."""
     return Reason.IMAGE if any(machine.image_refused for machine in seen) else Reason.INFRASTRUCTURE
 
 
 def kept_until(attempt: Attempt, job: Job) -> datetime | None:
-    """How long the machine of a failed attempt is left standing for people (`keep_on_failure`); None: it is not.
+    """Return the time until which a failed attempt's machine is kept (`keep_on_failure`); None: not kept.
 
-    It bills all the while, so neither a stop nor a signal waits for it.
+    The machine bills, so a stop or a signal ends the wait.
     """
     failed = attempt.final is not None and attempt.final.outcome in _KEPT
     if not (failed and job.spec.keep_on_failure and attempt.terminating_since):
@@ -117,10 +123,10 @@ def kept_until(attempt: Attempt, job: Job) -> datetime | None:
 
 
 def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bool = False) -> JobEvent:
-    """What the end of its attempt means for a job: retries and changes of plan are counted here.
+    """Return the job event for the end of an attempt, by its retries and changes of plan.
 
-    `image_refused`: an earlier attempt ended for its image; a registry that refuses it twice refuses it everywhere.
-    `free`: it uses up no retry.
+    `image_refused`: an earlier attempt ended because of its image. A registry that refuses it twice refuses it
+    everywhere. `free`: the attempt uses up no retry.
     """
     match reason:
         case Reason.COMPLETED:
@@ -149,10 +155,10 @@ def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
 
 
 def back_off_s(reason: Reason, used: int) -> float:
-    """Seconds before the next quote: none after an expired one, else doubling up to five minutes.
+    """Return seconds before the next quote: none after an expired quote, otherwise doubling up to five minutes.
 
-    Nothing was bought on an expired quote, and there is no newer price to expire by until the market was asked again.
-    After a drain for a budget it is the policy that makes it wait.
+    An expired quote bought nothing, and prices are no newer until the market is polled again. After a drain for a
+    budget the policy delays the job.
     """
     if reason in (Reason.QUOTE_EXPIRED, Reason.BUDGET):
         return 0.0
@@ -161,7 +167,7 @@ def back_off_s(reason: Reason, used: int) -> float:
 
 
 def due_in_s(job: Job, now: datetime) -> float:
-    """Seconds until a job that `after_attempt` has decided on is looked at."""
+    """Return seconds until a job that `after_attempt` has decided on is due."""
     return max(0.0, (job.due_at - now).total_seconds()) if job.due_at else 0.0
 
 
@@ -170,14 +176,20 @@ def _remedy(job: Job, attempt: Attempt) -> PlanAdjustment:
 
 
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
-    """True when more of the cap is left than the attempt had reserved: it was raised, or less sufficed for its time."""
+    """Return True if more of the cap is left than the attempt reserved.
+
+    The cap was raised, or `max_duration` limited the reservation.
+    """
     return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
 
 
 def after_attempt(
     job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime, *, image_refused: bool = False
 ) -> Job:
-    """The job once its attempt has ended for `reason`; `job` as read with the attempt, before the last charge."""
+    """Return the job after its attempt has ended for `reason`.
+
+    `job`: as read with the attempt, before the last charge.
+    """
     free = reason in FREE_RETRIES or account_refused(attempt)
     event = job_event(job, reason, image_refused=image_refused, free=free)
     job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
