@@ -16,7 +16,7 @@ from typing import Any
 
 import broker.daemon.app
 from broker.controllers.base.context import Intervals
-from broker.controllers.provisioning import launch
+from broker.lifecycle import launch_decision
 from broker.daemon.config import DaemonConfig
 from broker.daemon.log_setup import set_up
 from broker.domain.ids import Installation
@@ -63,7 +63,7 @@ def _furnish(clouds: dict[str, str]) -> None:
     broker.daemon.app.rhythm_of = shorter
     if len(clouds) > 1:
         broker.daemon.app.gated = lambda providers, rented, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
-    launch.CREATE_LOOK_S = 0.3
+    launch_decision.CREATE_POLL_S = 0.3
 
 
 def _tell(home: Path) -> None:

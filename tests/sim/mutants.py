@@ -86,11 +86,11 @@ MUTANTS = (
     _mutant("name chosen at call time", "intent_first", (f"{LAUNCH}._create", wrong.fresh_name)),
     _mutant(
         "create repeated on an unknown outcome", "create_once",
-        (f"{PROVISIONING}.launch.judge_launching", wrong.create_again),
+        (f"{LIFECYCLE}.launch_decision.judge_launching", wrong.create_again),
     ),
     _mutant(
         "what is not listed was not bought", "one_machine_set",
-        (f"{PROVISIONING}.launch.judge_launching", wrong.create_unseen),
+        (f"{LIFECYCLE}.launch_decision.judge_launching", wrong.create_unseen),
         aim=_always_on("cloud.lost_reply", share=0.5),
     ),
     _mutant(

@@ -1,35 +1,36 @@
-"""Events as the controllers write them."""
+"""Texts of the events that controllers write."""
 
 from typing import Any
 
 from broker.domain.job import Attempt, AttemptState, Event, Job
+from broker.lifecycle.launch_decision import LaunchDecision, LaunchReport
 from broker.lifecycle.transitions import kept_until
-from broker.reporting import agent_messages as told
+from broker.reporting import agent_messages
 
 
 def event(
     job: Job, kind: str, message: str, *, attempt: Attempt | None = None, data: dict[str, Any] | None = None
 ) -> Event:
-    """An event of a job; the store gives it its number and time."""
+    """Return an event of a job. The store assigns its number and time."""
     return Event(job_id=job.id, attempt_id=attempt.id if attempt else None, kind=kind, message=message, data=data or {})
 
 
-def is_told(times: int, first: int) -> bool:
-    """Of what happens again and again: at the first so many, and then each time that there are twice as many."""
+def is_reported(times: int, first: int) -> bool:
+    """Return True if a repeated failure is reported: after `first` failures, then at each doubling of their number."""
     doubled, rest = divmod(times, first)
     return rest == 0 and doubled & (doubled - 1) == 0
 
 
 def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
-    """What the machine has to tell of its training since the last look."""
+    """Return the messages of the agent that are new since the previous poll."""
     return tuple(
-        event(job, f"training.{one.kind}", f"attempt {after.number}: {one.message}", attempt=after)
-        for one in told.new_agent_messages(before, after)
+        event(job, f"training.{note.kind}", f"attempt {after.number}: {note.message}", attempt=after)
+        for note in agent_messages.new_agent_messages(before, after)
     )
 
 
 def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
-    """Told when a machine is left standing: until when, how to look at it, and how to end it."""
+    """Return the event of a machine that is kept after a failure: until when, how to open it, and how to end it."""
     until = kept_until(attempt, job)
     if until is None:
         return ()
@@ -41,7 +42,7 @@ def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
 
 
 def moved(job: Job, attempt: Attempt) -> Event:
-    """What became of an attempt: it is up, or why it is not any more."""
+    """Return the event of an attempt that started training, or that ended, with the reason."""
     offer = attempt.line.offer
     where = f"attempt {attempt.number} at {offer.cloud} {offer.region}"
     if attempt.state is AttemptState.TRAINING:
@@ -52,3 +53,16 @@ def moved(job: Job, attempt: Attempt) -> Event:
     at = f" at step {attempt.beat.step}" if attempt.beat and attempt.beat.step else ""
     detail = f" ({attempt.detail})" if attempt.detail else ""
     return event(job, f"attempt.{reason}", f"{where}: {reason}{at}{detail}", attempt=attempt)
+
+
+def launch_events(job: Job, decision: LaunchDecision) -> tuple[Event, ...]:
+    """Return the events that report a decision."""
+    attempt = decision.attempt
+    match decision.report:
+        case LaunchReport.REFUSED:
+            return (event(job, "attempt.refused", decision.message, attempt=attempt),)
+        case LaunchReport.BOOTING:
+            return (event(job, "attempt.booting", f"attempt {attempt.number} is starting", attempt=attempt),)
+        case LaunchReport.ENDED:
+            return (moved(job, attempt),)
+    return ()

@@ -11,13 +11,11 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import Reason
 from broker.domain.money import LedgerEntry, LedgerKind
 from broker.lifecycle.launch import outdated
+from broker.lifecycle.launch_decision import CREATE_POLL_S
 from broker.lifecycle.signals import signalled
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import after_attempt, due_in_s, step
 from broker.ports import Change, Leased
-
-CREATE_LOOK_S = 5.0
-"""How soon a launching attempt is looked at again."""
 
 
 class Intents:
@@ -36,7 +34,7 @@ class Intents:
             followed = not was_sent and await self._restored.was_superseded(one.job, attempt)
         except BlobsUnavailable as e:
             unknown = replace(attempt, detail=f"the blob store, which tells whether it was sent, cannot be read: {e}")
-            return Change(attempt=(attempt, unknown), due_in_s=CREATE_LOOK_S), False
+            return Change(attempt=(attempt, unknown), due_in_s=CREATE_POLL_S), False
         why = None if was_sent else self.never_sent(one)
         if why is None and followed:
             why = AttemptEvent.QUOTE_EXPIRED, "another attempt was bought after the backup that the database comes from"
@@ -46,7 +44,7 @@ class Intents:
         at = attempt.created_at if was_sent else self._context.clock.now()
         sent = step(attempt, AttemptEvent.LEASE_TAKEN, at).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id(), detail="")
-        return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S), not was_sent
+        return Change(attempt=(attempt, sent), due_in_s=CREATE_POLL_S), not was_sent
 
     def never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
         """Why an planned attempt is not created after all, also in words."""

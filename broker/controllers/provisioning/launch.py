@@ -1,45 +1,43 @@
-"""Planned attempts are created once, by name; what a lost reply left behind is looked up and adopted."""
+"""Launch: creates the machines of planned attempts once, by name, and adopts machines of creates that were lost.
 
-import asyncio
-from collections.abc import Callable, Sequence
+Steps for an planned attempt: decide whether its create is sent (`Intents`), commit `create_sent_at`, call create,
+write the decision of `after_create` on the outcome.
+Steps for a launching attempt: gather `LaunchFacts`, call `advance_launch`, apply its decision.
+Facts: signals, listings, heartbeats, the launcher's death; once the machines are proven absent, also the final report
+and later attempts that a restored backup lacks. Decisions: see `LaunchStep` and `LaunchReport`.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from typing import assert_never
 
-from broker.billing.accrual import no_machine_known
-from broker.billing.prices import MachineSpan, extra_machine_changes
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event, moved
+from broker.controllers.base.events import launch_events
 from broker.controllers.billing.charges import priced, surplus, up_to
 from broker.controllers.market.offers_by_id import Offers
-from broker.controllers.observation.heartbeats import HeartbeatReader, read_final
+from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.observation.restored_attempts import RestoredAttempts
-from broker.controllers.provisioning.boot_spec import Boot, Unusable, bought_for
+from broker.controllers.provisioning.boot_spec import Boot
+from broker.controllers.provisioning.create_calls import CreateCalls
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
-from broker.controllers.provisioning.intents import CREATE_LOOK_S, Intents
-from broker.domain.errors import (
-    BlobError,
-    BlobsUnavailable,
-    ImageRefused,
-    NoCapacity,
-    ProviderError,
-    Rejected,
-    Throttled,
+from broker.controllers.provisioning.intents import Intents
+from broker.controllers.provisioning.launch_facts import LaunchFactsReader
+from broker.domain.job import AttemptState, Job
+from broker.lifecycle.launch_decision import (
+    CreateOutcome,
+    CreateRefused,
+    CreateUnknown,
+    LaunchCharge,
+    LaunchDecision,
+    LaunchStep,
+    advance_launch,
+    after_create,
 )
-from broker.domain.instance import Observed
-from broker.domain.job import Attempt, AttemptState, Handle, Reason
-from broker.domain.offer import Offer
-from broker.lifecycle.account_refusals import AccountRefusal, block_s, of_account
-from broker.lifecycle.launch import LaunchLook, judge_launching
-from broker.lifecycle.liveness import fault, mismatch
-from broker.lifecycle.signals import SIGNALS, signalled
-from broker.lifecycle.state_machine import AttemptEvent, Effect
-from broker.lifecycle.transitions import reason_of, setup_reason, step
-from broker.ports import Change, Lane, Leased
+from broker.ports import Change, Charge, Lane, Leased
 from broker.runtime.background_tasks import Tasks
-from trainer.contract.documents import Final
 
 
 class Launch:
@@ -56,341 +54,170 @@ class Launch:
         beats: HeartbeatReader,
         offers: Offers,
     ) -> None:
-        self._context = context
-        self._inventory = inventory
-        self._launchers = launchers
-        self._boot = boot
-        self._beats = beats
+        self._context, self._inventory, self._launchers = context, inventory, launchers
         self._restored = RestoredAttempts(context, inventory)
         self._intents = Intents(context, self._restored, offers)
+        self._facts = LaunchFactsReader(context, inventory, launchers, beats, self._restored)
+        self._calls = CreateCalls(context=context, launchers=launchers, boot=boot)
         self._claims = Claims(context, Lane.LAUNCH)
         self._creates = Tasks()
         self.every_s = context.rhythm.poll_s
 
     async def close(self) -> None:
-        """Cancels the creates under way; their outcome is unknown and will be looked up."""
+        """Cancel the creates under way. Their outcome is unknown, so the next process looks it up."""
         await self._creates.cancel()
 
     async def step(self) -> bool:
         context = self._context
         self._restored.begin()
         free = context.rhythm.creates - self._launchers.in_flight
-        full = free <= 0
-        if full and await self._creates.one_done(self.every_s):
+        is_full = free <= 0
+        if is_full and await self._creates.one_done(self.every_s):
             return True
-        # While a cloud takes its time, what is launching is still looked at: a stop and the cap do not wait.
-        limit = context.rhythm.claim if full else min(free, context.rhythm.claim)
+        # Poll launching attempts even when all create slots are busy, so that a stop and the cap still take effect.
+        limit = context.rhythm.claim if is_full else min(free, context.rhythm.claim)
         async with self._claims.leased(limit=limit, turns=self._inventory.turns) as leased:
-            return bool(leased) and await self._go_on(leased, full=full)
+            return bool(leased) and await self._work_on(leased, is_full=is_full)
 
-    async def _go_on(self, leased: Sequence[Leased], *, full: bool) -> bool:
+    async def _work_on(self, leased: Sequence[Leased], *, is_full: bool) -> bool:
         context = self._context
-        planned = [one for one in leased if one.attempt.state is AttemptState.PLANNED]
-        later = [one for one in planned if full and self._intents.never_sent(one) is None]
-        if later:
-            await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
-        if sent := [one for one in planned if one not in later]:
-            await self._send(sent)
-        launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
-        store_ok = await self._read_beats(launching)
-        await decide_batch(context, self.name, launching, lambda one: self._look_up(one, store_ok))
+        planned = [row for row in leased if row.attempt.state is AttemptState.PLANNED]
+        postponed = [row for row in planned if is_full and self._intents.never_sent(row) is None]
+        if postponed:
+            await context.store.release([], [row.attempt for row in postponed], due_in_s=self.every_s)
+        if due := [row for row in planned if row not in postponed]:
+            await self._send(due)
+        launching = [row for row in leased if row.attempt.state is AttemptState.LAUNCHING]
+        is_readable = await self._facts.read_heartbeats(launching)
+        await decide_batch(context, self.name, launching, lambda row: self._advance(row, is_readable))
         return True
-
-    async def _look_up(self, one: Leased, store_ok: bool) -> None:
-        with self._claims.writing():
-            await self._look_at(one, store_ok)
 
     # ------------------------------------------------------------------------------------------------------ planned
 
     async def _send(self, leased: list[Leased]) -> None:
-        """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
+        """Commit `create_sent_at` and then send the creates: from this commit on the name may exist, and is charged."""
         intents = await decide_batch(self._context, self.name, leased, self._intents.change)
-        for one, (_, sends) in intents:
-            if sends:
-                self._launchers.register(one.attempt)
-        held: list[bool] = [False] * len(intents)
+        for row, (_, is_sent) in intents:
+            if is_sent:
+                self._launchers.register(row.attempt)
+        written: list[bool] = [False] * len(intents)
         try:
-            held = list(await self._context.store.apply([change for _, (change, _) in intents]))
+            written = list(await self._context.store.apply([change for _, (change, _) in intents]))
         finally:
-            for (one, (_, sends)), ok in zip(intents, held, strict=True):
-                if sends and not ok:
-                    self._launchers.release(one.attempt.name)
-        for (one, (change, sends)), ok in zip(intents, held, strict=True):
-            if ok and change.attempt and sends:
-                self._start(Leased(attempt=change.attempt[1], job=one.job), first=True)
+            for (row, (_, is_sent)), is_written in zip(intents, written, strict=True):
+                if is_sent and not is_written:
+                    self._launchers.release(row.attempt.name)
+        for (row, (change, is_sent)), is_written in zip(intents, written, strict=True):
+            if is_written and change.attempt and is_sent:
+                self._start(Leased(attempt=change.attempt[1], job=row.job), first=True)
 
-    def _start(self, one: Leased, *, first: bool) -> None:
-        self._launchers.attach(one.attempt.name, self._creates.start(self._create(one, first)))
+    def _start(self, leased: Leased, *, first: bool) -> None:
+        self._launchers.attach(leased.attempt.name, self._creates.start(self._create(leased, first)))
 
-    async def _create(self, one: Leased, first: bool) -> None:
-        attempt = one.attempt
-        provider, boot = self._context.provider_of(attempt), None
-        try:
-            boot = await self._boot.prepare(one)
-            async with asyncio.timeout(provider.caps.boot_deadline_s):
-                handles = await provider.create(attempt.name, attempt.line.offer, boot)
-        except (NoCapacity, Throttled) as e:
-            await self._refused(one, AttemptEvent.NO_CAPACITY, str(e))
-        except ImageRefused as e:
-            await self._refused(one, AttemptEvent.REJECTED, str(e), Reason.IMAGE)
-        except Rejected as e:
-            found = of_account(attempt.line.offer, str(e)) if boot else None
-            await self._refused(one, AttemptEvent.REJECTED, str(e), account=found)
-        except Unusable as e:
-            await self._answer(one, partial(self._unusable, why=str(e)))
-        except BlobError as e:
-            await self._answer(one, partial(self._unsent, first=first and boot is None, why=str(e)))
-        except ProviderError as e:
-            await self._answer(one, partial(self._unknown, why=str(e)))
-        except TimeoutError:
-            await self._launchers.ask(attempt)
-            why = f"no answer within {provider.caps.boot_deadline_s:g} s"
-            await self._answer(one, partial(self._unknown, why=why))
-        except Exception as e:
-            # Its words may hold anything: they are for the log, which gets them with the place.
-            why = f"{type(e).__name__} at {provider.name}; see the daemon's log"
-            await self._answer(one, partial(self._unknown, why=why))
-            raise
-        else:
-            await self._answer(one, partial(self._answered, handles=tuple(handles)))
+    async def _create(self, leased: Leased, first: bool) -> None:
+        """Call create and write what becomes of the attempt. `first`: no create of this name was ever sent."""
+        outcome = await self._calls.create(leased, is_first=first)
+        await self._write_outcome(leased, outcome)
+        if isinstance(outcome, CreateUnknown) and outcome.error is not None:
+            raise outcome.error
 
-    async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
-        """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
-        look it up: a look-up changes nothing while the launcher is not proven dead.
+    async def _write_outcome(self, leased: Leased, outcome: CreateOutcome) -> None:
+        """Write the decision on an outcome for as long as the attempt is launching.
+
+        Another lease of the attempt does not matter: its holder changes nothing before the launcher is proven dead.
         """
-        while not await self._write(change(one)):
-            now = (await self._context.store.attempts_by_id([one.attempt.id])).get(one.attempt.id)
-            if now is None or now.state is not AttemptState.LAUNCHING:
+        if isinstance(outcome, CreateRefused):
+            await self._calls.block(leased.attempt, outcome)
+        while not await self._write(leased.job, self._after_create(leased, outcome)):
+            attempts = await self._context.store.attempts_by_id([leased.attempt.id])
+            current = attempts.get(leased.attempt.id)
+            if current is None or current.state is not AttemptState.LAUNCHING:
                 return
-            one = replace(one, attempt=now)
+            leased = replace(leased, attempt=current)
 
-    async def _write(self, change: Change) -> bool:
-        """What it makes a machine that stands is followed from now on: the database may be gone before billing asks."""
-        (held,) = await self._context.store.apply([change])
-        if held and change.attempt and change.attempt[1].state is AttemptState.BOOTING:
-            booting = change.attempt[1]
-            self._inventory.unseen_since(booting.line.offer.provider, booting.name, born_by=booting.booted_at)
-        return held
-
-    def _unknown(self, one: Leased, why: str) -> Change:
-        detail = replace(one.attempt, detail=f"create's outcome is unknown: {why}")
-        return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
-
-    def _unsent(self, one: Leased, first: bool, why: str) -> Change:
-        """No cloud was asked, since what the machine is to be given could not be written: any broker may create it, at
-        no cost if it is the `first` create of that name, else once two listings show nothing.
-        """
-        unsent = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
-        own = one.attempt.launched_by == self._context.provider_of(unsent).launcher_id()
-        if not (first and own and no_machine_known(unsent) and unsent.charged_to is None):
-            return Change(attempt=(one.attempt, unsent), due_in_s=self.every_s)
-        unsent = step(unsent, AttemptEvent.UNSENT, self._context.clock.now()).attempt
-        return Change(attempt=(one.attempt, unsent), due_in_s=CREATE_LOOK_S)
-
-    def _unusable(self, one: Leased, why: str) -> Change:
-        """No cloud was asked, and the same would come of another offer: the job fails, and its offer stands."""
+    def _after_create(self, leased: Leased, outcome: CreateOutcome) -> LaunchDecision:
+        launcher_id = self._context.provider_of(leased.attempt).launcher_id()
         now = self._context.clock.now()
-        ended = step(one.attempt, AttemptEvent.REJECTED, now, reason=Reason.USER_ERROR).attempt
-        told = event(one.job, "attempt.refused", why, attempt=ended)
-        return Change(attempt=(one.attempt, replace(ended, detail=why)), events=(told,))
-
-    async def _refused(
-        self,
-        one: Leased,
-        why: AttemptEvent,
-        message: str,
-        reason: Reason | None = None,
-        *,
-        seen: tuple[Handle, ...] = (),
-        account: AccountRefusal | None = None,
-    ) -> None:
-        """`seen`: what stands all the same, and is charged. `account`: what it says of more than this offer."""
-        offer, store = one.attempt.line.offer, self._context.store
-        words, detail = f"{offer.cloud}: {message}", message
-        if account is None:
-            await store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
-        else:
-            words = detail = f"{account.words} ({message})"
-            passed_s = block_s(account, await store.attempts(one.attempt.job_id))
-            await store.block_offer(account.key, account.words, for_s=passed_s)
-
-        def refusal(now: Leased) -> Change:
-            ended = step(now.attempt, why, self._context.clock.now(), reason=reason).attempt
-            told = event(now.job, "attempt.refused", words, attempt=ended)
-            noted = replace(ended, detail=detail, handles=seen or ended.handles)
-            return Change(attempt=(now.attempt, noted), events=(told,))
-
-        await self._answer(one, refusal)
-
-    def _created(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
-        booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
-        told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
-        return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
-
-    def _answered(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
-        """Whoever carried it out is through with it, and so need not be proven dead once the attempt is over: another
-        broker cannot prove that of a host that is lost.
-        """
-        complete = len(handles) == one.attempt.line.nodes
-        change = self._created(one, handles) if complete else self._miscounted(one, handles)
-        assert change.attempt is not None
-        before, after = change.attempt
-        return replace(change, attempt=(before, replace(after, launched_by="")))
-
-    def _miscounted(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
-        """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever.
-        Or more than were bought, which would bill without being paid for here.
-        """
-        now = self._context.clock.now()
-        ended = step(one.attempt, AttemptEvent.MISMATCH, now).attempt
-        detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
-        ended = replace(ended, handles=handles, detail=detail)
-        stood = [MachineSpan(id=handle.id, since=None, shown=now, until=None) for handle in handles]
-        prices = extra_machine_changes(one.attempt, one.attempt.prices, stood)
-        charge = priced(one.attempt, prices) if prices else None
-        return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))
+        return after_create(leased.attempt, outcome, now, launcher_id=launcher_id, poll_s=self.every_s)
 
     # ----------------------------------------------------------------------------------------------------- launching
 
-    async def _read_beats(self, launching: Sequence[Leased]) -> bool:
-        """False: the blob store cannot be read, or could not a moment ago, so nothing is known of agents that launchers
-        start.
-        """
-        asked = {self._context.providers.get(one.attempt.line.offer.provider) for one in launching} - {None}
-        if all(provider.caps.agent_start_s is None for provider in asked if provider is not None):
-            return True
-        try:
-            await self._beats.refresh()
-        except BlobsUnavailable:
-            return False
-        readable_s = self._beats.readable_s
-        return readable_s is not None and readable_s >= self._context.patience.lost_s
+    async def _advance(self, leased: Leased, is_readable: bool) -> None:
+        """Gather, decide and apply for one attempt whose create has not answered."""
+        with self._claims.writing():
+            facts = await self._facts.gather(leased, is_readable=is_readable)
+            decision = advance_launch(facts)
+            observed = Leased(attempt=decision.before, job=leased.job)
+            match decision.step:
+                case LaunchStep.WAIT:
+                    await self._wait(leased, decision)
+                case LaunchStep.CONFIRM:
+                    await self._adopt(observed, await self._calls.confirm(decision.before, leased.job, facts.look.seen))
+                case LaunchStep.CREATE:
+                    await self._create_again(observed, decision)
+                case LaunchStep.WRITE:
+                    await self._end(observed, decision)
+                case _:
+                    assert_never(decision.step)
 
-    async def _look_at(self, one: Leased, store_ok: bool) -> None:
-        """A create that has not answered: adopt what the cloud shows, or end what went wrong; create again only when
-        that is proven safe.
-        """
-        attempt, context = one.attempt, self._context
-        provider = context.provider_of(attempt)
-        signal = signalled(one.attempt, one.job)
-        if signal is not None:
-            await self._break_off(one, signal, ())
-            return
-        try:
-            await self._inventory.refresh(provider.name)
-        except ProviderError:
-            await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
-            return
-        one = replace(one, attempt=replace(attempt, running_at=self._inventory.running_at(attempt)))
-        look = await self._look(one, store_ok)
-        told = judge_launching(attempt, look, provider.caps, context.clock.now())
-        if told is None:
-            await self._wait_on(one, look.seen, attempt)
-        elif told is AttemptEvent.CREATED:
-            await self._adopt(one, look.seen)
-        elif told is AttemptEvent.ABSENT:
-            await self._again(one)
+    async def _wait(self, leased: Leased, decision: LaunchDecision) -> None:
+        if decision.attempt == decision.before:
+            await self._context.store.release([], [leased.attempt], due_in_s=decision.due_in_s)
         else:
-            await self._break_off(one, told, look.seen, look.final)
+            await self._write(leased.job, decision)
 
-    async def _adopt(self, one: Leased, seen: Sequence[Observed]) -> None:
-        """Nobody has heard what create would have said of these machines, so that is asked for first."""
-        provider, handles = self._context.provider_of(one.attempt), _handles(one.attempt, seen)
-        try:
-            await provider.confirm(handles, one.attempt.line.offer, bought_for(one.job))
-        except Rejected as e:
-            await self._refused(one, AttemptEvent.REJECTED, str(e), seen=handles)
-        except ProviderError as e:
-            noted = replace(one.attempt, handles=handles, detail=f"its agent runs, but it cannot be looked at: {e}")
-            await self._context.store.apply([Change(attempt=(one.attempt, noted), due_in_s=CREATE_LOOK_S)])
+    async def _adopt(self, leased: Leased, outcome: CreateOutcome) -> None:
+        """Write the outcome of a confirmation. Only a refusal is written again after the lease was lost."""
+        if isinstance(outcome, CreateRefused):
+            await self._write_outcome(leased, outcome)
         else:
-            await self._write(self._created(one, tuple(o.handle for o in seen)))
+            await self._write(leased.job, self._after_create(leased, outcome))
 
-    async def _look(self, one: Leased, store_ok: bool) -> LaunchLook:
-        attempt, provider = one.attempt, one.attempt.line.offer.provider
-        dead = await self._launchers.dead_since(attempt)
-        look = LaunchLook(
-            seen=self._inventory.seen(provider, attempt.name),
-            omits=self._inventory.omits(provider, attempt.name, attempt.line.nodes),
-            beating=self._beats.shown(attempt.id, attempt.line.nodes)
-            and not self._launchers.is_in_flight(attempt.name),
-            store_ok=store_ok,
-            dead_s=None if dead is None else self._context.clock.monotonic() - dead,
-        )
-        absent = dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None
-        return await self._after_it(one, replace(look, absent=True)) if absent else look
-
-    async def _after_it(self, one: Leased, look: LaunchLook) -> LaunchLook:
-        """Once nothing stands: how it ended, and whether another attempt follows."""
-        try:
-            final = await read_final(self._context, one.attempt.id)
-            return replace(look, final=final, followed=await self._restored.was_superseded(one.job, one.attempt))
-        except BlobsUnavailable:
-            return replace(look, unread=True)
-
-    async def _wait_on(self, one: Leased, seen: Sequence[Observed], read: Attempt) -> None:
-        """What stands there already is recorded: whoever ends this attempt destroys it, shown by then or not.
-
-        `read`: the attempt as it was claimed.
-        """
-        due_s = min(CREATE_LOOK_S, self._context.rhythm.look_s)
-        noted = replace(one.attempt, handles=_handles(one.attempt, seen))
-        if noted == read:
-            await self._context.store.release([], [read], due_in_s=due_s)
-        else:
-            await self._context.store.apply([Change(attempt=(read, noted), due_in_s=due_s)])
-
-    async def _again(self, one: Leased) -> None:
-        """The same name and the first `create_sent_at`: no second machine, and no second left uncharged. So the time of
-        the first, whose outcome is unknown, is charged now: the next one may be refused.
-        """
-        attempt, now = one.attempt, self._context.clock.now()
+    async def _create_again(self, leased: Leased, decision: LaunchDecision) -> None:
+        """Send another create under the same name and the first `create_sent_at`, so that all its time is charged."""
+        attempt = leased.attempt
         self._launchers.register(attempt)
-        sent = step(attempt, AttemptEvent.ABSENT, now).attempt
-        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
-        change = Change(attempt=(attempt, sent), charge=up_to(attempt, now), due_in_s=CREATE_LOOK_S)
+        launcher_id = self._context.provider_of(attempt).launcher_id()
+        decision = replace(decision, attempt=replace(decision.attempt, launched_by=launcher_id))
         try:
-            (held,) = await self._context.store.apply([change])
+            is_written = await self._write(leased.job, decision)
         except BaseException:
             self._launchers.release(attempt.name)
             raise
-        if held:
-            self._start(Leased(attempt=sent, job=one.job), first=False)
+        if is_written:
+            self._start(Leased(attempt=decision.attempt, job=leased.job), first=False)
         else:
             self._launchers.release(attempt.name)
 
-    async def _break_off(
-        self, one: Leased, why: AttemptEvent, seen: Sequence[Observed], final: Final | None = None
-    ) -> None:
-        """Waits for the launch no longer: what stands there is destroyed, and its launcher is told to stop."""
-        offer = one.attempt.line.offer
-        reason = setup_reason(tuple(seen)) if why is AttemptEvent.SETUP_FAILED else None
-        if final is not None:
-            reason = reason_of(final, None)  # what it was drained for is asked for when it is settled
-        decision = step(one.attempt, why, self._context.clock.now(), reason=reason)
-        # What create said before it was given up on tells people more than that it was.
-        cause = f"{why.value} ({one.attempt.detail})" if one.attempt.detail else why.value
-        detail = final.message if final else _shown(offer, why, tuple(seen)) or cause
-        ended = replace(decision.attempt, final=final, detail=detail, handles=_handles(one.attempt, seen))
-        told = () if why in _SIGNALS else (moved(one.job, ended),)
-        charge = surplus(self._context, self._inventory, one.attempt)
-        (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), charge=charge, events=told)])
-        if not held:  # billing charged it meanwhile, or it is another broker's
-            await self._context.store.release([], [one.attempt], due_in_s=0.0)
-        elif Effect.CANCEL in decision.effects:
-            await self._launchers.stop(one.attempt)
+    async def _end(self, leased: Leased, decision: LaunchDecision) -> None:
+        if not await self._write(leased.job, decision):  # billing has charged it meanwhile, or its lease was lost
+            await self._context.store.release([], [leased.attempt], due_in_s=0.0)
+        elif decision.cancels_launcher:
+            await self._launchers.stop(leased.attempt)
 
+    # --------------------------------------------------------------------------------------------------------- apply
 
-_SIGNALS = frozenset({AttemptEvent.STOP, *(meaning.event for meaning in SIGNALS.values())})
+    async def _write(self, job: Job, decision: LaunchDecision) -> bool:
+        """Write a decision under the fence; return False if the fence refused it."""
+        attempt = decision.attempt
+        change = Change(
+            attempt=(decision.before, attempt),
+            charge=self._charge(decision),
+            events=launch_events(job, decision),
+            due_in_s=decision.due_in_s,
+        )
+        (is_written,) = await self._context.store.apply([change])
+        if is_written and attempt.state is AttemptState.BOOTING:
+            # Follow its machines from now on: the database may be unreachable when billing asks for them.
+            self._inventory.unseen_since(attempt.line.offer.provider, attempt.name, born_by=attempt.booted_at)
+        return is_written
 
-
-def _shown(offer: Offer, why: AttemptEvent, seen: tuple[Observed, ...]) -> str | None:
-    """What the machines themselves show of the reason."""
-    if why is AttemptEvent.MISMATCH:
-        return mismatch(offer, seen)
-    return fault(seen) if why is AttemptEvent.SETUP_FAILED else None
-
-
-def _handles(attempt: Attempt, seen: Sequence[Observed]) -> tuple[Handle, ...]:
-    """The recorded machines and those that are shown."""
-    return tuple({h.id: h for h in (*attempt.handles, *(o.handle for o in seen))}.values())
+    def _charge(self, decision: LaunchDecision) -> Charge | None:
+        match decision.charge:
+            case LaunchCharge.UP_TO_NOW:
+                return up_to(decision.before, self._context.clock.now())
+            case LaunchCharge.EXTRA_LISTED:
+                return surplus(self._context, self._inventory, decision.before)
+            case LaunchCharge.EXTRA_CREATED:
+                return priced(decision.before, decision.prices)
+        return None

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Set
 
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import is_told
+from broker.controllers.base.events import is_reported
 from broker.domain.job import Handle
 from broker.domain.notifications import Notice
 
@@ -28,7 +28,7 @@ class OrphanNews:
         """At the first so many times, and then each time that there are twice as many. Raises StoreError."""
         self._refused[key] += 1
         times = self._refused[key]
-        if is_told(times, self._context.rhythm.destroy_alert):
+        if is_reported(times, self._context.rhythm.destroy_alert):
             said = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
             await self._post(key, handle, "orphan.destroy_failed", said, str(times))
 

@@ -7,7 +7,7 @@ from broker.billing.accrual import refused
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event, is_told
+from broker.controllers.base.events import event, is_reported
 from broker.controllers.billing.charges import moved_prices, surplus, up_to
 from broker.controllers.billing.self_stop import self_stopped_by
 from broker.controllers.observation.heartbeats import read_final
@@ -190,7 +190,7 @@ class Termination:
         failures = moved.destroy_failures + 1
         moved = replace(moved, destroy_failures=failures, detail=message)
         told = event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved)
-        alert = is_told(failures, self._context.rhythm.destroy_alert)
+        alert = is_reported(failures, self._context.rhythm.destroy_alert)
         # No back-off, since the machine bills: the cloud's gate keeps calls apart, and obeys what the cloud asks for.
         return Change(attempt=(one.attempt, moved), events=(told,) if alert else ())
 

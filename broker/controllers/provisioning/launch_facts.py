@@ -1,0 +1,95 @@
+"""Gathers the facts about a launching attempt for `broker.lifecycle.launch_decision.advance_launch`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker.controllers.base.context import ControllerContext
+from broker.controllers.observation.heartbeats import HeartbeatReader, read_final
+from broker.controllers.observation.inventory import Inventory
+from broker.controllers.observation.restored_attempts import RestoredAttempts
+from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
+from broker.domain.errors import BlobsUnavailable, ProviderError
+from broker.lifecycle.launch import LaunchLook
+from broker.lifecycle.launch_decision import LaunchFacts
+from broker.lifecycle.signals import signalled
+from broker.ports import Leased
+
+
+class LaunchFactsReader:
+    """Reads listings, heartbeats, launchers and the blob store."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        inventory: Inventory,
+        launchers: CreatesInFlight,
+        beats: HeartbeatReader,
+        restored: RestoredAttempts,
+    ) -> None:
+        self._context, self._inventory, self._launchers = context, inventory, launchers
+        self._beats, self._restored = beats, restored
+
+    async def read_heartbeats(self, launching: Sequence[Leased]) -> bool:
+        """Return False if heartbeats cannot be read, or could not until a moment ago.
+
+        Then the state of agents that launchers start is unknown. Other clouds start their agents themselves, so their
+        heartbeats are not read here.
+        """
+        names = {row.attempt.line.offer.provider for row in launching}
+        providers = [self._context.providers[name] for name in names if name in self._context.providers]
+        if all(provider.caps.agent_start_s is None for provider in providers):
+            return True
+        try:
+            await self._beats.refresh()
+        except BlobsUnavailable:
+            return False
+        readable_s = self._beats.readable_s
+        return readable_s is not None and readable_s >= self._context.patience.lost_s
+
+    async def gather(self, leased: Leased, *, is_readable: bool) -> LaunchFacts:
+        """Return the facts. A signal ends the attempt without regard to listings, so then the cloud is not asked."""
+        attempt, context = leased.attempt, self._context
+        provider = context.provider_of(attempt)
+        look, is_listed, running_at = LaunchLook(), True, None
+        if signalled(attempt, leased.job) is None:
+            try:
+                await self._inventory.refresh(provider.name)
+            except ProviderError:
+                is_listed = False
+            else:
+                running_at = self._inventory.running_at(attempt)
+                look = await self._look(leased, is_readable)
+        return LaunchFacts(
+            job=leased.job,
+            attempt=attempt,
+            caps=provider.caps,
+            now=context.clock.now(),
+            look=look,
+            is_listed=is_listed,
+            running_at=running_at,
+            look_s=context.rhythm.look_s,
+        )
+
+    async def _look(self, leased: Leased, is_readable: bool) -> LaunchLook:
+        attempt, provider = leased.attempt, leased.attempt.line.offer.provider
+        dead_since = await self._launchers.dead_since(attempt)
+        has_heartbeats = self._beats.shown(attempt.id, attempt.line.nodes)
+        look = LaunchLook(
+            seen=self._inventory.seen(provider, attempt.name),
+            omits=self._inventory.omits(provider, attempt.name, attempt.line.nodes),
+            beating=has_heartbeats and not self._launchers.is_in_flight(attempt.name),
+            store_ok=is_readable,
+            dead_s=None if dead_since is None else self._context.clock.monotonic() - dead_since,
+        )
+        if dead_since is None or self._inventory.absent_since(provider, attempt.name, dead_since) is None:
+            return look
+        return await self._with_end(leased, replace(look, absent=True))
+
+    async def _with_end(self, leased: Leased, look: LaunchLook) -> LaunchLook:
+        """Add the final report, and whether a later attempt follows that a restored backup lacks."""
+        try:
+            final = await read_final(self._context, leased.attempt.id)
+            followed = await self._restored.was_superseded(leased.job, leased.attempt)
+        except BlobsUnavailable:
+            return replace(look, unread=True)
+        return replace(look, final=final, followed=followed)
