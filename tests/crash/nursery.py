@@ -16,10 +16,10 @@ from typing import Any
 
 import broker.daemon.app
 from broker.controllers.base.context import Intervals
-from broker.lifecycle import launch_decision
 from broker.daemon.config import DaemonConfig
 from broker.daemon.log_setup import set_up
 from broker.domain.ids import Installation
+from broker.lifecycle import launch_decision
 from broker.runtime.provider_gate import gated
 from tests.crash.cloud import NAME, PaperProvider
 from tests.crash.forks import keep

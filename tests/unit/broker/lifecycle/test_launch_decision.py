@@ -74,7 +74,10 @@ def test_a_stop_ends_the_launch_whatever_is_listed() -> None:
 
 def test_the_error_of_the_create_is_named_when_the_cap_ends_it() -> None:
     decision = advance(launching(signal=Signal.CAP, detail="no answer"))
-    assert (decision.attempt.reason, decision.attempt.detail) == (Reason.CAPPED, "cap near (no answer)")
+    assert (decision.attempt.reason, decision.attempt.detail) == (
+        Reason.CAPPED,
+        f"{AttemptEvent.CAP.value} (no answer)",
+    )
 
 
 def test_an_unlisted_cloud_changes_nothing() -> None:
@@ -109,7 +112,7 @@ def test_a_proven_absence_creates_again_and_charges_the_time_of_the_first() -> N
         ({"fault": "no image", "image_refused": True}, Reason.IMAGE, "no image"),
         ({"fault": "no disk"}, Reason.INFRASTRUCTURE, "no disk"),
         ({"accelerator": "t4"}, Reason.MISMATCH, "t4"),
-        ({"state": InstanceState.STOPPED}, Reason.PREEMPTED, "cloud says gone"),
+        ({"state": InstanceState.STOPPED}, Reason.PREEMPTED, AttemptEvent.GONE.value),
     ],
 )
 def test_the_listing_names_the_cause_of_an_end(machine: dict[str, Any], reason: Reason, detail: str) -> None:
