@@ -1,7 +1,7 @@
 """Peak memory of a fine-tune, traced without a GPU or weights: `python -m trainer.memtrace --config CONFIG.json`.
 
-transformers and peft import sklearn, bitsandbytes and the like wherever they are installed, for seconds: this process
-does without them, unless a model is quantised or divided between GPUs.
+transformers and peft import sklearn, bitsandbytes and others if they are installed, which takes seconds. This process
+blocks these imports, unless a model is quantised or shared by several GPUs.
 """
 
 # ruff: noqa: E402 - names are shut out before the libraries are imported
@@ -21,7 +21,7 @@ UNUSED = (
 )
 if __name__ == "__main__" and not any(n in word for word in sys.argv for n in ("qlora", "--gpus")):
     for name in UNUSED:
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which import reads as: not to be had
+        sys.modules.setdefault(name, None)  # import then raises ModuleNotFoundError
 
 import peft
 import torch
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the peak as one JSON object; 2 with one line on stderr for what cannot be traced."""
+    """Print the peak as one JSON object. Return 2, with one line on stderr, if the step cannot be traced."""
     args = parser().parse_args(argv)
     try:
         config = json.loads(args.config.read_bytes())

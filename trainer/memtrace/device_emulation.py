@@ -1,7 +1,7 @@
-"""Makes the meta device keep what a GPU (or a CPU) would keep: autocast, attention, dropout, AdamW's kernels.
+"""Emulates on the meta device which tensors CUDA or CPU kernels save: autocast, attention, dropout, AdamW.
 
-Autocast knows no meta device. The trainer's own Accelerator switches the CPU's autocast on and off around the model,
-and checkpointing restores it for what it computes again; so that switch is read here, and its casts are done by hand.
+Autocast does not support the meta device. The trainer's own Accelerator switches the CPU's autocast on and off around
+the model, and checkpointing restores it for recomputation. This module reads that switch and applies the casts itself.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ LOWERED = frozenset(
         *(torch.Tensor.__matmul__, torch.Tensor.__rmatmul__),
     }
 )
-"""Computed in half precision under autocast, on every device (torch's autocast_mode.h)."""
+"""Functions that autocast computes in half precision on every device (torch's autocast_mode.h)."""
 RAISED_ON_CUDA = frozenset(
     {
         *(functional.layer_norm, functional.group_norm, functional.mse_loss),
@@ -30,18 +30,18 @@ RAISED_ON_CUDA = frozenset(
         *(torch.exp, torch.expm1, functional.softplus),
     }
 )
-"""Computed in float32 under CUDA's autocast; the CPU's leaves them alone."""
+"""Functions that CUDA's autocast computes in float32; the CPU's autocast leaves them unchanged."""
 BLOCK = {"cuda": 512, "cpu": 1}
-"""Bytes that the allocator rounds up to."""
+"""Bytes to whose multiples the allocator rounds up."""
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps and allocates what a flash kernel does; the CPU's has no workspace to speak of."""
+    """Attention that saves and allocates what a flash kernel does; the CPU's kernel has almost no workspace."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, cuda: bool) -> Any:
         batch, heads, length, _ = q.shape
-        with torch.enable_grad():  # by which the tracer knows forward work, also where it is done again
+        with torch.enable_grad():  # the tracer recognises forward work by this, also when it is recomputed
             out = q.new_empty((batch, length, heads, v.shape[-1])).transpose(1, 2).detach()
             sums = q.new_empty((batch, heads, length), dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums, *(() if bias is None else (bias,)))
@@ -64,14 +64,14 @@ class _Attention(torch.autograd.Function):
 
 
 def _bias_gradient(ctx: Any, q: Any, k: Any, bias: Any) -> Any:
-    """The kernel makes it for every row and head; what they share is summed."""
+    """Return the bias's gradient. The kernel makes it for every row and head; shared elements are summed."""
     if not ctx.biased or not ctx.needs_input_grad[3]:
         return None
     return q.new_empty((*q.shape[:3], k.shape[2])).sum_to_size(bias.shape)
 
 
 class DeviceEmulation(TorchFunctionMode):
-    """Does by hand what torch does by device: `device` is `cuda` or `cpu`."""
+    """Torch function mode that applies the device-dependent behaviour of torch; `device` is `cuda` or `cpu`."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class DeviceEmulation(TorchFunctionMode):
         self._casts: dict[int, torch.Tensor] = {}
 
     def forget(self) -> None:
-        """Drops the casts of weights, as torch does once autocast is over."""
+        """Drop the casts of weights, as torch does at the end of autocast."""
         self._casts.clear()
 
     def __torch_function__(
@@ -104,7 +104,10 @@ class DeviceEmulation(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """A mode is off inside itself, but checkpointing runs the model again from within the backward pass."""
+        """Run the backward pass with this mode on.
+
+        A mode is off inside itself, but checkpointing reruns the model there.
+        """
         run = torch.autograd.graph._engine_run_backward
         gradient = torch.ones_like(loss)
         with self:
@@ -125,9 +128,11 @@ class DeviceEmulation(TorchFunctionMode):
         return self._casts[id(value)]
 
     def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **kwargs: Any) -> Any:
-        """On a GPU, float32 with grouped heads has no kernel but the one that writes the scores out; keys of fewer
-        heads without `enable_gqa` (falcon) have no other on any device: torch's fused kernels ask for equal heads. Nor
-        have a bias that wants a gradient and dropout (T5's) on a CPU: torch's sdp_utils_cpp asks for neither.
+        """Apply attention with the kernel that torch would choose.
+
+        Three cases have only the kernel that materialises the scores. On a GPU: float32 with grouped heads. On any
+        device: keys with fewer heads without `enable_gqa` (falcon), because torch's fused kernels require equal heads.
+        On a CPU: dropout, or a bias that requires a gradient (T5's), which torch's sdp_utils_cpp rejects.
         """
         if not q.is_meta:
             return functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **kwargs)
@@ -153,8 +158,9 @@ class DeviceEmulation(TorchFunctionMode):
 
 
 def _aligned(bias: Any) -> Any:
-    """The memory-efficient kernel copies a bias whose rows are no multiple of 8 elements, or that has none: torch's
-    `preprocess_mask`.
+    """Return the bias in the alignment that the memory-efficient kernel requires (torch's `preprocess_mask`).
+
+    The kernel copies a bias if its rows are not contiguous, or if a stride is no multiple of 8 elements.
     """
     *rows, last = bias.stride()
     if last == 1 and not any(step % 8 for step in rows):
@@ -163,13 +169,13 @@ def _aligned(bias: Any) -> Any:
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """A GPU keeps one byte an element; elsewhere the mask is of the input's own type."""
+    """Apply dropout as a GPU does: the mask has one byte per element; elsewhere it has the input's own type."""
     return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 @contextlib.contextmanager
 def one_autocast() -> Iterator[None]:
-    """Answers by the CPU's autocast who asks for a GPU's, which is switched with it: peft, over a quantised base."""
+    """Report the CPU's autocast to callers that ask for the GPU's, as peft does over a quantised base."""
     enabled: Any = torch.is_autocast_enabled
     with mock.patch("torch.is_autocast_enabled", lambda kind="cuda": enabled("cpu" if kind == "cuda" else kind)):
         yield
@@ -177,7 +183,7 @@ def one_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
-    """Lets AdamW's fused and foreach kernels and checkpointing take the meta device for one that they know."""
+    """Make AdamW's fused and foreach kernels and checkpointing accept the meta device."""
     known = ["cuda", "cpu", "meta"]
     optimizer = "torch.optim.optimizer._get_{}_kernels_supported_devices"
     infer: Any = torch.utils.checkpoint._infer_device_type

@@ -1,7 +1,7 @@
-"""Several processes for the tracer: one of them alone, beside others that torch's fake group makes up.
+"""Several processes for the tracer: one real process, and others that torch's fake process group simulates.
 
-The trainer's own wrapping is run, so DDP's buckets and FSDP2's shards, gathers, prefetches and reductions are torch's.
-On the meta device nothing is sent, and what asks for numbers or streams of a device is answered here.
+The trainer's own wrapping runs, so DDP's buckets and FSDP 2's shards, gathers, prefetches and reductions are torch's.
+On the meta device nothing is sent. This module answers calls that need numbers or streams of a device.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ WRAPPER = "torch.nn.parallel.distributed."
 
 @contextlib.contextmanager
 def joined(world: int) -> Iterator[None]:
-    """This process is the first of so many; of those that it has really met, where it has met some."""
+    """Make this process the first of `world`, or keep the real process group if one exists."""
     if world == 1 or distributed.is_initialized():
         yield
         return
@@ -37,8 +37,8 @@ def joined(world: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    place["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # else accelerate says what it chose
-    AcceleratorState._reset_state(True)  # one for the process, which may have been alone
+    place["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # otherwise accelerate logs its choice
+    AcceleratorState._reset_state(True)  # one state per process, which may have been for a single process
     with mock.patch.dict(os.environ, place):
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         try:
@@ -49,7 +49,7 @@ def joined(world: int) -> Iterator[None]:
 
 
 class WeightlessFsdp(FullyShardedParallel):
-    """Shares of a model without numbers: nothing is handed out, and what is gathered is as hollow."""
+    """FSDP for a model without weights: nothing is distributed, and the gathered tensors have no data either."""
 
     def _share_out(self, bare: Any, mesh: Any) -> None:
         super()._share_out(bare, mesh)
@@ -63,14 +63,14 @@ class WeightlessFsdp(FullyShardedParallel):
 
 
 class SingleRank(DataParallel):
-    """All of the model, which stays where it was made."""
+    """The whole model, which stays on the device where it was built."""
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         return make(False)
 
 
 def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided: bool, meta: bool) -> DataParallel:
-    """The trainer's own, over as many processes as there are."""
+    """Return the trainer's own arrangement over the existing processes."""
     how = Parallelism(kind="fsdp" if divided else "ddp")
     if not meta:
         return of(how, accelerator, precision)
@@ -84,13 +84,13 @@ def _groups(model: torch.nn.Module) -> Iterator[groups.FSDPParamGroup]:
 
 
 def gathered(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """The whole weights that are trained, as a layer has them while it is computed; known after the first step."""
+    """Yield the unsharded trained weights, as a layer has them during computation. They exist after the first step."""
     for group in _groups(model):
         yield from (p._unsharded_param for p in group.fsdp_params if p.sharded_param.requires_grad)
 
 
 def answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What other processes and numbers would have been asked for; None for all other operations."""
+    """Return the result of an operation that needs other processes or numbers; None for all other operations."""
     if func.namespace == "c10d":
         c10d: Any = torch._C._distributed_c10d
         done: Any = torch.futures.Future()
@@ -103,7 +103,7 @@ def answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
-    """Around all that several do: what is exchanged is told apart, and what FSDP2 empties and fills again is seen."""
+    """Record the exchange of several processes: its category, and the storages that FSDP 2 empties and refills."""
     with contextlib.ExitStack() as patches:
         for owner, name in (
             (groups, "foreach_all_gather"),

@@ -1,6 +1,6 @@
-"""What the tracer builds and feeds for each kind of model: the trainer's own tasks, and two that it does not train.
+"""Models and inputs of the tracer by kind of model: the trainer's own tasks, and some that it does not train.
 
-A task's rows are all as long as asked; what they say does not matter for sizes.
+All rows of a task have the requested length; their content does not affect sizes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ DEPTHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "whisper": (("encoder_layers", "num_hidden_layers"), ("decoder_layers",)),
     "distilbert": (("n_layers",),),
 }
-"""How the config names the depth of each of its stacks."""
+"""Fields of the config with the depth of each of its stacks."""
 DEPTH = (("num_hidden_layers", "n_layer"),)
 KINDS = {
     **dict.fromkeys(("bert", "roberta", "distilbert"), "text_classification"),
@@ -34,22 +34,22 @@ KINDS = {
     "vit": "image_classification",
     "whisper": "transcription",
 }
-"""What a family is traced for where nobody says; all others for `causal_lm`."""
+"""Default task by family; other families are traced for `causal_lm`."""
 HEADED = frozenset({"text_classification", "token_classification", "image_classification"})
 
 
 def fresh_of(task: str, family: str) -> tuple[str, ...]:
-    """Modules of a headed model whose weights no checkpoint gave."""
+    """Return the modules of a headed model whose weights no checkpoint provides."""
     if task not in HEADED:
         return ()
     if task == "text_classification" and family == "roberta":  # peft itself trains such a head whole
         return ("classifier.dense", "classifier.out_proj")
     more = ("pre_classifier",) if task == "text_classification" and family == "distilbert" else ()
-    return (*more, "classifier", "score")  # whichever it has
+    return (*more, "classifier", "score")  # the model has one of them
 
 
 class Images:
-    """A class of a picture: not one of the trainer's tasks; the loss is as for a text's class."""
+    """Image classification. It is not one of the trainer's tasks; the loss equals that of text classification."""
 
     architecture, adapters = "AutoModelForImageClassification", None
 
@@ -73,15 +73,15 @@ class Images:
         return 1
 
     def begins(self, step: int) -> None:
-        """No step draws anything."""
+        """Do nothing: a step has no random draws."""
 
 
 class Speech(Seq2Seq):
-    """What is said in half a minute of sound: not one of the trainer's tasks; the loss is that of `seq2seq`."""
+    """Transcription of half a minute of sound. It is not one of the trainer's tasks; the loss is that of `seq2seq`."""
 
     architecture = "AutoModelForSpeechSeq2Seq"
     adapters: Any = None
-    """peft's own kinds know only tokens as input."""
+    """None, because peft's own model classes accept only tokens as input."""
 
     def __init__(self, train: TrainConfig, config: Mapping[str, Any]) -> None:
         super().__init__(train)
@@ -105,7 +105,7 @@ class InputKind:
 
     data: Mapping[str, Any]
     row: Callable[[int, int], Any]
-    """A row of so many tokens, and so many to write."""
+    """Make a row of (tokens to read, tokens to generate)."""
 
     def columns(self) -> DataConfig:
         return DataConfig(path="traced.jsonl", **self.data)
@@ -116,8 +116,9 @@ def _pair(length: int, target: int) -> Pair:
 
 
 def untie(model: Any, config: Mapping[str, Any]) -> None:
-    """A T5 whose config says that its head is not the table of words is tied when it is made, and untied by its
-    checkpoint, which has both.
+    """Untie the head of a T5 whose config says that it is separate from the word table.
+
+    Such a model is tied when it is made, and untied by its checkpoint, which has both matrices.
     """
     if config.get("model_type") == "t5" and config.get("tie_word_embeddings") is False:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
@@ -140,11 +141,11 @@ TRAINED = {
     "text_to_image": "text_classification",
     "transcription": "seq2seq",
 }
-"""Which of the trainer's own configurations stands for what it does not train."""
+"""The trainer's configuration that represents a task which it does not train."""
 
 
 def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
-    """The task as the loop takes it, without a tokenizer."""
+    """Return the task as the loop uses it, without a tokenizer."""
     if name == "image_classification":
         return Images(config)
     if name == "text_to_image":
@@ -156,7 +157,7 @@ def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
 
 
 def depths_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers of each stack; ValueError where the config has none."""
+    """Return the layers of each stack. Raise ValueError if the config has none."""
     found: list[int] = []
     for names in DEPTHS.get(str(config.get("model_type")), DEPTH):
         depth = next((config[n] for n in names if isinstance(config.get(n), int)), found[0] if found else 0)
@@ -167,7 +168,7 @@ def depths_of(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def with_depths(config: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:
-    """The config with so many layers in each stack; lists of a value for each layer are cut."""
+    """Return the config with that many layers in each stack; lists with a value per layer are truncated."""
     fields, before = dict(config), depths_of(config)[0]
     for name, value in fields.items():
         if isinstance(value, list) and len(value) == before:

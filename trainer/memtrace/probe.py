@@ -1,4 +1,4 @@
-"""The trainer's own step around a model that is given: what `trainer.memtrace.tracer` traces."""
+"""The trainer's own step around a given model, which `trainer.memtrace.tracer` traces."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,39 +20,39 @@ from trainer.training.step import Steps
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What to trace; defaults as the trainer's. `sequence`: tokens of every row."""
+    """Options of a trace; defaults as the trainer's. `sequence`: tokens of every row."""
 
     train: TrainConfig
     sequence: int
     target: int = 0
-    """Tokens that an encoder-decoder writes in each row; 0: as many as it reads."""
+    """Tokens of each row that an encoder-decoder generates; 0: as many as it reads."""
     attention: str = "sdpa"
     device: str = "cuda"
     foreach: bool = False
-    """AdamW's foreach kernels in place of the fused one."""
+    """Use AdamW's foreach kernels in place of the fused one."""
     padded: bool = False
-    """Rows differ in length, so attention takes a mask."""
+    """Rows differ in length, so attention needs a mask."""
     pure: bool = False
-    """Weights are held and computed with in the half precision itself, without autocast."""
+    """Weights are held in half precision, which also computes, without autocast."""
     targets: tuple[str, ...] = ()
     """Names of the modules that get adapters, in place of the trainer's choice."""
     task: str = "causal_lm"
-    """What is learned, one of `memtrace_kinds.BY_TASK`."""
+    """Task to trace, one of `inputs.BY_TASK`."""
     gpus: int = 1
     """Processes, each with rows of its own."""
     divided: bool = False
-    """They have a share of the model each (FSDP2), in place of all of it (DDP)."""
+    """Each process holds a shard of the model (FSDP 2), instead of all of it (DDP)."""
 
 
 class Probe(Steps):
-    """The trainer's step around a model that `make` makes on a device, for one step of one micro-batch."""
+    """The trainer's step around a model that `make` builds on a device, for one step of one micro-batch."""
 
     def __init__(
         self, ask: TraceOptions, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta"
     ) -> None:
         config = ask.train
         self._config = config
-        mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
+        mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 needs the same bytes
         self._accelerator = accelerate.Accelerator(cpu=device != "cuda", mixed_precision=mixed, device_placement=False)
         self._parallel = self._arranged(ask, "fp32" if mixed == "no" else mixed, meta=device == "meta")
         self._parallel.validate(config)
@@ -79,7 +79,7 @@ class Probe(Steps):
             return parallel.DataParallel(self._accelerator)
         from trainer.memtrace import (
             fake_distributed as memtrace_world,
-        )  # and all of torch's FSDP2, which one process does without
+        )  # imports all of torch's FSDP 2, which one process does not need
 
         return memtrace_world.arrangement(self._accelerator, precision, divided=ask.divided, meta=meta)
 
@@ -94,7 +94,7 @@ class Probe(Steps):
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
 
     def _apply_row_skips(self) -> None:
-        """No earlier worker went wrong."""
+        """Do nothing: no earlier worker diverged."""
 
     def _is_good(self, row: dict[str, float]) -> bool:
         return True
@@ -106,7 +106,7 @@ class Probe(Steps):
         pass
 
     def warm(self) -> None:
-        """Makes what there is after the first step: the optimizer's state."""
+        """Make the optimizer's state, which exists after the first step."""
         if self._world > 1:
             with self._storages:
                 self._bare.train()
@@ -118,7 +118,10 @@ class Probe(Steps):
         self._optimizer.zero_grad(set_to_none=True)
 
     def step(self, storages: Storages) -> None:
-        """One step in the steady state; before the last of several micro-batches, with gradients accumulated."""
+        """Run one step in the steady state.
+
+        With several micro-batches this is the last of them, and accumulated gradients exist.
+        """
         for tensor in (*self._bare.parameters(), *self._bare.buffers(), *memtrace_bits.scales(self._bare)):
             storages.hold(parallel.local(tensor), "weights")
         for state in self._optimizer.state.values():

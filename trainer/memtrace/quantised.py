@@ -1,6 +1,7 @@
-"""A base of 4 bits for the tracer: transformers' and bitsandbytes' own modules and autograd, on the meta device.
+"""4-bit base for the tracer: transformers' and bitsandbytes' own modules and autograd, on the meta device.
 
-bitsandbytes knows the sizes of what its kernels make; what they take besides is done here in the parts that they have.
+bitsandbytes has the sizes of its kernels' results. This module adds the memory that the kernels need inside, by running
+their parts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,8 +14,10 @@ from trainer.models import loading as models
 
 
 def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dtype, *, norms: bool) -> Any:
-    """In place, as loading does; the weights' bytes are those of NF4 with quantised scales. `norms`: they are raised to
-    float32, as the trainer has them. Raises ValueError for 8 bits, whose kernels have no sizes of their own.
+    """Quantise the model in place, as loading does; the weights have the bytes of NF4 with quantised scales.
+
+    `norms`: cast the norms to float32, as the trainer does. Raise ValueError for 8 bits, whose kernels define no sizes
+    on the meta device.
     """
     import bitsandbytes
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -28,7 +31,7 @@ def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dty
     left = quantiser.get_modules_to_not_convert(model, how.llm_int8_skip_modules, model._keep_in_fp32_modules)
     before = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
     replace_with_bnb_linear(model, modules_to_not_convert=left, quantization_config=how)
-    with torch.device("cpu"):  # bitsandbytes reads its numbers when it makes it
+    with torch.device("cpu"):  # bitsandbytes reads the table's numbers when it creates it
         bitsandbytes.functional.name2qmap.setdefault("dynamic", bitsandbytes.functional.create_dynamic_map())
     for name, found in model.named_modules():
         if isinstance(found, bitsandbytes.nn.modules.Linear4bit):
@@ -37,16 +40,16 @@ def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dty
             value = value.T if "Conv1D" in module.source_cls.__name__ else value
             new = type(module.weight)(value, requires_grad=False, **module.weight.__dict__)
             module.weight = new._quantize(value.device)
-            if module.bias is not None and not value.is_meta:  # where it is still
+            if module.bias is not None and not value.is_meta:  # real biases are still on the meta device
                 zeros = torch.zeros_like(module.bias, device=value.device, dtype=value.dtype)
                 module.bias = torch.nn.Parameter(zeros, requires_grad=False)
     if norms:
         models._prepare(model)
-    return quantiser._process_model_after_weight_loading(model)  # by what this sets peft knows a base of 4 bits
+    return quantiser._process_model_after_weight_loading(model)  # peft recognises a 4-bit base by what this sets
 
 
 def scales(model: Any) -> Iterator[torch.Tensor]:
-    """What a quantised base holds beside its weights."""
+    """Yield the tensors that a quantised base holds in addition to its weights."""
     for module in model.modules():
         state = getattr(getattr(module, "weight", None), "quant_state", None)
         while state is not None:
@@ -55,8 +58,9 @@ def scales(model: Any) -> Iterator[torch.Tensor]:
 
 
 def in_parts(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """A product with a matrix of 4 bits: its scales and the matrix are unpacked first, for many rows (bitsandbytes'
-    own default; its kernel for few rows does without). None for any other operation.
+    """Run a product with a 4-bit matrix in parts; return None for any other operation.
+
+    For many rows, bitsandbytes' default unpacks the scales and the matrix first. Its kernel for few rows does not.
     """
     if str(func) != "bitsandbytes.gemm_4bit.default":
         return None

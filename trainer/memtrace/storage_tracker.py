@@ -1,6 +1,6 @@
-"""How many bytes tensors take at every moment of a step, by following their storages through torch's dispatcher.
+"""Bytes of live tensors at every moment of a step, by following their storages through torch's dispatcher.
 
-Nothing has to be computed for it: on the meta device the same operations make the same storages, without any memory.
+It needs no arithmetic: on the meta device the same operations make the same storages, without any memory.
 """
 
 import contextlib
@@ -15,36 +15,37 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 BY_INDEX = frozenset({aten.index.Tensor, aten._index_put_impl_.default, aten.index_put_.default})
-"""Operations whose sizes follow from the values of a mask, which the meta device does not have."""
+"""Operations whose sizes follow from the values of a mask, which the meta device lacks."""
 
 
 ALONE = 4, 2
-"""Holders of a tensor and of its storage, as seen from a mode, where autograd alone holds it (torch 2.13)."""
+"""Reference counts of a tensor and of its storage, as a mode sees them, if only autograd holds it (torch 2.13)."""
 
 
 def in_backward() -> bool:
-    """Whether autograd is running a graph now."""
+    """Return whether autograd is running a graph now."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
-    """Whether autograd adds a second gradient to one that nobody else holds and that is no view. It does that in place,
-    but under a mode such as ours never: torch's input_buffer.cpp, `can_accumulate_inplace`.
+    """Return whether autograd would add a second gradient in place to one without other holders that is no view.
+
+    Under a mode such as this one, torch itself never does so (input_buffer.cpp, `can_accumulate_inplace`).
     """
     if func is not aten.add.Tensor or not in_backward() or torch.is_grad_enabled():
         return False
     first, second = args
     if not isinstance(second, torch.Tensor) or (first.shape, first.dtype) != (second.shape, second.dtype):
-        return False  # a step of some module's own
+        return False  # an operation of a module's own backward
     storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
     return bool((first._use_count(), storage) == ALONE)
 
 
 class Storages(TorchDispatchMode):
-    """Sums the live storages of one device, by category; `peaks` has the worst moment of every segment of the step.
+    """Sums the live storages of one device by category; `peaks` has the worst moment of every segment of the step.
 
-    `block`: bytes that the device's allocator rounds up to. `on_operation` is called before each operation. A storage
-    that exists before belongs to nobody unless it is given by `hold`.
+    `block`: bytes to whose multiples the device's allocator rounds up. `on_operation` is called before each operation.
+    A storage that existed before the trace is not counted, unless `hold` adds it.
     """
 
     def __init__(self, device: str, *, block: int = 1) -> None:
@@ -58,18 +59,18 @@ class Storages(TorchDispatchMode):
         self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
         self.on_operation: Callable[[], None] = lambda: None
         self.in_parts: list[Callable[[Any, Any, Mapping[str, Any]], Any]] = []
-        """Each does some operations by others that take what they take; None for all others."""
+        """Functions that run some operations in parts with the same memory use, and return None for all others."""
         self._only: str | None = None
         self.answer = True
-        """What the meta device says where Python asks for a boolean, as models do whether any token is padding."""
+        """Result of the meta device if Python asks for a boolean, as models do to check for padding tokens."""
 
     def hold(self, tensor: torch.Tensor, category: str) -> None:
-        """Counts the tensor's storage under this category from now on."""
+        """Count the tensor's storage under this category from now on."""
         if tensor.device.type == self._device:
             self._count(tensor.untyped_storage(), category)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """It was given another size by no operation."""
+        """Count a storage whose size changed without an operation."""
         if storage.device.type == self._device:
             known = self._known.get(id(storage))
             self._count(storage, self._only or (self._live[known][1] if known else self.category))
@@ -94,7 +95,7 @@ class Storages(TorchDispatchMode):
 
     @contextlib.contextmanager
     def all_as(self, category: str) -> Iterator[None]:
-        """What is made meanwhile is of this category, in every segment."""
+        """Count everything that is allocated meanwhile under this category, in every segment."""
         before, self._only = self._only, category
         try:
             yield
@@ -113,7 +114,7 @@ class Storages(TorchDispatchMode):
             self.peaks[self.segment] = self.total, dict(self.bytes)
 
     def enter(self, segment: str, category: str) -> None:
-        """What follows belongs to this segment; what it allocates is of this category."""
+        """Begin a segment; its allocations have this category."""
         self.segment, self.category = segment, category
         self._mark()
 
@@ -121,7 +122,7 @@ class Storages(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # which brings the operation again, for this process's parts
+            return NotImplemented  # DTensor then dispatches the operation again for this process's parts
         self.on_operation()
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self.answer if args[0].dtype is torch.bool else 1.0
@@ -131,7 +132,7 @@ class Storages(TorchDispatchMode):
             return args[0].add_(args[1])
         out = None
         for part in self.in_parts:
-            with self:  # what is done in parts is looked at in parts
+            with self:  # the parts are traced too
                 out = part(func, args, kwargs or {})
             if out is not None:
                 break
@@ -143,7 +144,7 @@ class Storages(TorchDispatchMode):
         return out
 
     def _numbers(self, index: Any) -> tuple[Any, ...]:
-        """A mask as the numbers of its true elements, which is how every device uses it; all are true on meta."""
+        """Return a mask as the indices of its true elements, as every device uses it; on meta all are true."""
         if not isinstance(index, torch.Tensor) or index.dtype is not torch.bool:
             return (index,)
         all_true = index.numel(), index.ndim

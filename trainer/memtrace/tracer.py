@@ -1,8 +1,8 @@
 """Peak memory of a fine-tune, traced without a GPU or weights: `python -m trainer.memtrace --config CONFIG.json`.
 
 The real model class takes one optimizer step of the trainer's own loop on the meta device, with three layers and with
-four. Every segment of the step is linear in the number of layers, so its peak at full depth follows. Of several GPUs it
-is the first one's. What is not counted: the device context, what NCCL takes, the allocator's fragmentation.
+four. Every segment of the step is linear in the number of layers, so its peak at full depth follows. With several GPUs
+it is the first GPU's peak. Not counted: the device context, NCCL's memory, the allocator's fragmentation.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from trainer.models import loading as models
 from trainer.training import determinism as exact
 
 TRACED = 3, 4
-"""Layers of the two traces; with three the first, the last and one between differ."""
+"""Layers of the two traces; with three the first, the last and one in between differ."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The worst moment of a step: bytes by category, and where in the step it is."""
+    """Worst moment of a step: bytes by category, and the segment."""
 
     peak_allocated_bytes: int
     segment: str
@@ -42,7 +42,7 @@ class Peak:
 
 
 def _stacks(model: Any, count: int) -> list[torch.nn.ModuleList]:
-    """The lists of layers, in the order in which they are run: those with the most weights, in none of each other."""
+    """Return the lists of layers in the order of computation: the largest ones that no other list contains."""
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
     outer = [m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
     largest = sorted(outer, key=lambda m: sum(p.numel() for p in m.parameters()), reverse=True)[:count]
@@ -55,7 +55,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def mark(model: Any, storages: Storages, count: int = 1) -> None:
-    """Names the segments of the step as the layers of each stack are entered and left, forward and backward."""
+    """Name the segments of the step when the layers of each stack begin and end, forward and backward."""
     stacks = _stacks(model, count)
     words = [""] if count == 1 else ["encoder ", "decoder "]
     for number, (layers, word) in enumerate(zip(stacks, words, strict=True)):
@@ -87,7 +87,7 @@ def _mark_stack(layers: torch.nn.ModuleList, storages: Storages, word: str, befo
 
 
 def watch(storages: Storages, asif: DeviceEmulation | None) -> None:
-    """Keeps the category right where no module tells: at the loss, and where checkpointing computes again."""
+    """Set the category where no module does: at the loss, and during recomputation by checkpointing."""
 
     def before() -> None:
         if not in_backward():
@@ -104,7 +104,7 @@ def watch(storages: Storages, asif: DeviceEmulation | None) -> None:
 
 
 def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, task: Any, *, device: str) -> Any:
-    """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
+    """Build the trainer's model with that many layers. Raise ValueError if transformers cannot build it."""
     if ask.task == "text_to_image":
         with torch.device(device):
             return memtrace_unet.built(config, ask.train, _kept(ask), ask.targets)
@@ -118,7 +118,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
         untie(model, config)
         model.config.use_cache = False
         if ask.task in HEADED and getattr(model.config, "pad_token_id", None) is None:
-            model.config.pad_token_id = 0  # by which a decoder finds the last token
+            model.config.pad_token_id = 0  # a decoder finds the last token by it
         fresh = fresh_of(ask.task, family)
         if ask.train.quantised is not None:
             model = memtrace_bits.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
@@ -126,7 +126,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
 
 
 def _kept(ask: TraceOptions) -> torch.dtype:
-    """What the base's weights are held in."""
+    """Return the type of the base's weights."""
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
     return half if ask.train.adapters is not None or ask.pure else torch.float32
 
@@ -146,7 +146,7 @@ def _as_if(ask: TraceOptions, *, real: bool) -> Iterator[DeviceEmulation | None]
 
 @contextlib.contextmanager
 def _among(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterator[None]:
-    """Other processes, where there are some."""
+    """Simulate the other processes, if there are several."""
     if ask.gpus == 1:
         yield
         return
@@ -159,9 +159,9 @@ def _among(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterator[Non
 def trace(
     config: Mapping[str, Any], layers: int | Sequence[int], ask: TraceOptions, *, real: bool = False
 ) -> Mapping[str, dict[str, int]]:
-    """Bytes by category at the worst moment of each segment of a step with so many layers (of each stack).
+    """Return bytes by category at the worst moment of each segment, with that many layers (of each stack).
 
-    `real`: on this machine's CPU with all its arithmetic, to compare with.
+    `real`: run on this machine's CPU with all its arithmetic, to compare with.
     """
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
@@ -186,19 +186,21 @@ def trace(
 
 
 def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
-    """The step of the whole model with random weights, on this machine's GPU; exact, as the worker's."""
+    """Return the step of the whole model with random weights on this machine's GPU, deterministic as in the worker."""
     exact.begin()
     exact.insist()
     task, depths = task_of(ask.task, ask.train, config), depths_of(config)
     probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
     probe._bare.train()
-    torch.cuda.empty_cache()  # of what making and quantising it took, which loading it does not take
+    torch.cuda.empty_cache()  # the memory of building and quantising the model, which loading it does not need
     return probe
 
 
 def measure(config: Mapping[str, Any], ask: TraceOptions, lasts_s: float, steps: int = 3) -> dict[str, float]:
-    """What the same steps really take of this machine's GPU: bytes, and `step_s`, the mean of the steps in `lasts_s`
-    seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody else may use it.
+    """Measure the memory and time of the same steps on this machine's GPU.
+
+    `step_s` is the mean of the steps in `lasts_s` seconds after the first `steps`. `device_used_bytes` is the driver's
+    count for the whole GPU, so no other process may use it.
     """
     probe = on_gpu(config, ask)
     for _ in range(steps):
@@ -214,7 +216,7 @@ def measure(config: Mapping[str, Any], ask: TraceOptions, lasts_s: float, steps:
 
 
 def timed(probe: Probe, lasts_s: float) -> float:
-    """Seconds of a step, the mean of those that are begun before so many have passed."""
+    """Return the mean seconds of the steps that begin within `lasts_s` seconds."""
     torch.cuda.synchronize()
     started, count = time.monotonic(), 0
     while time.monotonic() < started + lasts_s:
@@ -225,7 +227,10 @@ def timed(probe: Probe, lasts_s: float) -> float:
 
 
 def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dict[str, dict[str, int]]:
-    """The segments by what they are in a model of any depth; those between are between these."""
+    """Name the segments by their place in a model of any depth.
+
+    Middle layers are bounded by the second and the last but one.
+    """
     found = {name: s for name, s in segments.items() if not name[-1].isdigit()}
     for depth, word in zip(layers, [""] if len(layers) == 1 else ["encoder ", "decoder "], strict=True):
         named = {"first": 0, "second": 1, "last but one": depth - 2, "last": depth - 1}
@@ -237,12 +242,13 @@ def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dic
 
 
 Traced = tuple[Sequence[int], Mapping[str, dict[str, int]]]
-"""Layers of each stack, and the segments of a step with so many."""
+"""Layers of each stack, and the segments of a step with that many."""
 
 
 def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[str, int]]:
-    """The segments' categories with so many layers: a line from the first trace through that of each stack with more
-    layers.
+    """Extrapolate the segments' categories to that many layers.
+
+    The line goes from the first trace through the trace with more layers in that stack.
     """
     few, first = traces[0]
     low = _kinds(first, few)
@@ -258,19 +264,19 @@ def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[
 
 
 def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> bool:
-    """Whether only some layers need a mask for rows of that length, so that no line can be drawn."""
+    """Return whether only some layers need a mask for rows of that length, so that depth is not linear."""
     built: Any = AutoConfig.for_model(**with_depths(config, depths))
     kinds, window = getattr(built, "layer_types", None) or (), getattr(built, "sliding_window", None)
     return len(set(kinds)) > 1 and window is not None and length >= window
 
 
 def extrapolate(config: Mapping[str, Any], ask: TraceOptions) -> Peak:
-    """The peak of a step at the config's full depth. Raises ValueError."""
+    """Return the peak of a step at the config's full depth. Raise ValueError."""
     return _peak(segments(config, ask))
 
 
 def segments(config: Mapping[str, Any], ask: TraceOptions) -> Mapping[str, dict[str, int]]:
-    """Bytes by category at the worst moment of each segment of a step at the config's full depth. Raises ValueError."""
+    """Return bytes by category at the worst moment of each segment at the config's full depth. Raise ValueError."""
     if ask.task == "text_to_image":
         return trace(config, (), ask)
     if any(config.get(k) for k in EXPERTS):

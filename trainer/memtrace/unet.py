@@ -1,7 +1,7 @@
-"""What the tracer builds, feeds and marks for the UNet of Stable Diffusion: the step of diffusers' own examples.
+"""Model, inputs and segments of the tracer for Stable Diffusion's UNet: the step of diffusers' own examples.
 
-Latents and what the text encoders made of the words are given; the noise is predicted, and its mean square error is
-the loss. The autoencoder and the text encoders are not in it.
+Latents and the outputs of the text encoders are given. The model predicts the noise, and the loss is its mean square
+error. The autoencoder and the text encoders are not part of the step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from trainer.memtrace.storage_tracker import Storages, in_backward
 from trainer.tasks.common.base import Batch
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-"""The modules that diffusers' examples adapt."""
+"""Modules that diffusers' examples adapt."""
 WORDS = 77
-"""Tokens of CLIP's text encoders, always."""
+"""Tokens of CLIP's text encoders; the number is fixed."""
 SHRUNK = 8
-"""Pixels of a side that are one of the latents'."""
+"""Pixels of an image's side per pixel of the latent's side."""
 
 
 class Noise:
-    """Rows are numbers of pixels of a side."""
+    """Prediction of noise; a row is its number of pixels per side."""
 
     architecture, adapters = "UNet2DConditionModel", None
 
@@ -64,11 +64,11 @@ class Noise:
         return 1
 
     def begins(self, step: int) -> None:
-        """No step draws anything."""
+        """Do nothing: a step has no random draws."""
 
 
 def built(config: Mapping[str, Any], train: TrainConfig, kept: torch.dtype, targets: Sequence[str]) -> Any:
-    """The UNet with its adapters, on the default device. Raises ValueError without diffusers."""
+    """Return the UNet with its adapters, on the default device. Raise ValueError without diffusers."""
     try:
         from diffusers import UNet2DConditionModel
     except ImportError:
@@ -91,7 +91,7 @@ def built(config: Mapping[str, Any], train: TrainConfig, kept: torch.dtype, targ
 
 
 def mark(model: Any, storages: Storages) -> None:
-    """Names the segments of the step as the blocks are entered and left, forward and backward."""
+    """Name the segments of the step when the blocks begin and end, forward and backward."""
     unet = getattr(model, "base_model", model)
     unet = getattr(unet, "model", unet)
     blocks = [(f"down {i}", b) for i, b in enumerate(unet.down_blocks)]

@@ -1,8 +1,7 @@
-"""Where processes wait for each other although each takes a time of its own: one machine has tokenised its rows minutes
-or hours before another one, and the results of a large model are written and merged by one process alone.
+"""Long barrier for work of unequal length, such as tokenising rows, or writing and merging results in one process.
 
-A collective would give up meanwhile. So each process that is still at it says by the store of the process group that it
-lives, and is waited for as long as it does.
+The difference may be minutes or hours, so a collective would time out. Each process therefore sends heartbeats through
+the store of the process group, and the others wait as long as it does.
 """
 
 import contextlib
@@ -20,16 +19,21 @@ from trainer.parallel import ddp as parallel
 BEAT_S = 2.0
 LOOK_S = 0.2
 SILENT_S = parallel.TIMEOUT.total_seconds()
-"""After which one that does not say that it lives is given up."""
+"""Seconds without a heartbeat after which a process counts as lost."""
 PATIENCE_S = 12 * 3600.0
-"""Also with one that lives: it may hang."""
+"""Longest wait for a process that still sends heartbeats, because it may hang. Seconds."""
 _numbers = itertools.count()
-"""Of meetings: each is entered by all, so all count alike."""
+"""Numbers of barriers. All processes enter each barrier, so they count equally."""
 
 
 @contextlib.contextmanager
 def long_barrier(what: str) -> Iterator[None]:
-    """Around what each process does by itself; entered by all. Raises DistError where another one has gone."""
+    """Let each process do its work in the block, then wait for the others.
+
+    All processes must enter it.
+
+    Raise DistError if another process is lost or failed.
+    """
     if not distributed.is_initialized():
         yield
         return
@@ -52,14 +56,14 @@ def long_barrier(what: str) -> Iterator[None]:
 
 
 def _beat(store: Any, key: str, over: threading.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the store has gone: whoever waits for it sees that itself
+    with contextlib.suppress(RuntimeError):  # the store is gone: a process that waits for it notices that itself
         while not over.is_set():
             store.add(key, 1)
             over.wait(BEAT_S)
 
 
 def _await(store: Any, place: str, what: str, rank: int) -> None:
-    """Until the process is done, as long as it lives."""
+    """Wait until the process is done, as long as it sends heartbeats."""
     began = heard = time.monotonic()
     beats = 0
     while not store.check([f"{place}/done/{rank}"]):

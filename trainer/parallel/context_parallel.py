@@ -1,8 +1,8 @@
 """Context parallelism: the tokens of a sequence divided between processes.
 
-Each computes a stretch of every sequence, and gathers the keys and values of the others for its attention, as Llama 3
-was trained (arXiv 2407.21783, section 3.3.2). torch's own `context_parallel` has no kernel for a CPU, and knows
-neither packed rows nor windows.
+Each process computes a shard of every sequence and gathers the keys and values of the others for its attention.
+Llama 3 was trained this way (arXiv 2407.21783, section 3.3.2). PyTorch's own `context_parallel` has no kernel for a
+CPU, and supports neither packed rows nor windows.
 """
 
 from typing import Any
@@ -21,19 +21,19 @@ from trainer.tasks.common.base import Batch
 
 NAME = "gathered"
 TOKENS = ("input_ids", "position_ids", "wanted")
-"""What a batch of a causal language model may have for each of its tokens."""
+"""Tensors of a causal language model's batch with a value for each token."""
 
 
 class ContextParallel:
-    """Of the batch that is being trained on; in evaluations each process computes whole sequences."""
+    """Context parallelism for training batches. In evaluations each process computes whole sequences."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh, self._of, self._number = mesh, mesh.size(), mesh.get_local_rank()
         self._seen = self._back = torch.empty(0)
-        """Of this process's tokens and all tokens: whether it sees that one, and how far back it is."""
+        """Matrices of this process's tokens by all tokens: whether one attends to the other, and their distance."""
 
     def attach(self, bare: Any) -> None:
-        """Has the model's attention gather. Raises UserFault."""
+        """Make the model's attention gather keys and values. Raise UserFault for another attention."""
         if bare.config._attn_implementation != "sdpa":
             raise UserFault("world.parallelism.context: only with train.attention auto or sdpa; set context to 1")
         AttentionInterface.register(NAME, self._attend)
@@ -41,7 +41,7 @@ class ContextParallel:
         bare.set_attn_implementation(NAME)
 
     def shard_sequence(self, batch: Batch) -> Batch:
-        """This process's tokens of a batch, padded so that all have as many."""
+        """Return this process's tokens of a batch, padded so that all processes have equally many."""
         rows, length = batch["input_ids"].shape
         missing = -length % self._of
         places = torch.arange(length + missing, device=batch["input_ids"].device).expand(rows, -1)
@@ -74,6 +74,6 @@ class ContextParallel:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of all tokens; its gradient is summed over the processes."""
+        """Return the tensor of all tokens; its gradient is summed over the processes."""
         found: torch.Tensor = all_gather_tensor_autograd(tensor.contiguous(), 2, self._mesh.get_group())
         return found

@@ -1,6 +1,6 @@
-"""How processes share one model: each has all of it (DDP), or a share of it (FSDP2), on one machine or several.
+"""Data parallelism: each process holds the whole model (DDP) and trains its own rows; base class of FSDP.
 
-Written on torch's own `fully_shard`, so parameters keep their names: what one arrangement saves, every other reads.
+Uses torch's own parameter names, so every other arrangement can read what one arrangement saves.
 """
 
 import contextlib
@@ -26,21 +26,25 @@ from trainer.core.errors import Fault
 from trainer.optim import optimizers
 
 TIMEOUT = timedelta(minutes=10)
-"""After which a process that waits for a lost one gives up."""
+"""Timeout after which a process that waits for a lost one fails."""
 JOIN = timedelta(hours=1)
-"""How long the first to come wait for the others, whose machines may still fetch what they need; one that is lost
-meanwhile is the broker's to notice."""
+"""Time that the first processes wait for the others, whose machines may still fetch their inputs. A machine that is
+lost meanwhile is detected by the broker.
+"""
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NEVER_FREED: list[Any] = []
-"""Models as DDP wraps them. Freed by Python, one waits for gloo's thread, which waits for Python where it has just done
-a collective: neither goes on, and the process never ends."""
+"""Models that DDP wraps; they are never freed. A model that Python frees waits for gloo's thread, which waits for
+Python after a collective: a deadlock, and the process never ends.
+"""
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "Connection refused")
 
 
 def join(how: Parallelism, *, cpu: bool) -> None:
-    """Meets the other processes of the launcher, if there are any. Raises DistError where they do not come.
+    """Join the other processes of the launcher, if there are any.
 
-    Beside NCCL stands gloo where shares lie in host memory, since norms are summed there.
+    Raise DistError if they do not come.
+
+    If shards are in host memory, gloo runs in addition to NCCL, because norms are summed there.
     """
     if "RANK" not in os.environ or distributed.is_initialized():
         return
@@ -54,13 +58,13 @@ def join(how: Parallelism, *, cpu: bool) -> None:
 
 
 def leave() -> None:
-    """Parts from the others at a good end."""
+    """Leave the process group at a normal end."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether this process only saw that another one has gone."""
+    """Return whether the error only says that another process is gone."""
     if isinstance(error, distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and distributed.is_initialized() and any(s in str(error) for s in LOST)
@@ -69,8 +73,9 @@ def is_lost_peer(error: BaseException) -> bool:
 class StableBucketDDP(DistributedDataParallel):
     """DDP whose buckets are the same from the first step on.
 
-    Torch's own are laid out anew after the first backward pass, by when each gradient came. What a gradient is summed
-    beside decides the order of its sum over three processes and more, so the first step after a resume would differ.
+    Torch rebuilds its own buckets after the first backward pass, by the order in which gradients came. The bucket of a
+    gradient determines the order of its sum over three or more processes. So the first step after a resume would
+    differ.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -79,13 +84,13 @@ class StableBucketDDP(DistributedDataParallel):
         self.reducer._rebuild_buckets()
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
-        """The last ones first, about as their gradients come, so that sending begins while the others are computed."""
+        """Return the last parameters first, about as their gradients come, so that sending overlaps with computing."""
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return parameters[::-1], sparse[::-1]
 
 
 class DataParallel:
-    """All of the model in each process, which is alone or beside others with other rows (DDP)."""
+    """The whole model in each process; several processes have different rows (DDP)."""
 
     divided = False
     name = "ddp"
@@ -95,39 +100,39 @@ class DataParallel:
         self.world: int = accelerator.num_processes
         self.rank: int = accelerator.process_index
         self.alike = 1
-        """Processes that have the same rows."""
+        """Number of processes that have the same rows."""
 
     @property
     def groups(self) -> int:
-        """How many have rows of their own."""
+        """Number of groups of processes with rows of their own."""
         return self.world // self.alike
 
     @property
     def group(self) -> int:
-        """Which of them this is."""
+        """Number of this process's group."""
         return self.rank // self.alike
 
     @property
     def averaged(self) -> int:
-        """Processes over which gradients are averaged."""
+        """Number of processes over which gradients are averaged."""
         return self.world
 
     def validate(self, config: TrainConfig) -> None:
-        """Raises UserFault for what cannot be trained so."""
+        """Raise UserFault for a config that this arrangement cannot train."""
 
     def describe(self) -> str:
-        """The processes, what they run on, and how, for people; numbers differ where it does."""
+        """Describe processes, devices and versions for the user; results may differ where this text differs."""
         device, mixed = self.accelerator.device, self.accelerator.mixed_precision
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         computed = f"transformers {version('transformers')}, {'fp32' if mixed == 'no' else mixed}"
         return f"{self.world} x {name} ({self.name}, torch {torch.__version__}, {computed})"
 
     def build(self, make: Callable[[bool], Any]) -> Any:
-        """The model on this process's device. `make(hollow)` makes it; hollow: without its weights."""
+        """Return the model on this process's device. `make(hollow)` builds it; hollow: without its weights."""
         return make(False).to(self.accelerator.device)
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """(what is called in training, the optimizer)"""
+        """Return (the model to call in training, the optimizer)."""
         prepared = self.accelerator.prepare_model(model, evaluation_mode=True)
         if self.world > 1:
             prepared = StableBucketDDP(prepared)
@@ -135,23 +140,23 @@ class DataParallel:
         return prepared, self.accelerator.prepare_optimizer(optimizer)
 
     def no_sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """Around all micro-batches of a step but the last: gradients are summed over processes once."""
+        """Return a context manager without all-reduce for all micro-batches of a step but the last."""
         manager: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return manager
 
     def shard_sequence(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What this process computes of a batch to be trained on."""
+        """Return this process's part of a training batch."""
         return batch
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum over processes of what each has of its own rows; entered by all."""
+        """Return the sum over processes of a value of their own rows; entered by all."""
         if self.world == 1:
             return value
         summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
         return summed
 
     def first(self, loss: float, metrics: Mapping[str, float]) -> tuple[float, dict[str, float]]:
-        """What the first process measured: all decide by the same last bit whether to go on. Entered by all."""
+        """Return what the first process measured, so that all processes decide by equal bits. Entered by all."""
         if self.world == 1:
             return loss, dict(metrics)
         told = torch.tensor([loss, *metrics.values()], dtype=torch.float64, device=self.accelerator.device)
@@ -159,47 +164,53 @@ class DataParallel:
         return float(told[0]), dict(zip(metrics, told[1:].tolist(), strict=True))
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
-        """Scales the gradients down where their norm is above the limit; their norm before that. Entered by all."""
+        """Clip the gradients to the norm `limit` and return the norm before. Entered by all."""
         return number(self.accelerator.clip_grad_norm_(parameters, limit))
 
     def writes(self, tensor: torch.Tensor) -> bool:
-        """Whether this process, and no other, is the one to write what it has of a tensor."""
+        """Return whether this process alone writes its part of the tensor."""
         return self.rank == 0
 
     def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Local]:
-        """What this process has of each."""
+        """Return this process's part of each tensor."""
         return {
             n: Local(tensor=local(t), start=window(t)[0], whole=tuple(t.shape), mine=self.writes(t))
             for n, t in tensors.items()
         }
 
     def writer(self) -> SnapshotWriter | None:
-        """This process's share of the writing; None where another one writes the same."""
+        """Return the writer of this process's part; None if another process writes the same."""
         return SnapshotWriter() if self.rank == 0 else None
 
     def plan(self, held: Held, writer: SnapshotWriter | None) -> CheckpointPlan | None:
-        """What lies where, for the first process; entered by all."""
+        """Return the layout of the checkpoint in the first process; entered by all."""
         return joined([parts(held, writer)]) if writer is not None else None
 
     def whole(self, model: Any, trained: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
-        """Whole tensors in the first process's host memory, None where the model itself has them; entered by all.
+        """Return unsharded tensors in the first process's host memory, or None if the model itself has them.
 
-        `trained`: only these; None: all of the model.
+        Entered by all. `trained`: only these; None: all of the model.
         """
         return None
 
     def settle(self, model: Any) -> None:
-        """Before weights are changed by others than the optimizer."""
+        """Prepare the model for a change of weights outside the optimizer."""
 
     def any_rank(self, *facts: bool) -> tuple[bool, ...]:
-        """True for all where it is for one, so that all leave the loop and save at the same step. Entered by all."""
+        """Return for each fact whether it is true in any process, so that all processes save at the same step.
+
+        Entered by all.
+        """
         if self.world == 1:
             return facts
         flags = torch.tensor([int(fact) for fact in facts], device=self.accelerator.device)
         return tuple(bool(flag) for flag in self.accelerator.reduce(flags, reduction="sum").tolist())
 
     def agree(self, progress: Progress) -> None:
-        """Machines restore by themselves: refuses what would go on from different places. Entered by all."""
+        """Raise Fault if processes restored different checkpoints, because each machine restores alone.
+
+        Entered by all.
+        """
         if self.world == 1:
             return
         places: list[Any] = [None] * self.world
@@ -212,7 +223,7 @@ class DataParallel:
 
 
 def window(tensor: torch.Tensor) -> Window:
-    """Which part of a tensor this process has."""
+    """Return the position and shape of this process's part of a tensor."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.ndim, tuple(tensor.shape)
     shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -220,12 +231,12 @@ def window(tensor: torch.Tensor) -> Window:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """That part, sharing its memory."""
+    """Return this process's part, which shares the tensor's memory."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """A tensor that is divided as the parameter is, out of this process's part."""
+    """Return a tensor from this process's part that is sharded as the parameter is."""
     if not isinstance(parameter, DTensor):
         return part
     return DTensor.from_local(
@@ -239,12 +250,12 @@ def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def division(tensor: torch.Tensor) -> Any:
-    """Equal for tensors that are divided among the same processes."""
+    """Return a key that is equal for tensors sharded over the same processes."""
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def load_model(parameters: Mapping[str, torch.Tensor], stored: StoredSnapshot) -> None:
-    """Puts the weights back, of each this process's part. Raises ValueError."""
+    """Restore this process's part of the weights. Raise ValueError for other names or shapes."""
     if gone := set(parameters) ^ set(stored.names("model")):
         raise ValueError(f"{sorted(gone)[0]} is trained in only one of the two")
     for name, parameter in parameters.items():
@@ -254,7 +265,7 @@ def load_model(parameters: Mapping[str, torch.Tensor], stored: StoredSnapshot) -
 
 
 def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], stored: StoredSnapshot) -> None:
-    """Puts the moments back; torch itself moves each tensor to where it belongs. Raises KeyError, ValueError."""
+    """Restore the moments; torch moves each tensor to its device. Raise KeyError, ValueError."""
     by_id = {id(p): name for name, p in parameters.items()}
     number_of = {by_id[id(p)]: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     state: dict[int, dict[str, torch.Tensor | int]] = {}
@@ -271,12 +282,12 @@ def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], store
 
 
 def number(value: torch.Tensor) -> float:
-    """A value that processes may have parts of; entered by all."""
+    """Return the value of a tensor that may be sharded; entered by all."""
     return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
 def layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """What is repeated: the items of the outermost lists of modules."""
+    """Yield the repeated layers: the items of the outermost lists of modules."""
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList):
             yield from (item for item in child if next(item.parameters(), None) is not None)

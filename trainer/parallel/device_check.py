@@ -1,6 +1,6 @@
-"""Whether the devices compute rightly, have their memory, and reach each other: a look before anything is loaded.
+"""Check before loading that devices compute correctly, have free memory, and reach each other.
 
-It takes a second or two, and gives up after LIMIT_S: what is slower than that is not fit either.
+It takes a second or two, and fails after LIMIT_S, because a slower device is not usable either.
 """
 
 import time
@@ -13,15 +13,15 @@ from trainer.core.errors import BadHost
 
 LIMIT_S = 30.0
 FREE_SHARE = 0.9
-"""Of a GPU's memory, before this job has taken any."""
+"""Share of a GPU's memory that must be free before this job uses any."""
 SIZES = {"cuda": 4096, "cpu": 128}
 TIMES = {"cuda": 8, "cpu": 1}
 MESSAGE = 1 << 18
-"""Numbers that each process sends to each other one."""
+"""Numbers that each process sends to each other process."""
 
 
 def check(device: torch.device) -> str:
-    """What was looked at, in one line; entered by all processes. Raises BadHost."""
+    """Return the checks in one line; entered by all processes. Raise BadHost."""
     started = time.monotonic()
     words = [_memory(device)] if device.type == "cuda" else []
     words.append(_product(device))
@@ -42,11 +42,11 @@ def _memory(device: torch.device) -> str:
 
 
 def _product(device: torch.device) -> str:
-    """Small whole numbers have exact products and sums in float32 and, as factors, in bfloat16."""
+    """Check a product of small integers, whose products and sums are exact in float32 and, as factors, in bfloat16."""
     size = SIZES[device.type]
     at = torch.arange(size, dtype=torch.float32)
     left, right = torch.outer(at % 7, at % 5) % 3, torch.outer(at % 11, at % 3) % 2
-    wanted = (left.sum(0) @ right).to(device)  # of all rows of the product together
+    wanted = (left.sum(0) @ right).to(device)  # sum over all rows of the product
     kinds = [torch.float32, torch.bfloat16] if device.type == "cuda" else [torch.float32]
     for kind in kinds:
         one, other = left.to(device, kind), right.to(device, kind)
@@ -60,7 +60,7 @@ def _product(device: torch.device) -> str:
 
 
 def _pairs(device: torch.device, until: float) -> str:
-    """Each process sends to each other one what only it can have sent."""
+    """Send each other process a message that only this process can have sent, and check the received ones."""
     world, rank = distributed.get_world_size(), distributed.get_rank()
     for shift in range(1, world):
         to, source = (rank + shift) % world, (rank - shift) % world
@@ -76,7 +76,7 @@ def _pairs(device: torch.device, until: float) -> str:
                 work.wait(left)
         except RuntimeError as e:
             if "imed out" not in str(e):
-                raise  # the other process has gone, and knows why
+                raise  # the other process is gone, and reports why
             raise BadHost(f"host: process {rank} does not reach {to}, or {source} does not reach it: {e}") from None
         if not bool((got == source * world + rank).all()):
             raise BadHost(f"host: what process {source} sends to {rank} does not arrive as it was")

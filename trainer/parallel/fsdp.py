@@ -1,6 +1,6 @@
-"""FSDP2: the processes divide the model, and, by tensor parallelism, the computing of each layer as well.
+"""FSDP 2: the processes shard the model and, with tensor parallelism, also the computation of each layer.
 
-Written on torch's own `fully_shard`, over the mesh of accelerate's `ParallelismConfig`, so parameters keep their names.
+Uses torch's `fully_shard` over the mesh of accelerate's `ParallelismConfig`, so parameters keep their names.
 """
 
 import contextlib
@@ -40,9 +40,10 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class FullyShardedParallel(DataParallel):
-    """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it.
+    """FSDP 2: each process holds a shard of every layer, and gathers a layer only while it computes it.
 
-    Beside it, processes may have the same rows, and of a layer (tensor) or of the tokens (context) compute a part each.
+    In addition, processes may have the same rows and each compute a part of a layer (tensor) or of the tokens
+    (context).
     """
 
     divided = True
@@ -61,7 +62,7 @@ class FullyShardedParallel(DataParallel):
         if shard == 1 < self.groups:
             raise UserFault("world.parallelism.shard: 1 divides no model; set kind to ddp, or shard to more")
         self._owners = shard * self.alike
-        """So many processes hold one copy."""
+        """Number of processes that hold one copy together."""
         several = {"tensor": how.tensor, "context": how.context}
         self.name = f"fsdp over {shard}{', in host memory' if how.offload else ''}"
         self.name += "".join(f", {name} over {count}" for name, count in several.items() if count > 1)
@@ -93,7 +94,7 @@ class FullyShardedParallel(DataParallel):
             raise UserFault("train.method.dora: not with tensor parallelism; set one of the two otherwise")
 
     def build(self, make: Callable[[bool], Any]) -> Any:
-        """The first process alone reads the weights, into host memory, and hands out the shares."""
+        """Build the model. Only the first process reads the weights, into host memory, and distributes the shards."""
         model = make(self.rank > 0)
         if self.rank > 0:
             _fill(model)
@@ -129,12 +130,12 @@ class FullyShardedParallel(DataParallel):
         local(tensor).copy_(mine)
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """Autocast as elsewhere, so that what torch computes in float32 there is so here as well."""
+        """Use autocast as without FSDP, so that the same operations run in float32."""
         self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         return model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
     def no_sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are divided after every micro-batch: whole ones would take as much as the model."""
+        """Reduce gradients after every micro-batch, because unsharded ones would take as much memory as the model."""
         return contextlib.nullcontext()
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
@@ -144,7 +145,7 @@ class FullyShardedParallel(DataParallel):
         return batch if self._context is None else self._context.shard_sequence(batch)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
-        """As torch does it, of tensors that are divided in several ways."""
+        """Clip the gradients as torch does, for tensors that are sharded in several ways."""
         if self._layers is None:
             return super().clip(parameters, limit)
         alike: dict[Any, list[torch.Tensor]] = {}
@@ -156,7 +157,7 @@ class FullyShardedParallel(DataParallel):
         return norm
 
     def writes(self, tensor: torch.Tensor) -> bool:
-        """The first of those that have the same part of it."""
+        """Return whether this process is the first of those with the same part of the tensor."""
         if not isinstance(tensor, DTensor):
             return self.rank == 0
         mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
@@ -193,14 +194,14 @@ class FullyShardedParallel(DataParallel):
         return found if self.rank == 0 else None
 
     def settle(self, model: Any) -> None:
-        """What is held whole after an evaluation is let go, else it would be computed with once more."""
+        """Free what is still unsharded after an evaluation; otherwise the next step would compute with it."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 def of(how: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
-    """The arrangement that the plan asks for; a process alone holds everything, and says so. Raises UserFault."""
+    """Return the plan's arrangement. A single process holds everything, and says so. Raise UserFault."""
     if how.kind == "ddp":
         return DataParallel(accelerator)
     if accelerator.num_processes == 1:
@@ -211,13 +212,16 @@ def of(how: Parallelism, accelerator: Accelerator, precision: str) -> DataParall
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights and buffers by name, tied ones once."""
+    """Yield weights and buffers by name, tied ones once."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
 def _fill(model: torch.nn.Module) -> None:
-    """Gives memory to what has none. Nothing is written to it, so that the kernel need not find any."""
+    """Allocate tensors that are on the meta device.
+
+    They are not written, so the kernel need not back them with memory.
+    """
     known: dict[int, Any] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -230,7 +234,7 @@ def _fill(model: torch.nn.Module) -> None:
 
 
 def _told(value: str) -> str:
-    """The first process's value."""
+    """Return the first process's value."""
     box = [value]
     distributed.broadcast_object_list(box, 0)
     return box[0]

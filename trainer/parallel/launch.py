@@ -2,9 +2,9 @@
 
 Usage: `python -m trainer.parallel.launch PROCESSES NODES NODE HOST:PORT RUN_FOLDER`.
 
-They find each other by torch's own variables, those of torchrun, which is not used itself: it takes SIGTERM and Ctrl-C
-for the end and kills processes that are to save, waits 30 s for those that ignore it, and needs torch to start.
-Elasticity is the broker's.
+The processes find each other by torch's variables, as with torchrun. torchrun itself is not used. It ends on SIGTERM
+and Ctrl-C and kills processes that should save, waits 30 s for those that ignore the signal, and needs torch to start.
+Elasticity is the broker's responsibility.
 """
 
 import contextlib
@@ -21,12 +21,14 @@ import psutil
 from trainer.core.parent_death import die_with_parent
 
 GRACE_S = 5.0
-"""After the first failure, for the others to say theirs: which was first is not which was seen first."""
+"""Seconds after the first observed failure for other processes to report theirs, because the first observed failure may
+not be the first failure.
+"""
 LOOK_S = 0.05
 
 
 def variables(local: int, *, each: int, nodes: int, node: int, master: str) -> dict[str, str]:
-    """What process `local` of a machine is told of its place."""
+    """Return the environment variables with the place of process `local` of a machine."""
     host, port = master.rsplit(":", 1)
     return {
         "RANK": str(node * each + local),
@@ -40,9 +42,9 @@ def variables(local: int, *, each: int, nodes: int, node: int, master: str) -> d
 
 
 def interface(master: str) -> dict[str, str]:
-    """The network interface by which the first machine is reached, for gloo.
+    """Return the variable with the network interface that reaches the first machine, for gloo.
 
-    By itself it takes the one that this machine's name stands for, which on Debian is 127.0.1.1. Nothing is sent.
+    By default gloo takes the address of this machine's name, which on Debian is 127.0.1.1. Nothing is sent.
     """
     host, port = master.rsplit(":", 1)
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
@@ -55,9 +57,11 @@ def interface(master: str) -> dict[str, str]:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """0 when all succeed; after a failure the others get a moment, and are killed then.
+    """Wait for all processes.
 
-    Of several codes the lowest: who was killed by a signal had no part in the others' failures.
+    Return 0 if all succeed; after a failure kill the others, GRACE_S later.
+
+    Return the lowest of several exit codes: a process that a signal killed did not cause the others' failures.
     """
     deadline = float("inf")
     while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
@@ -72,7 +76,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def main(each: int, nodes: int, node: int, master: str, run: str) -> int:
-    """Runs the workers to their end; the exit code, 128 more than the signal by which one died."""
+    """Run the workers to their end. Return the exit code: 128 plus the signal if a signal ended a worker."""
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // each)), **interface(master)}
     processes = [
         subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Tensor parallelism: the layers of a model divided within, by the plan that transformers has of it.
+"""Tensor parallelism: the layers of a model are divided by the plan that transformers has for it.
 
-Each process has some of the heads and of the MLP's columns. What the plan leaves out (norms, embeddings) is whole in
-each. Adapters go with their module: of one that is divided by columns `lora_B` is, of one divided by rows `lora_A`.
+Each process has some of the heads and of the MLP's columns. Modules outside the plan (norms, embeddings) are
+replicated. Adapters follow their module: a column-wise module divides `lora_B`, a row-wise module `lora_A`.
 """
 
 import re
@@ -18,19 +18,19 @@ from trainer.core.errors import UserFault
 COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
 STYLES = (*COLUMNS, "rowwise")
 PARTIAL = "replicated_with_grad_allreduce"
-"""Of a norm within a head: transformers adds its gradients up anew after every micro-batch."""
+"""Style of a norm within a head: transformers reduces its gradients again after every micro-batch."""
 DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 def divide(bare: Any, mesh: DeviceMesh) -> None:
-    """Divides the modules of a model of transformers, with or without adapters. Raises UserFault, before any is."""
+    """Divide the modules of a transformers model, with or without adapters. Raise UserFault before any change."""
     ways = mesh.size()
     plan: dict[str, str] = getattr(bare, "tp_plan", None) or {}
     _refuse(bare, plan, ways)
     several = Counter(id(p) for module in bare.modules() for p in module.parameters(recurse=False))
     for style, module in [*_planned(bare, plan)]:
         base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
-        if style in STYLES and several[id(base.weight)] == 1:  # a head that is the embeddings as well stays whole
+        if style in STYLES and several[id(base.weight)] == 1:  # a head that is tied to the embeddings stays replicated
             _apply(base, style, mesh)
             side = getattr(module, "lora_B" if style in COLUMNS else "lora_A", {})
             for adapter in side.values():
