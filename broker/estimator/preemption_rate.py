@@ -34,21 +34,21 @@ def place(offer: Offer) -> Place:
     return offer.provider, offer.cloud, offer.region, offer.accelerator
 
 
-def place_of(seen: SpotHours) -> Place:
-    return seen.provider, seen.cloud, seen.region, seen.accelerator
+def place_of(hours: SpotHours) -> Place:
+    return hours.provider, hours.cloud, hours.region, hours.accelerator
 
 
-def expected_per_hour(stated: float | None, seen: SpotHours | None) -> float:
+def expected_per_hour(stated: float | None, history: SpotHours | None) -> float:
     """Return the expected rate of one spot machine.
 
     More preemptions never lower it, and more hours without a preemption never raise it.
     """
     prior = ASSUMED_PER_HOUR if stated is None else stated
-    if seen is None:
+    if history is None:
         return prior
-    hours = STRENGTH / max(prior, LEAST_PER_HOUR) + seen.hours
-    known = (STRENGTH + seen.preemptions) / hours
-    return known if seen.preemptions else min(prior, known)
+    prior_hours = STRENGTH / max(prior, LEAST_PER_HOUR) + history.hours
+    posterior = (STRENGTH + history.preemptions) / prior_hours
+    return posterior if history.preemptions else min(prior, posterior)
 
 
 def preemptions_per_s(offer: Offer, history: History) -> float:
@@ -73,22 +73,22 @@ def losses_per_hour(offer: Offer, history: History, nodes: int) -> float:
 
 def certainty(offer: Offer, history: History) -> float:
     """Return α + n of the posterior: the relative standard deviation of the expected rate is 1 over its square root."""
-    seen = history.get(place(offer)) if history and offer.spot else None
-    return STRENGTH + (seen.preemptions if seen else 0)
+    spot_hours = history.get(place(offer)) if history and offer.spot else None
+    return STRENGTH + (spot_hours.preemptions if spot_hours else 0)
 
 
 def basis(offer: Offer, history: History) -> str:
     """Return the basis of the rate in words; empty on demand, and if it is the cloud's figure alone."""
     if not offer.spot:
         return ""
-    stated, seen = offer.preemptions_per_hour, history.get(place(offer))
+    stated, spot_hours = offer.preemptions_per_hour, history.get(place(offer))
     assumed = f"one in {1 / ASSUMED_PER_HOUR:.1f} h assumed"
-    if seen is None:
+    if spot_hours is None:
         return f"preemptions unknown, {assumed}" if stated is None else ""
-    rate = expected_per_hour(stated, seen)
+    rate = expected_per_hour(stated, spot_hours)
     prior = assumed if stated is None else f"the cloud says {_often(stated)}"
-    own = f"{seen.preemptions} in {seen.hours:.0f} h of own {offer.accelerator} spot machines there"
-    return f"preemptions: {_often(rate)} expected by {own}, where {prior}"
+    observed = f"{spot_hours.preemptions} in {spot_hours.hours:.0f} h of own {offer.accelerator} spot machines there"
+    return f"preemptions: {_often(rate)} expected by {observed}, where {prior}"
 
 
 def _often(per_hour: float) -> str:

@@ -37,11 +37,11 @@ def _entries() -> Mapping[str, Published]:
 def _published(name: str, rows: Mapping[str, dict[str, Any]]) -> Published:
     """Return the entry. A tuned sibling has its base's config except for the fields in `but`."""
     base = rows[name].get("same_as", name)
-    found = Published(**rows[base])
+    published = Published(**rows[base])
     if "but" not in rows[name]:
-        return found
-    config = {**found.config, **rows[name]["but"]}
-    return replace(found, config=config, source=found.source.replace(base, name))
+        return published
+    config = {**published.config, **rows[name]["but"]}
+    return replace(published, config=config, source=published.source.replace(base, name))
 
 
 MOVED = ("FacebookAI", "distilbert", "google-bert", "google-t5", "openai-community")

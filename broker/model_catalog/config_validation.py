@@ -92,9 +92,9 @@ def _check_window(config: Mapping[str, Any]) -> None:
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
         raise ValueError(f"layer_types {shown(kinds)}, which is no list of words")
     for key in ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval"):
-        said = config.get(key)
-        if said is not None and not (_is_positive(said) or (said == 0 and key == "max_window_layers")):
-            raise ValueError(f"{key} {shown(said)}, which is no positive integer")
+        interval = config.get(key)
+        if interval is not None and not (_is_positive(interval) or (interval == 0 and key == "max_window_layers")):
+            raise ValueError(f"{key} {shown(interval)}, which is no positive integer")
 
 
 def _check_experts(config: Mapping[str, Any]) -> None:

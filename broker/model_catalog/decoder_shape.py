@@ -127,7 +127,7 @@ def _known_names(family: str, config: Mapping[str, Any]) -> None:
     if family in FAMILIES:
         return
     names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
-    lacking = [one[0] for one in names if all(config.get(n) is None for n in one)]
+    lacking = [alternatives[0] for alternatives in names if all(config.get(n) is None for n in alternatives)]
     if lacking and not family:
         raise ValueError(f"no model_type and no positive {lacking[0]}, so it is no model's")
     if lacking:
@@ -148,9 +148,13 @@ def _divisible(config: Mapping[str, Any]) -> None:
 def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return which layers have the window, by the config or its class; empty: all layers."""
     layers = count.number(config, "num_hidden_layers", "n_layer")
-    said = config.get("layer_types")
-    if isinstance(said, Sequence) and len(said) >= layers and family not in ("mistral", "phi3", "starcoder2"):
-        return tuple(kind == "sliding_attention" for kind in said[:layers])
+    layer_types = config.get("layer_types")
+    if (
+        isinstance(layer_types, Sequence)
+        and len(layer_types) >= layers
+        and family not in ("mistral", "phi3", "starcoder2")
+    ):
+        return tuple(kind == "sliding_attention" for kind in layer_types[:layers])
     if family in ("qwen2", "qwen3"):
         first = config.get("max_window_layers")
         return tuple(i >= (28 if first is None else first) for i in range(layers))

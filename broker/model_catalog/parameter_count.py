@@ -45,22 +45,22 @@ def positions(c: Config) -> int | None:
 
     None: the config has no limit. Raise ValueError for an invalid scaling.
     """
-    made = number(c, "max_position_embeddings", "n_positions", default=0) or None
+    declared = number(c, "max_position_embeddings", "n_positions", default=0) or None
     rope = c.get("rope_parameters") or c.get("rope_scaling")
-    if made is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
-        return made  # a Gemma 3 scales some layers only, and its own count includes that
+    if declared is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
+        return declared  # a Gemma 3 scales some layers only, and its own count includes that
     if rope.get("rope_type", rope.get("type")) not in STRETCHED:
-        return made
+        return declared
     factor = rope.get("factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:
         raise ValueError(f"rope_scaling with a factor that is no number from 0 to {MOST_STRETCHED}: {shown(factor)}")
-    return max(made, int(number(rope, "original_max_position_embeddings", default=made) * factor))
+    return max(declared, int(number(rope, "original_max_position_embeddings", default=declared) * factor))
 
 
 def is_tied(c: Config) -> bool:
     """Return whether the output layer is the word embedding."""
-    said = c.get("tie_word_embeddings")
-    return bool(said) if said is not None else c.get("model_type") in TIED
+    declared = c.get("tie_word_embeddings")
+    return bool(declared) if declared is not None else c.get("model_type") in TIED
 
 
 def head_dim(c: Config) -> int:

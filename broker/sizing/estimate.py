@@ -58,9 +58,9 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
     if isinstance(config, Mapping):
         return "config", config
     if config is None:
-        found = catalogue.find(str(model))
-        if found is not None:
-            return str(model), found.config
+        published = catalogue.find(str(model))
+        if published is not None:
+            return str(model), published.config
         if not Path(str(model)).is_dir():
             raise EstimateError(f"{model}: not in the bundled catalogue, and no folder; give --config CONFIG.json")
         config = Path(str(model))
@@ -87,12 +87,12 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     try:
         task = task or built_for(config)
         if task is not None:
-            found = task_shape(name, config, task)
-            if found is None:
+            shape = task_shape(name, config, task)
+            if shape is None:
                 raise EstimateError(
                     f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
                 )
-            return found
+            return shape
         return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise EstimateError("; ".join(p.message for p in e.problems)) from None
@@ -108,19 +108,19 @@ def hardware_of(gpu: str | None) -> Hardware | None:
     """Return the first GPU of the table that the name may mean. Raise EstimateError."""
     if gpu is None:
         return None
-    found, asked, said = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
-    if not found or not found[0].gpu:
+    candidates, asked, option = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
+    if not candidates or not candidates[0].gpu:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
         near = "".join(f", the nearest is {name}" for name in nearest(asked))
-        raise EstimateError(f"{said}: not known{near}; known are {known}")
-    return found[0]
+        raise EstimateError(f"{option}: not known{near}; known are {known}")
+    return candidates[0]
 
 
 def _chosen(gpu: str | None) -> Iterator[str]:
     """Yield a note on the assumed variant if the name may mean GPUs of different memory."""
-    found = _meant(gpu) if gpu else []
-    if len({h.memory_bytes for h in found}) > 1:
-        first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
+    candidates = _meant(gpu) if gpu else []
+    if len({h.memory_bytes for h in candidates}) > 1:
+        first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in candidates)
         yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
 
 
@@ -200,12 +200,12 @@ def _check_types(asked: Mapping[str, Any]) -> None:
             raise EstimateError(f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {wanted}")
 
 
-def targets_of(said: str) -> tuple[str, ...] | str:
+def targets_of(text: str) -> tuple[str, ...] | str:
     """Split names at commas; a text with other characters than names have is one regular expression."""
-    names = tuple(name.strip() for name in said.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
     if all(re.fullmatch(r"[\w.-]+", name) for name in names):
         return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
-    return said.strip()
+    return text.strip()
 
 
 def _answer(
@@ -221,25 +221,25 @@ def _answer(
     """Return the document of the estimate. Raise EstimateError or InvalidEstimate."""
     if (kind := traced.kind_of(given)) is not None:
         ask = tabled.sized(given, ask, resolution)
-        found = tabled.estimate(given, ask)
+        result = tabled.estimate(given, ask)
         return _document(
-            name, kind, found, hardware, tabled.NO_SPEED, tracer.trace(given, None, ask, task) if exact else None
+            name, kind, result, hardware, tabled.NO_SPEED, tracer.trace(given, None, ask, task) if exact else None
         )
     shape = model_shape(name, given, task)
-    task, read = task or built_for(given), task is None
+    task, is_inferred = task or built_for(given), task is None
     tabled.refuse_resolution(shape.family, resolution)
     if task == "dpo" and ask.method == "full":
         raise EstimateError(
             "--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora"
         )
-    found = sizes.estimate(shape, ask)
+    result = sizes.estimate(shape, ask)
     if task in PAIRED:
-        found = sizes.by_formula(found, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")
-    by_class = [f"task {task}, by the config's architectures"] if read and task else []
-    apart = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
-    said = *found.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows), *apart
-    found, at = replace(found, notes=said), _speed(shape, ask, hardware, task)
-    return _document(name, shape.family, found, hardware, at, tracer.trace(given, shape, ask, task) if exact else None)
+        result = sizes.by_formula(result, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")
+    by_class = [f"task {task}, by the config's architectures"] if is_inferred and task else []
+    links_note = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
+    notes = *result.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows), *links_note
+    result, at = replace(result, notes=notes), _speed(shape, ask, hardware, task)
+    return _document(name, shape.family, result, hardware, at, tracer.trace(given, shape, ask, task) if exact else None)
 
 
 def links(hardware: Hardware, each: int) -> str:
@@ -253,9 +253,9 @@ def links(hardware: Hardware, each: int) -> str:
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
     """Yield notes on what was read differently from the config."""
     text = text_of(given)
-    lacking = filled(text)[1]
-    if lacking:
-        yield f"the config lacks {', '.join(lacking)}: {text['model_type']}'s defaults are taken"
+    missing = filled(text)[1]
+    if missing:
+        yield f"the config lacks {', '.join(missing)}: {text['model_type']}'s defaults are taken"
     if text.get("model_type") in SAME_CODE:
         yield f"{text['model_type']} is estimated as the {shape.family} that its code is"
     others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
@@ -263,51 +263,56 @@ def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
         yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"
 
 
-def spoken(at: Speed | str) -> dict[str, Any]:
+def spoken(step_speed: Speed | str) -> dict[str, Any]:
     """Return the fields of a speed in a document; a string is the reason why there is none."""
-    if isinstance(at, str):
-        said = dict.fromkeys(("tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence"))
-        return {**said, "tokens_per_s_basis": at}
+    if isinstance(step_speed, str):
+        nulls = dict.fromkeys(("tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence"))
+        return {**nulls, "tokens_per_s_basis": step_speed}
     return {
-        "tokens_per_s": round(at.tokens_per_s, 1),
-        "tokens_per_s_interval": [round(rate, 1) for rate in at.interval],
-        "tokens_per_s_evidence": at.tier,
-        "tokens_per_s_basis": at.evidence,
+        "tokens_per_s": round(step_speed.tokens_per_s, 1),
+        "tokens_per_s_interval": [round(rate, 1) for rate in step_speed.interval],
+        "tokens_per_s_evidence": step_speed.tier,
+        "tokens_per_s_basis": step_speed.evidence,
     }
 
 
 def _document(
     name: str,
     family: str,
-    found: Estimate,
+    result: Estimate,
     hardware: Hardware | None,
-    at: Speed | str,
+    step_speed: Speed | str,
     traced: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    by, segment, peak = dict(found.by_category), found.segment, found.peak_allocated
-    tier, evidence, margin, shown = str(found.tier), found.evidence, found.margin, found.device_margin - found.margin
+    categories, segment, peak = dict(result.by_category), result.segment, result.peak_allocated
+    tier, evidence, margin, additional = (
+        str(result.tier),
+        result.evidence,
+        result.margin,
+        result.device_margin - result.margin,
+    )
     if traced is not None:
-        by = {**dict.fromkeys(by, 0), **traced["by_category"], "context": found.context}
-        by["temporary"] += found.workspace
-        peak, segment = traced["peak_allocated_bytes"] + found.workspace, traced["segment"]
+        categories = {**dict.fromkeys(categories, 0), **traced["by_category"], "context": result.context}
+        categories["temporary"] += result.workspace
+        peak, segment = traced["peak_allocated_bytes"] + result.workspace, traced["segment"]
         versions = " ".join(f"{k} {v}" for k, v in traced["versions"].items())
         tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", exact_margin(family, margin)
-    used = peak + found.context
+    used = peak + result.context
     return {
         "model": name,
         "family": family,
-        "parameters": found.parameters,
-        "trainable_parameters": found.trainable,
+        "parameters": result.parameters,
+        "trainable_parameters": result.trainable,
         "peak_allocated_bytes": peak,
         "device_used_bytes": used,
-        "by_category": by,
+        "by_category": categories,
         "segment": segment,
         "evidence": tier,
         "evidence_detail": evidence,
         "margin_pct": round(100 * margin, 1),
-        "device_margin_pct": round(100 * (margin + shown), 1),
-        "notes": list(found.notes),
-        **spoken(at),
+        "device_margin_pct": round(100 * (margin + additional), 1),
+        "notes": list(result.notes),
+        **spoken(step_speed),
         "gpu": hardware.name if hardware else None,
         "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
         # under memory pressure the allocator returns its cached memory, so that does not count

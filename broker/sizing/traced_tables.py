@@ -62,24 +62,30 @@ def refuse_resolution(family: str, resolution: int | None) -> None:
 def estimate(config: Config, ask: sizes.EstimateOptions) -> shown.Estimate:
     """Return the peak on one GPU for `sized` options. Raise InvalidEstimate if no table covers them."""
     kind = str(traced.kind_of(config))
-    found = traced.find(config)
-    if found is None:
+    table = traced.find(config)
+    if table is None:
         raise sizes.InvalidEstimate(
             f"no table of traces is of such a {kind}; known are {', '.join(traced.names(kind))}"
         )
     _check(kind, ask)
-    name, tables = found
+    name, tables = table
     segments = tables.get(traced.key_of(ask.method, "bf16-autocast", ask.checkpointing))
     if segments is None:
         raise sizes.InvalidEstimate(f"--method {ask.method}: the tables of {name} lack it")
-    load = traced.load_of(config, ask.rows, ask.length, ask.rank)
+    sizes_of_step = traced.load_of(config, ask.rows, ask.length, ask.rank)
     trained = traced.adapter_parameters(config, ask.rank) if ask.method == "lora" else traced.trained_parameters(config)
-    made = {n: _accumulated(by, trained) if ask.accumulated else by for n, by in by_category(segments, load).items()}
-    made["optimizer"] = _update(next(iter(made.values())), trained, foreach=ask.optimizer == "adamw_foreach")
+    segment_bytes = {
+        n: _accumulated(categories, trained) if ask.accumulated else categories
+        for n, categories in by_category(segments, sizes_of_step).items()
+    }
+    segment_bytes["optimizer"] = _update(
+        next(iter(segment_bytes.values())), trained, foreach=ask.optimizer == "adamw_foreach"
+    )
     versions = " ".join(f"{k} {v}" for k, v in traced.document()["versions"].items())
     words = f"a table of traces of {name} in {versions}; convolutions' workspaces are not in it"
     played = StepPeak(
-        segments={n: {c: by.get(c, 0) for c in sizes.CATEGORIES} for n, by in made.items()}, trained=trained
+        segments={n: {c: categories.get(c, 0) for c in sizes.CATEGORIES} for n, categories in segment_bytes.items()},
+        trained=trained,
     )
     notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
     if kind == "unet":
@@ -115,5 +121,5 @@ def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:
 
 def _update(by: Mapping[str, int], trained: int, *, foreach: bool) -> dict[str, int]:
     """Return the optimizer's own segment. The foreach kernels make the roots of all second moments at once."""
-    kept = {c: by.get(c, 0) for c in ("weights", "optimizer")}
-    return {**kept, "gradients": 4 * trained, "temporary": 4 * trained if foreach else 0}
+    unchanged = {c: by.get(c, 0) for c in ("weights", "optimizer")}
+    return {**unchanged, "gradients": 4 * trained, "temporary": 4 * trained if foreach else 0}

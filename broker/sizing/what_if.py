@@ -118,9 +118,9 @@ def _targets(train: TrainConfig, shape: ModelShape) -> tuple[str, ...]:
     return tuple(name for role, name in family_spec(shape).names.items() if role in ATTENTION_ROLES)
 
 
-def _counts(said: str) -> tuple[int, ...]:
+def _counts(text: str) -> tuple[int, ...]:
     try:
-        return counts_of(said)
+        return counts_of(text)
     except ValueError as e:
         raise EstimateError(str(e)) from None
 

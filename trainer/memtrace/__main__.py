@@ -21,7 +21,7 @@ UNUSED = (
 )
 if __name__ == "__main__" and not any(n in word for word in sys.argv for n in ("qlora", "--gpus")):
     for name in UNUSED:
-        sys.modules.setdefault(name, None)  # import then raises ModuleNotFoundError
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # import then raises ModuleNotFoundError
 
 import peft
 import torch
@@ -74,26 +74,28 @@ def options(args: argparse.Namespace, family: str = "") -> TraceOptions:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
-    made.add_argument("--config", type=Path, required=True, help="a transformers config.json")
-    made.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
-    made.add_argument("--method", choices=("full", "lora", "qlora"), default="lora")
-    made.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
-    made.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
-    made.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
-    made.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
-    made.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
-    made.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
-    made.add_argument("--micro-batch", type=int, default=4)
-    made.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch of each GPU")
-    made.add_argument("--gpus", type=int, default=1)
-    made.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp", help="how several GPUs share the model")
-    made.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
-    made.add_argument("--lora-r", type=int, default=16)
-    made.add_argument("--lora-dropout", type=float, default=0.05)
-    made.add_argument("--lora-targets", default="all-linear", help="attention, or names with commas between")
-    made.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="whose kernels to stand in for")
-    return made
+    arguments = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
+    arguments.add_argument("--config", type=Path, required=True, help="a transformers config.json")
+    arguments.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
+    arguments.add_argument("--method", choices=("full", "lora", "qlora"), default="lora")
+    arguments.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
+    arguments.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
+    arguments.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
+    arguments.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
+    arguments.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
+    arguments.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
+    arguments.add_argument("--micro-batch", type=int, default=4)
+    arguments.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch of each GPU")
+    arguments.add_argument("--gpus", type=int, default=1)
+    arguments.add_argument(
+        "--sharding", choices=("ddp", "fsdp"), default="ddp", help="how several GPUs share the model"
+    )
+    arguments.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
+    arguments.add_argument("--lora-r", type=int, default=16)
+    arguments.add_argument("--lora-dropout", type=float, default=0.05)
+    arguments.add_argument("--lora-targets", default="all-linear", help="attention, or names with commas between")
+    arguments.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="whose kernels to stand in for")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:

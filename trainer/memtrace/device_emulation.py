@@ -52,15 +52,15 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         q, k, v, *more = ctx.saved_tensors
         batch, heads, length, width = q.shape
-        held = []
+        workspace = []
         if ctx.cuda:  # sums of dq in float32, padded to the kernel's tiles; dk and dv of every head of a group
             rows, columns = -(-length // 128) * 128, -(-width // 32) * 32
-            held.append(q.new_empty((batch, heads, rows, columns + 1), dtype=torch.float32))
+            workspace.append(q.new_empty((batch, heads, rows, columns + 1), dtype=torch.float32))
             if k.shape[1] != heads:
-                held += [k.new_empty((batch, k.shape[2], heads, width)) for _ in range(2)]
-        made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        held.clear()
-        return *made, _bias_gradient(ctx, q, k, more[-1]), None
+                workspace += [k.new_empty((batch, k.shape[2], heads, width)) for _ in range(2)]
+        head_gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        workspace.clear()
+        return *head_gradients, _bias_gradient(ctx, q, k, more[-1]), None
 
 
 def _bias_gradient(ctx: Any, q: Any, k: Any, bias: Any) -> Any:
@@ -189,8 +189,8 @@ def allowed() -> Iterator[None]:
     infer: Any = torch.utils.checkpoint._infer_device_type
 
     def device_type(*args: Any) -> str:
-        found = str(infer(*args))
-        return "cpu" if found == "meta" else found
+        device = str(infer(*args))
+        return "cpu" if device == "meta" else device
 
     with contextlib.ExitStack() as patches:
         for kind in ("fused", "foreach"):

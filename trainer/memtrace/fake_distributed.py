@@ -135,8 +135,8 @@ def _resizing(storages: Storages) -> Callable[[torch.UntypedStorage, int], Any]:
     resize: Any = torch.UntypedStorage.resize_
 
     def run(storage: torch.UntypedStorage, size: int) -> Any:
-        found = resize(storage, size)
+        resized = resize(storage, size)
         storages.resized(storage)
-        return found
+        return resized
 
     return run

@@ -150,21 +150,21 @@ def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
         return Images(config)
     if name == "text_to_image":
         return Noise(config)
-    found: Any = Speech(train, config) if name == "transcription" else tasks.of(train)
-    if isinstance(found, Seq2Seq):
-        found._start = 0
-    return found
+    task: Any = Speech(train, config) if name == "transcription" else tasks.of(train)
+    if isinstance(task, Seq2Seq):
+        task._start = 0
+    return task
 
 
 def depths_of(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the layers of each stack. Raise ValueError if the config has none."""
-    found: list[int] = []
+    depths: list[int] = []
     for names in DEPTHS.get(str(config.get("model_type")), DEPTH):
-        depth = next((config[n] for n in names if isinstance(config.get(n), int)), found[0] if found else 0)
+        depth = next((config[n] for n in names if isinstance(config.get(n), int)), depths[0] if depths else 0)
         if depth < 1:
             raise ValueError(f"config has no positive {names[0]}")
-        found.append(depth)
-    return tuple(found)
+        depths.append(depth)
+    return tuple(depths)
 
 
 def with_depths(config: Mapping[str, Any], depths: Sequence[int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from trainer.contract.train import TrainConfig
 from trainer.models import loading as models
 
 
-def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dtype, *, norms: bool) -> Any:
+def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dtype, *, norms: bool) -> Any:
     """Quantise the model in place, as loading does; the weights have the bytes of NF4 with quantised scales.
 
     `norms`: cast the norms to float32, as the trainer does. Raise ValueError for 8 bits, whose kernels define no sizes
@@ -26,17 +26,17 @@ def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dty
     method = config.quantised
     if method is None or method.bits != 4:
         raise ValueError("a base of 8 bits cannot be traced; leave out --exact")
-    how = models._quantisation(method, kept, architecture)
+    how = models._quantisation(method, dtype, architecture)
     quantiser = AutoHfQuantizer.from_config(how)
-    left = quantiser.get_modules_to_not_convert(model, how.llm_int8_skip_modules, model._keep_in_fp32_modules)
-    before = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
-    replace_with_bnb_linear(model, modules_to_not_convert=left, quantization_config=how)
+    excluded = quantiser.get_modules_to_not_convert(model, how.llm_int8_skip_modules, model._keep_in_fp32_modules)
+    weights = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
+    replace_with_bnb_linear(model, modules_to_not_convert=excluded, quantization_config=how)
     with torch.device("cpu"):  # bitsandbytes reads the table's numbers when it creates it
         bitsandbytes.functional.name2qmap.setdefault("dynamic", bitsandbytes.functional.create_dynamic_map())
-    for name, found in model.named_modules():
-        if isinstance(found, bitsandbytes.nn.modules.Linear4bit):
-            module: Any = found
-            value = before.pop(name).detach()
+    for name, replaced in model.named_modules():
+        if isinstance(replaced, bitsandbytes.nn.modules.Linear4bit):
+            module: Any = replaced
+            value = weights.pop(name).detach()
             value = value.T if "Conv1D" in module.source_cls.__name__ else value
             new = type(module.weight)(value, requires_grad=False, **module.weight.__dict__)
             module.weight = new._quantize(value.device)

@@ -138,9 +138,9 @@ class Storages(TorchDispatchMode):
                 break
         if out is None:
             out = func(*args, **(kwargs or {}))
-        for made in (out,) if isinstance(out, torch.Tensor) else out if isinstance(out, (tuple, list)) else ():
-            if isinstance(made, torch.Tensor) and id(made.untyped_storage()) not in self._known:
-                self.hold(made, self._only or self.category)
+        for result in (out,) if isinstance(out, torch.Tensor) else out if isinstance(out, (tuple, list)) else ():
+            if isinstance(result, torch.Tensor) and id(result.untyped_storage()) not in self._known:
+                self.hold(result, self._only or self.category)
         return out
 
     def _numbers(self, index: Any) -> tuple[Any, ...]:
@@ -148,6 +148,6 @@ class Storages(TorchDispatchMode):
         if not isinstance(index, torch.Tensor) or index.dtype is not torch.bool:
             return (index,)
         all_true = index.numel(), index.ndim
-        found = index.new_empty(all_true, dtype=torch.long) if index.is_meta else index.nonzero()
-        self.hold(found, self._only or self.category)
-        return found.unbind(1)
+        indices = index.new_empty(all_true, dtype=torch.long) if index.is_meta else index.nonzero()
+        self.hold(indices, self._only or self.category)
+        return indices.unbind(1)

@@ -46,12 +46,12 @@ def _stacks(model: Any, count: int) -> list[torch.nn.ModuleList]:
     lists = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
     outer = [m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
     largest = sorted(outer, key=lambda m: sum(p.numel() for p in m.parameters()), reverse=True)[:count]
-    return [m for m in outer if any(m is one for one in largest)]
+    return [m for m in outer if any(m is other_stack for other_stack in largest)]
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    found: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
-    return found
+    tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
+    return tensor
 
 
 def mark(model: Any, storages: Storages, count: int = 1) -> None:
@@ -231,14 +231,14 @@ def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dic
 
     Middle layers are bounded by the second and the last but one.
     """
-    found = {name: s for name, s in segments.items() if not name[-1].isdigit()}
+    named_segments = {name: s for name, s in segments.items() if not name[-1].isdigit()}
     for depth, word in zip(layers, [""] if len(layers) == 1 else ["encoder ", "decoder "], strict=True):
         named = {"first": 0, "second": 1, "last but one": depth - 2, "last": depth - 1}
         for way in (f"forward {word}", f"backward {word}"):
-            found |= {
+            named_segments |= {
                 f"{way}{kind} layer": segments[f"{way}{n}"] for kind, n in named.items() if f"{way}{n}" in segments
             }
-    return found
+    return named_segments
 
 
 Traced = tuple[Sequence[int], Mapping[str, dict[str, int]]]
@@ -283,14 +283,14 @@ def segments(config: Mapping[str, Any], ask: TraceOptions) -> Mapping[str, dict[
         raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
     depths = depths_of(config)
     if _mixed(config, depths, ask.sequence):
-        found = trace(config, depths, ask)
-        return {**{n: s for n, s in found.items() if n[-1].isdigit()}, **_kinds(found, depths)}
+        traced = trace(config, depths, ask)
+        return {**{n: s for n, s in traced.items() if n[-1].isdigit()}, **_kinds(traced, depths)}
     base = tuple(TRACED[0] if depth > max(TRACED) else depth for depth in depths)
-    wanted = [base]
+    combinations = [base]
     for i, depth in enumerate(depths):
         if depth > max(TRACED):
-            wanted.append((*base[:i], TRACED[1], *base[i + 1 :]))
-    return at_depth([(at, trace(config, at, ask)) for at in wanted], depths)
+            combinations.append((*base[:i], TRACED[1], *base[i + 1 :]))
+    return at_depth([(at, trace(config, at, ask)) for at in combinations], depths)
 
 
 def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:

@@ -49,13 +49,13 @@ class Noise:
         return batch
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        kept = next(model.parameters()).dtype
-        more = {n: batch[n].to(kept) for n in ("text_embeds", "time_ids") if n in batch}
-        made = model(
-            batch["latents"].to(kept), batch["steps"], encoder_hidden_states=batch["words"].to(kept),
+        dtype = next(model.parameters()).dtype
+        more = {n: batch[n].to(dtype) for n in ("text_embeds", "time_ids") if n in batch}
+        prediction = model(
+            batch["latents"].to(dtype), batch["steps"], encoder_hidden_states=batch["words"].to(dtype),
             added_cond_kwargs=more or None,
         ).sample  # fmt: skip
-        return functional.mse_loss(made.float(), batch["noise"], reduction="sum")
+        return functional.mse_loss(prediction.float(), batch["noise"], reduction="sum")
 
     def targets(self, row: Any) -> int:
         return 1
@@ -67,13 +67,13 @@ class Noise:
         """Do nothing: a step has no random draws."""
 
 
-def built(config: Mapping[str, Any], train: TrainConfig, kept: torch.dtype, targets: Sequence[str]) -> Any:
+def built(config: Mapping[str, Any], train: TrainConfig, dtype: torch.dtype, targets: Sequence[str]) -> Any:
     """Return the UNet with its adapters, on the default device. Raise ValueError without diffusers."""
     try:
         from diffusers import UNet2DConditionModel
     except ImportError:
         raise ValueError("a UNet is traced by diffusers, which is not installed: pip install diffusers") from None
-    model = UNet2DConditionModel.from_config(dict(config)).to(kept)
+    model = UNet2DConditionModel.from_config(dict(config)).to(dtype)
     if train.recomputes:
         model.enable_gradient_checkpointing()
     if isinstance(train.method, LoraConfig):

@@ -64,15 +64,15 @@ def _beat(store: Any, key: str, over: threading.Event) -> None:
 
 def _await(store: Any, place: str, what: str, rank: int) -> None:
     """Wait until the process is done, as long as it sends heartbeats."""
-    began = heard = time.monotonic()
+    began = last_beat_at = time.monotonic()
     beats = 0
     while not store.check([f"{place}/done/{rank}"]):
-        now, found = time.monotonic(), store.add(f"{place}/alive/{rank}", 0)
-        if found != beats:
-            beats, heard = found, now
+        now, count = time.monotonic(), store.add(f"{place}/alive/{rank}", 0)
+        if count != beats:
+            beats, last_beat_at = count, now
         if store.check([f"{place}/failed/{rank}"]):
             raise distributed.DistStoreError(f"process {rank} failed as it prepared its {what}")
-        if now - heard > SILENT_S or now - began > PATIENCE_S:
-            told = f"process {rank}, which prepares its {what}, was last heard of {now - heard:.0f} s ago"
-            raise distributed.DistStoreError(f"{told} and waited for since {now - began:.0f} s")
+        if now - last_beat_at > SILENT_S or now - began > PATIENCE_S:
+            message = f"process {rank}, which prepares its {what}, was last heard of {now - last_beat_at:.0f} s ago"
+            raise distributed.DistStoreError(f"{message} and waited for since {now - began:.0f} s")
         time.sleep(LOOK_S)

@@ -75,5 +75,5 @@ class ContextParallel:
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor of all tokens; its gradient is summed over the processes."""
-        found: torch.Tensor = all_gather_tensor_autograd(tensor.contiguous(), 2, self._mesh.get_group())
-        return found
+        gathered: torch.Tensor = all_gather_tensor_autograd(tensor.contiguous(), 2, self._mesh.get_group())
+        return gathered

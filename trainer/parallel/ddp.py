@@ -159,9 +159,9 @@ class DataParallel:
         """Return what the first process measured, so that all processes decide by equal bits. Entered by all."""
         if self.world == 1:
             return loss, dict(metrics)
-        told = torch.tensor([loss, *metrics.values()], dtype=torch.float64, device=self.accelerator.device)
-        distributed.broadcast(told, 0)
-        return float(told[0]), dict(zip(metrics, told[1:].tolist(), strict=True))
+        values = torch.tensor([loss, *metrics.values()], dtype=torch.float64, device=self.accelerator.device)
+        distributed.broadcast(values, 0)
+        return float(values[0]), dict(zip(metrics, values[1:].tolist(), strict=True))
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
         """Clip the gradients to the norm `limit` and return the norm before. Entered by all."""

@@ -46,15 +46,15 @@ def _product(device: torch.device) -> str:
     size = SIZES[device.type]
     at = torch.arange(size, dtype=torch.float32)
     left, right = torch.outer(at % 7, at % 5) % 3, torch.outer(at % 11, at % 3) % 2
-    wanted = (left.sum(0) @ right).to(device)  # sum over all rows of the product
+    column_sums = (left.sum(0) @ right).to(device)  # sum over all rows of the product
     kinds = [torch.float32, torch.bfloat16] if device.type == "cuda" else [torch.float32]
     for kind in kinds:
-        one, other = left.to(device, kind), right.to(device, kind)
+        left_factor, right_factor = left.to(device, kind), right.to(device, kind)
         for _ in range(TIMES[device.type]):
-            found = one @ other
-            if not bool(((found.float().sum(0) - wanted).abs() <= 0.01 * wanted.abs()).all()):
+            product = left_factor @ right_factor
+            if not bool(((product.float().sum(0) - column_sums).abs() <= 0.01 * column_sums.abs()).all()):
                 raise BadHost(f"host: {_name(device)} computes wrongly (a product of whole numbers in {kind})")
-            if not torch.equal(found, one @ other):
+            if not torch.equal(product, left_factor @ right_factor):
                 raise BadHost(f"host: {_name(device)} computes the same product twice and finds two results ({kind})")
     return "products right"
 

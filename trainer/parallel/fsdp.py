@@ -181,17 +181,17 @@ class FullyShardedParallel(DataParallel):
         return joined([p for p in all_parts if p is not None]) if self.rank == 0 else None
 
     def whole(self, model: Any, trained: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
-        wanted = None if trained is None else {id(p) for p in trained.values()}
-        found: dict[str, torch.Tensor] = {}
-        known: dict[int, torch.Tensor] = {}
+        trained_ids = None if trained is None else {id(p) for p in trained.values()}
+        tensors: dict[str, torch.Tensor] = {}
+        by_id: dict[int, torch.Tensor] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
-            if wanted is not None and id(tensor) not in wanted:
+            if trained_ids is not None and id(tensor) not in trained_ids:
                 continue
-            if id(tensor) not in known:
+            if id(tensor) not in by_id:
                 full = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-                known[id(tensor)] = full.cpu() if self.rank == 0 else torch.empty(0)
-            found[name] = known[id(tensor)]
-        return found if self.rank == 0 else None
+                by_id[id(tensor)] = full.cpu() if self.rank == 0 else torch.empty(0)
+            tensors[name] = by_id[id(tensor)]
+        return tensors if self.rank == 0 else None
 
     def settle(self, model: Any) -> None:
         """Free what is still unsharded after an evaluation; otherwise the next step would compute with it."""

@@ -179,24 +179,24 @@ def choose(shape: ModelShape, targets: tuple[str, ...] | str, roles: tuple[tuple
     `targets` are names, or one pattern. `roles` are (role, name) of a layer's linear modules. Raise ValueError for an
     invalid pattern, and for targets that choose a module without a supported adapter.
     """
-    of = dict(roles)
+    role_names = dict(roles)
     if targets in (ALL_LINEAR, (ALL_LINEAR,)):
-        return SelectedModules(roles=frozenset(of) | ({POOLER} if shape.pooled_adapter else set()))
+        return SelectedModules(roles=frozenset(role_names) | ({POOLER} if shape.pooled_adapter else set()))
     tests = {targets: _pattern(targets)} if isinstance(targets, str) else {t: _named(t) for t in targets}
-    for name, why in _refused(shape, of):
+    for name, why in _refused(shape, role_names):
         if any(test(name) for test in tests.values()):
             raise ValueError(f"matches {name}, {why}")
-    every: Counter[str] = Counter()
-    found: Counter[str] = Counter()
-    used: set[str] = set()
-    for role, name in _modules(shape, of):
-        hit = [target for target, test in tests.items() if test(name)]
-        used.update(hit)
-        every[role] += 1
-        found[role] += bool(hit)
-    chosen = frozenset(role for role, count in found.items() if count)
+    total: Counter[str] = Counter()
+    matched: Counter[str] = Counter()
+    used_targets: set[str] = set()
+    for role, name in _modules(shape, role_names):
+        matching = [target for target, test in tests.items() if test(name)]
+        used_targets.update(matching)
+        total[role] += 1
+        matched[role] += bool(matching)
+    chosen = frozenset(role for role, count in matched.items() if count)
     return SelectedModules(
         roles=chosen,
-        missing=tuple(target for target in tests if target not in used),
-        partly=frozenset(role for role in chosen - {HEAD} if found[role] < every[role]),
+        missing=tuple(target for target in tests if target not in used_targets),
+        partly=frozenset(role for role in chosen - {HEAD} if matched[role] < total[role]),
     )

@@ -91,18 +91,18 @@ def adapted_modules(
     names = family_spec(shape).names
     if shape.experts and not (version or "").startswith("4."):  # later ones hold all experts in one tensor, which is no
         names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}  # linear module
-    said = targets if isinstance(targets, str) else ",".join(targets)
+    written = targets if isinstance(targets, str) else ",".join(targets)
     try:
         chosen = choose(shape, targets, tuple(names.items()))
     except ValueError as e:
-        raise InvalidEstimate(f"--lora-targets {said[:100]}: {e}") from None
-    known = known_names(shape, names)
+        raise InvalidEstimate(f"--lora-targets {written[:100]}: {e}") from None
+    known_endings = known_names(shape, names)
     if not chosen.roles:
-        near = nearest(chosen.missing[0], known) if chosen.missing else ""
-        there = f"{shape.family}{near}; it has {', '.join(known)}"
-        raise InvalidEstimate(f"--lora-targets {said[:200] or '(none)'} matches no module of {there}")
+        near = nearest(chosen.missing[0], known_endings) if chosen.missing else ""
+        architecture = f"{shape.family}{near}; it has {', '.join(known_endings)}"
+        raise InvalidEstimate(f"--lora-targets {written[:200] or '(none)'} matches no module of {architecture}")
     notes = [
-        f"LoRA target {name} matches no module of {shape.family}, and is left out{nearest(name, known)}"
+        f"LoRA target {name} matches no module of {shape.family}, and is left out{nearest(name, known_endings)}"
         for name in chosen.missing
     ]
     if chosen.partly:
@@ -215,7 +215,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
     """Return (types of weights and arithmetic, notes on the LoRA)."""
     full, single, release = ask.method == "full", ask.precision == "fp32", _release(ask)
     autocast = ask.precision.endswith("-autocast")
-    adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
+    adapted, notes = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
     # FSDP's own mixed precision gathers half-precision weights
     sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
     trained = 4 if not full or autocast or single else 2
@@ -237,7 +237,7 @@ def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[s
         repeated_keys=repeats_keys(shape.family, release, ask.attention),
         presents=keeps_presents(shape.family, release, checkpointing=ask.checkpointing),
         adapted=adapted,
-    ), (*said, *_too_large(shape, ask, adapted))
+    ), (*notes, *_too_large(shape, ask, adapted))
 
 
 def _evidence(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float]:
@@ -294,13 +294,13 @@ def _measured(family: str, ask: EstimateOptions) -> tuple[str, float] | None:
     return f"{family} on one GPU: within 0.1 % of eighteen peaks measured on an A100", 0.03
 
 
-def by_formula(found: Estimate, words: str) -> Estimate:
+def by_formula(result: Estimate, words: str) -> Estimate:
     """Return the estimate for a task without any trace. `words`: the evidence."""
-    if found.tier == "unchecked":
-        return found
-    margin = max(FORMULA, found.margin)
-    more = margin - found.margin
-    return replace(found, tier="formula", evidence=words, margin=margin, device_margin=found.device_margin + more)
+    if result.tier == "unchecked":
+        return result
+    margin = max(FORMULA, result.margin)
+    added = margin - result.margin
+    return replace(result, tier="formula", evidence=words, margin=margin, device_margin=result.device_margin + added)
 
 
 def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
@@ -309,18 +309,18 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
         ask = replace(ask, length=shape.max_positions or 1)
     check(shape, ask)
     release = _release(ask)
-    how, notes = numerics(shape, ask)
+    model_numerics, notes = numerics(shape, ask)
     local = ask.gpus // ask.nodes
     shards = {"fsdp": ask.gpus, "hybrid": local}.get(ask.sharding, 1)
     replicas = {"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1)
-    part = shape
+    device_shape = shape
     if ask.sharding == "tensor":
         try:
-            part = divided(shape, local)
+            device_shape = divided(shape, local)
         except ValueError as e:
             raise InvalidEstimate(f"--sharding tensor: {e}") from None
     step = Step(
-        numerics=how,
+        numerics=model_numerics,
         rows=ask.rows,
         length=ask.length,
         target=(ask.target or ask.length) if shape.decoder_layers else 0,
@@ -329,18 +329,18 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
         accumulated=ask.accumulated,
         optimizer=ask.optimizer,
         # as HF's Trainer configures bitsandbytes
-        whole_states=embedded(shape) if how.full and ask.transformers is not None else 0,
+        whole_states=embedded(shape) if model_numerics.full and ask.transformers is not None else 0,
         trained=ask.trainable,
         loss=loss_of(shape.family, release),
-        tables=table_bytes(shape, release, how.weight),
+        tables=table_bytes(shape, release, model_numerics.weight),
         shards=shards,
         replicas=replicas,
-        masters=shards > 1 and how.full and how.trained > how.weight,
+        masters=shards > 1 and model_numerics.full and model_numerics.trained > model_numerics.weight,
         fsdp=2 if ask.transformers is None else 1,
         offload=ask.offload and shards > 1,
     )
-    played = simulate(part, step)
+    peak = simulate(device_shape, step)
     several = shards * replicas > 1
     workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
-    found = shown.made(shape.parameters, played, _evidence(shape, ask), notes, several=several, workspace=workspace)
-    return replace(found, device_margin=found.device_margin + SHOWN_MORE.get(shape.family, 0.0))
+    result = shown.made(shape.parameters, peak, _evidence(shape, ask), notes, several=several, workspace=workspace)
+    return replace(result, device_margin=result.device_margin + SHOWN_MORE.get(shape.family, 0.0))

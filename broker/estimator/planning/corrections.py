@@ -74,8 +74,8 @@ class Corrections:
         self._evidence(self.speeds[name], name, GPU_PRIOR if TABLE[name].gpu else CPU_PRIOR)
 
     def _believed(self, runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
-        found = self._evidence(runs, path[0], prior)
-        return found.of(path) if found else NO_RUNS
+        evidence = self._evidence(runs, path[0], prior)
+        return evidence.of(path) if evidence else NO_RUNS
 
     def _evidence(self, runs: Sequence[tuple[Path, float]], first: str, prior: Prior) -> Evidence | None:
         if (first, prior) not in self._weighed:
@@ -92,19 +92,21 @@ class Corrections:
         if sharded:
             return replace(need, correction=workload.memory_factor)
         path = _path("gpu" if gpu else "cpu", workload)
-        known = self._believed(self.peaks, path, _memory_prior(need.margin))
+        belief = self._believed(self.peaks, path, _memory_prior(need.margin))
         failed = max(workload.memory_factor, self.shortfalls.get(model_key(workload), 1.0))
-        factor, source = min(MOST, max(LEAST, exp(known.shift))), need.source
-        margin = expm1(log1p(need.margin) * min(1.0, known.scale))
-        if known.runs:
-            source += f"; {100 * expm1(known.shift):+.0f} % by {observed_runs(known.runs)}"
+        factor, source = min(MOST, max(LEAST, exp(belief.shift))), need.source
+        margin = expm1(log1p(need.margin) * min(1.0, belief.scale))
+        if belief.runs:
+            source += f"; {100 * expm1(belief.shift):+.0f} % by {observed_runs(belief.runs)}"
         if failed > 1:  # after such a failure, the success of other runs is no reason to narrow the margin
             factor, margin = max(factor, failed), need.margin
             source += "; such a run has run out of memory"
-        seen = self.floors.get(memory_key(workload)[0], ())
-        least = (took for b, s, took in seen if b <= workload.micro_batch and s <= workload.sequence)
-        floor = max(least, default=0)
-        return replace(need, correction=factor, floor=floor, margin=margin, runs=known.runs, source=source)
+        floors = self.floors.get(memory_key(workload)[0], ())
+        lower_bounds = (
+            observed_bytes for b, s, observed_bytes in floors if b <= workload.micro_batch and s <= workload.sequence
+        )
+        floor = max(lower_bounds, default=0)
+        return replace(need, correction=factor, floor=floor, margin=margin, runs=belief.runs, source=source)
 
 
 NO_CORRECTIONS = Corrections()
@@ -178,33 +180,33 @@ class ComparedRun:
     device_bytes: int = 0
 
 
-def assess(one: RunObservation) -> ComparedRun | None:
+def assess(observation: RunObservation) -> ComparedRun | None:
     """Compare the observation with the current estimate; takes 2 ms. Return None if it can no longer be estimated."""
-    hardware = TABLE.get(one.hardware)
-    if hardware is None or one.workload.shape is None:
+    hardware = TABLE.get(observation.hardware)
+    if hardware is None or observation.workload.shape is None:
         return None
-    planner = Planner(one.workload)
-    work = planner.as_planned(one.plan)
-    found = ComparedRun(
+    planner = Planner(observation.workload)
+    work = planner.as_planned(observation.plan)
+    compared = ComparedRun(
         hardware=hardware.name,
         path=_path(hardware.name, work),
-        speed=_speed(one, planner, hardware),
+        speed=_speed(observation, planner, hardware),
         like=memory_key(work),
         base=model_key(work),
         memory_path=_path("gpu" if hardware.gpu else "cpu", work),
-        device_bytes=one.device_bytes,
+        device_bytes=observation.device_bytes,
     )
-    if shards_of(one.plan, one.nodes) > 1:
-        return found
-    need = planner.need(one.plan, hardware, one.nodes)
-    if one.out_of_memory:
-        return replace(found, short=shortfall(one.device_bytes, need))
-    if one.peak_bytes is None or not 0 < one.peak_bytes <= one.device_bytes:
-        return found
+    if shards_of(observation.plan, observation.nodes) > 1:
+        return compared
+    need = planner.need(observation.plan, hardware, observation.nodes)
+    if observation.out_of_memory:
+        return replace(compared, short=shortfall(observation.device_bytes, need))
+    if observation.peak_bytes is None or not 0 < observation.peak_bytes <= observation.device_bytes:
+        return compared
     outside = 0 if hardware.gpu else need.context  # a process on a CPU is its own context
-    took = one.peak_bytes + (need.context if hardware.gpu else 0)
-    peak = log((one.peak_bytes - outside) / need.peak) if one.peak_bytes > outside else None
-    return replace(found, took=took, peak=peak)
+    took = observation.peak_bytes + (need.context if hardware.gpu else 0)
+    peak = log((observation.peak_bytes - outside) / need.peak) if observation.peak_bytes > outside else None
+    return replace(compared, took=took, peak=peak)
 
 
 def learn(assessed: Sequence[ComparedRun]) -> Corrections:
@@ -213,20 +215,20 @@ def learn(assessed: Sequence[ComparedRun]) -> Corrections:
     peaks: dict[tuple[Path, Like], list[float]] = defaultdict(list)
     floors: dict[Like, int] = {}
     ran_out: dict[Like, ComparedRun] = {}
-    for one in assessed:
-        if one.speed is not None:
-            speeds[one.hardware].append((one.path, one.speed))
-        if one.peak is not None:
-            peaks[one.memory_path, one.like].append(one.peak)
-        if one.took is not None:
-            floors[one.like] = max(floors.get(one.like, 0), one.took)
-            if one.like in ran_out and one.device_bytes <= ran_out[one.like].device_bytes:
-                del ran_out[one.like]  # the run fits on that device; another process had filled the memory
-        if one.short is not None:
-            ran_out[one.like] = one
+    for run in assessed:
+        if run.speed is not None:
+            speeds[run.hardware].append((run.path, run.speed))
+        if run.peak is not None:
+            peaks[run.memory_path, run.like].append(run.peak)
+        if run.took is not None:
+            floors[run.like] = max(floors.get(run.like, 0), run.took)
+            if run.like in ran_out and run.device_bytes <= ran_out[run.like].device_bytes:
+                del ran_out[run.like]  # the run fits on that device; another process had filled the memory
+        if run.short is not None:
+            ran_out[run.like] = run
     shortfalls: dict[Kind, float] = {}
-    for one in ran_out.values():
-        shortfalls[one.base] = max(one.short or 1.0, shortfalls.get(one.base, 1.0))
+    for run in ran_out.values():
+        shortfalls[run.base] = max(run.short or 1.0, shortfalls.get(run.base, 1.0))
     by_kind: dict[Kind, list[tuple[int, int, int]]] = defaultdict(list)
     for (kind, rows, length), took in floors.items():
         by_kind[kind].append((rows, length, took))
@@ -238,11 +240,11 @@ def learn(assessed: Sequence[ComparedRun]) -> Corrections:
     )
 
 
-def _speed(one: RunObservation, planner: Planner, hardware: Hardware) -> float | None:
+def _speed(observation: RunObservation, planner: Planner, hardware: Hardware) -> float | None:
     """Return the logarithm of observed over estimated tokens/s; None: unknown, or faster than the datasheet."""
-    if one.tokens_per_s is None or one.tokens_per_s <= 0:
+    if observation.tokens_per_s is None or observation.tokens_per_s <= 0:
         return None
-    run = planner.run(one.plan, hardware, one.nodes)
-    took = one.workload.global_batch * one.workload.counted_per_row / one.tokens_per_s
+    run = planner.run(observation.plan, hardware, observation.nodes)
+    took = observation.workload.global_batch * observation.workload.counted_per_row / observation.tokens_per_s
     least = ideal(run, hardware).matmul * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else 0.0
-    return None if took < least else log(step_seconds(run, hardware, cores=one.cores) / took)
+    return None if took < least else log(step_seconds(run, hardware, cores=observation.cores) / took)

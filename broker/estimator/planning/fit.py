@@ -45,10 +45,12 @@ def probed(workload: Workload, plan: Plan | None) -> bool:
 
 def computing(offer: Offer) -> Hardware | None:
     """Return the hardware that determines the time: the emulating one, if any. None: no figures exist."""
-    found = TABLE.get(offer.emulated_on or offer.accelerator)
-    if found is None or offer.facts is None or offer.facts.interconnect != "pcie":
-        return found
-    return replace(found, link=min(found.link, PCIE5 if found.link > PCIE4 and found.bf16_flops > 5e14 else PCIE4))
+    hardware = TABLE.get(offer.emulated_on or offer.accelerator)
+    if hardware is None or offer.facts is None or offer.facts.interconnect != "pcie":
+        return hardware
+    return replace(
+        hardware, link=min(hardware.link, PCIE5 if hardware.link > PCIE4 and hardware.bf16_flops > 5e14 else PCIE4)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -112,15 +114,13 @@ def _ran_out(workload: Workload, offer: Offer) -> Fit:
     return Fit(drop=DropReason.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
 
 
-def _words(found: Planned, has: int, there: int) -> str:
-    plan = found.plan
-    text = (
-        f"fits: {found.memory.required / GIB:.1f} of {has / GIB:.1f} GiB; {plan.accumulation} x {plan.micro_batch} rows"
-    )
+def _words(planned: Planned, has: int, devices: int) -> str:
+    plan = planned.plan
+    text = f"fits: {planned.memory.required / GIB:.1f} of {has / GIB:.1f} GiB; {plan.accumulation} x {plan.micro_batch} rows"
     if plan.devices > 1:
         text += f" on each of {plan.devices} GPUs ({plan.parallelism})"
     if plan.gradient_checkpointing:
         text += ", recomputing"
-    if plan.devices < there:
-        text += f"; uses {plan.devices} of {there} GPUs, the global batch allows no more"
+    if plan.devices < devices:
+        text += f"; uses {plan.devices} of {devices} GPUs, the global batch allows no more"
     return text

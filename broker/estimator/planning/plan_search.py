@@ -48,11 +48,11 @@ def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool)
 
 def dividers(rows: int, most: int) -> list[int]:
     """Return the micro-batches to try for that many rows per device, ascending; each divides the rows."""
-    found = [1]
+    sizes = [1]
     for size in range(2, min(rows, most) + 1):
-        if rows % size == 0 and size >= MICRO_BATCH_RATIO * found[-1]:
-            found.append(size)
-    return found
+        if rows % size == 0 and size >= MICRO_BATCH_RATIO * sizes[-1]:
+            sizes.append(size)
+    return sizes
 
 
 def devices_of(workload: Workload, there: int, nodes: int = 1) -> int:
@@ -130,12 +130,12 @@ class Planner:
         )  # fmt: skip
         if key not in self._needs:
             if shards > 1:
-                found = self._sharded(plan, shards, hardware, accumulated)
+                need = self._sharded(plan, shards, hardware, accumulated)
             else:  # every device holds the whole model, so their number does not matter
-                held = memory(self._at_once(plan), bf16=hardware.bf16, gpu=hardware.gpu, devices=plan.devices)
-                assert held is not None
-                found = held
-            self._needs[key] = self._corrected(self.as_planned(plan), found, hardware.gpu, shards > 1)
+                unsharded = memory(self._at_once(plan), bf16=hardware.bf16, gpu=hardware.gpu, devices=plan.devices)
+                assert unsharded is not None
+                need = unsharded
+            self._needs[key] = self._corrected(self.as_planned(plan), need, hardware.gpu, shards > 1)
         return self._needs[key]
 
     def _sharded(self, plan: Plan, shards: int, hardware: Hardware, accumulated: bool) -> MemoryNeed:
@@ -153,8 +153,8 @@ class Planner:
             replicas=plan.devices // shards,
             masters=masters,
         )
-        played = simulate(self._shape, step)
-        by = played.segments[played.worst]
+        peak = simulate(self._shape, step)
+        by = peak.segments[peak.worst]
         _, source, margin = evidence_of(self._shape, several=True)
         return MemoryNeed(
             weights=by["weights"],
@@ -181,24 +181,24 @@ class Planner:
         devices = devices_of(self._workload, there, nodes)
         timed = _Timed(self, computing, nodes)
         fitting: list[Planned] = []
-        least: Planned | None = None
-        for together in parallelism_candidates(devices, nodes, divided=self._divides):
+        smallest: Planned | None = None
+        for ways in parallelism_candidates(devices, nodes, divided=self._divides):
             if fitting:
                 break
-            for way, checkpointing in product(together, self._checkpointings()):
+            for way, checkpointing in product(ways, self._checkpointings()):
                 plans = [timed.plan(way, devices, rows, checkpointing) for rows in self._rows(devices, computing)]
                 needs = [self.need(plan, hardware, nodes).required for plan in plans]
                 # Check every plan: the whole batch at once accumulates no gradients, and may need less than a part of
                 # it.
                 fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= has]
                 fitting += timed.fastest([plan for plan in fit if not self._failed(plan, has, nodes)], hardware)
-                if least is None or min(needs) < least.memory.required:
-                    least = timed.planned(plans[needs.index(min(needs))], hardware, fits=False)
-        assert least is not None
+                if smallest is None or min(needs) < smallest.memory.required:
+                    smallest = timed.planned(plans[needs.index(min(needs))], hardware, fits=False)
+        assert smallest is not None
         if not fitting:
-            return least
-        quickest = min(one.step_s for one in fitting)
-        return min((one for one in fitting if one.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
+            return smallest
+        quickest = min(planned.step_s for planned in fitting)
+        return min((planned for planned in fitting if planned.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
 
     def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
         """Return whether a plan with no more rows and no more shards already ran out of memory on such a device."""
@@ -219,8 +219,8 @@ class Planner:
         return dividers(work.global_batch // devices, min(most, work.max_micro_batch or most))
 
 
-def _by_memory(one: Planned) -> tuple[int, float]:
-    return one.memory.required, one.step_s
+def _by_memory(planned: Planned) -> tuple[int, float]:
+    return planned.memory.required, planned.step_s
 
 
 class _Timed:
@@ -252,9 +252,9 @@ class _Timed:
 
         More rows are never slower, so the search stops at the first slower plan.
         """
-        found: list[Planned] = []
+        near_fastest: list[Planned] = []
         for plan in reversed(plans):
-            found.append(self.planned(plan, hardware, fits=True))
-            if found[-1].step_s > SPEED_TIE_RATIO * found[0].step_s:
+            near_fastest.append(self.planned(plan, hardware, fits=True))
+            if near_fastest[-1].step_s > SPEED_TIE_RATIO * near_fastest[0].step_s:
                 break
-        return found
+        return near_fastest

@@ -145,17 +145,17 @@ class _Scale:
         near = [plan for plan in fitting if times[plan] <= SPEED_TIE_RATIO * quickest]
         return self._made(gpus, nodes, min(near, key=lambda plan: (self._of(plan, nodes), times[plan])))
 
-    def _most_rows(self, way: Parallelism, devices: int, nodes: int, again: bool) -> tuple[Plan, bool]:
+    def _most_rows(self, way: Parallelism, devices: int, nodes: int, checkpointing: bool) -> tuple[Plan, bool]:
         """Return (plan, fits): the plan with the most rows that fits, otherwise the plan with one row."""
-        each, plan = self._load.global_batch // devices, None
-        for rows in dividers(each, MOST_ROWS):
-            more = Plan(
-                parallelism=way, devices=devices, micro_batch=rows, accumulation=each // rows,
-                gradient_checkpointing=again,
+        rows_per_device, plan = self._load.global_batch // devices, None
+        for rows in dividers(rows_per_device, MOST_ROWS):
+            larger = Plan(
+                parallelism=way, devices=devices, micro_batch=rows, accumulation=rows_per_device // rows,
+                gradient_checkpointing=checkpointing,
             )  # fmt: skip
-            if self._of(more, nodes) > self._hardware.memory_bytes:
-                return plan or more, plan is not None
-            plan = more
+            if self._of(larger, nodes) > self._hardware.memory_bytes:
+                return plan or larger, plan is not None
+            plan = larger
         assert plan is not None
         return plan, True
 
@@ -169,13 +169,15 @@ class _Scale:
             machines,
         )  # fmt: skip
 
-    def _needed(self, rows: int, accumulated: bool, again: bool, way: Sharding, devices: int, machines: int) -> int:
-        asked = replace(
-            self._ask, rows=rows, accumulated=accumulated, checkpointing=again, gpus=devices, nodes=machines,
+    def _needed(
+        self, rows: int, accumulated: bool, checkpointing: bool, way: Sharding, devices: int, machines: int
+    ) -> int:
+        options = replace(
+            self._ask, rows=rows, accumulated=accumulated, checkpointing=checkpointing, gpus=devices, nodes=machines,
             sharding="none" if devices == 1 else way,
         )  # fmt: skip
-        found = sizes.estimate(self._shape, asked)
-        return int(found.peak_allocated * (1 + found.margin)) + CONTEXT
+        memory = sizes.estimate(self._shape, options)
+        return int(memory.peak_allocated * (1 + memory.margin)) + CONTEXT
 
     def _step_s(self, plan: Plan, nodes: int) -> float:
         return step_seconds(self._run(plan, nodes), self._hardware)
@@ -201,28 +203,28 @@ class _Scale:
         )
 
 
-def counts_of(said: str) -> tuple[int, ...]:
+def counts_of(text: str) -> tuple[int, ...]:
     """Parse `gpus=1,2,4,…,512`; `…` or `...` continues by the last factor. Raise ValueError with one line."""
-    name, _, listed = said.partition("=")
+    name, _, listed = text.partition("=")
     if name.strip() != "gpus" or not listed:
-        raise ValueError(f"--what-if {said}: write gpus=1,2,4,8 or gpus=1,2,...,512")
-    found: list[int] = []
-    going = False
+        raise ValueError(f"--what-if {text}: write gpus=1,2,4,8 or gpus=1,2,...,512")
+    counts: list[int] = []
+    is_continuing = False
     for word in listed.replace("...", "…").split(","):
         if word.strip() == "…":
-            going = True
+            is_continuing = True
             continue
         if not word.strip().isdecimal() or not 1 <= (number := int(word)) <= MOST_GPUS:
-            what = word.strip() or "nothing"
-            raise ValueError(f"--what-if {said}: {what} is no number of GPUs from 1 to {MOST_GPUS}")
-        while going and found and found[-1] * _factor(found) < number:
-            found.append(found[-1] * _factor(found))
-        going = False
-        found.append(number)
-    if going or found != sorted(set(found)):
-        raise ValueError(f"--what-if {said}: give ascending numbers, each once, and end with one")
-    return tuple(found)
+            shown_word = word.strip() or "nothing"
+            raise ValueError(f"--what-if {text}: {shown_word} is no number of GPUs from 1 to {MOST_GPUS}")
+        while is_continuing and counts and counts[-1] * _factor(counts) < number:
+            counts.append(counts[-1] * _factor(counts))
+        is_continuing = False
+        counts.append(number)
+    if is_continuing or counts != sorted(set(counts)):
+        raise ValueError(f"--what-if {text}: give ascending numbers, each once, and end with one")
+    return tuple(counts)
 
 
-def _factor(found: Sequence[int]) -> int:
-    return max(2, math.floor(found[-1] / found[-2])) if len(found) > 1 else 2
+def _factor(counts: Sequence[int]) -> int:
+    return max(2, math.floor(counts[-1] / counts[-2])) if len(counts) > 1 else 2

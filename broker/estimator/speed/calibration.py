@@ -125,35 +125,35 @@ class Belief:
 NO_RUNS = Belief()
 
 
-def _joined(parts: Sequence[Gauss]) -> Gauss:
-    precision = sum(p for _, p in parts)
-    return (sum(m * p for m, p in parts) / precision if precision else 0.0), precision
+def _joined(messages: Sequence[Gauss]) -> Gauss:
+    precision = sum(p for _, p in messages)
+    return (sum(m * p for m, p in messages) / precision if precision else 0.0), precision
 
 
-def _blurred(of: Gauss, deviation: float) -> Gauss:
+def _blurred(message: Gauss, deviation: float) -> Gauss:
     """Return the message as the next level receives it."""
-    return of[0], 1 / (1 / of[1] + deviation**2) if of[1] else 0.0
+    return message[0], 1 / (1 / message[1] + deviation**2) if message[1] else 0.0
 
 
 def _upward(cells: Mapping[Path, Gauss], prior: Prior) -> dict[Path, dict[Path, Gauss]]:
     """Return the messages that each node gets from its children; a leaf has one entry for all its runs."""
-    told: dict[Path, dict[Path, Gauss]] = defaultdict(dict)
-    for path, said in cells.items():
-        told[path][path] = said
+    messages: dict[Path, dict[Path, Gauss]] = defaultdict(dict)
+    for path, message in cells.items():
+        messages[path][path] = message
     for depth in range(len(prior.levels), 0, -1):
-        for path in [p for p in told if len(p) == depth]:
-            told[path[:-1]][path] = _blurred(_joined(list(told[path].values())), prior.levels[depth - 1])
-    return told
+        for path in [p for p in messages if len(p) == depth]:
+            messages[path[:-1]][path] = _blurred(_joined(list(messages[path].values())), prior.levels[depth - 1])
+    return messages
 
 
-def _posterior(path: Path, told: Mapping[Path, Mapping[Path, Gauss]], prior: Prior) -> Gauss:
+def _posterior(path: Path, messages: Mapping[Path, Mapping[Path, Gauss]], prior: Prior) -> Gauss:
     at: Gauss = (0.0, inf)  # the root: the estimate itself
     for depth, deviation in enumerate(prior.levels, 1):
         child = path[:depth]
-        others = [said for one, said in told.get(path[: depth - 1], {}).items() if one != child]
+        others = [message for sibling, message in messages.get(path[: depth - 1], {}).items() if sibling != child]
         parent = at if at[1] == inf else _joined([at, *others])
         at = (parent[0], 1 / ((1 / parent[1] if parent[1] != inf else 0.0) + deviation**2))
-    return _joined([at, *told.get(path, {}).values()])
+    return _joined([at, *messages.get(path, {}).values()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
     """Weigh runs that share the first level, each (group, logarithm of observed over estimated)."""
     cells = {where for where, _ in near}
     noise, squares = prior.run**2, 0.0
-    told: dict[Path, dict[Path, Gauss]] = {}
+    messages: dict[Path, dict[Path, Gauss]] = {}
     # start from the estimate itself, so that a lone outlier is not the starting point
     means = dict.fromkeys(cells, 0.0)
     for _ in range(ROUNDS):
@@ -187,12 +187,12 @@ def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
         by_cell: dict[Path, list[Gauss]] = defaultdict(list)
         for (where, y), weight in zip(near, weights, strict=True):
             by_cell[where].append((y, weight / noise))
-        told = _upward({where: _joined(said) for where, said in by_cell.items()}, prior)
-        before, means = means, {where: _posterior(where, told, prior)[0] for where in cells}
+        messages = _upward({where: _joined(values) for where, values in by_cell.items()}, prior)
+        before, means = means, {where: _posterior(where, messages, prior)[0] for where in cells}
         if all(abs(means[where] - before[where]) < SETTLED for where in cells):
             break
     variance = max(noise, (WORTH * noise + squares) / (WORTH + len(near)))
-    return Evidence(prior=prior, told=told, variance=variance, runs=len(near))
+    return Evidence(prior=prior, told=messages, variance=variance, runs=len(near))
 
 
 def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:

@@ -194,10 +194,10 @@ def _matmul(run: RooflineStep, hardware: Hardware) -> float:
 def _scores(run: RooflineStep) -> float:
     """Return the FLOP of a token's attention in one pass. Causal attention is half of 4 q S."""
     shape = run.shape
-    pair, decoder = shape.family in PAIRS, shape.decoder_layers > 0
-    seen = run.length * (1.0 if family_spec(shape).encoder or (pair and not decoder) else 0.5)
-    seen += run.target_length if decoder else 0.0  # all source tokens
-    return 4 * seen * shape.layers * shape.heads * shape.head_dim
+    is_encoder_decoder, decoder = shape.family in PAIRS, shape.decoder_layers > 0
+    attended = run.length * (1.0 if family_spec(shape).encoder or (is_encoder_decoder and not decoder) else 0.5)
+    attended += run.target_length if decoder else 0.0  # all source tokens
+    return 4 * attended * shape.layers * shape.heads * shape.head_dim
 
 
 def _attention(run: RooflineStep, hardware: Hardware) -> float:

@@ -142,24 +142,30 @@ def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
     would leave the interval, the interval is widened to include it.
     """
     at_best = ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))
-    found, late = terms(at_best), _late(at_best)
-    step_s, (spread, tier, what, whose) = found.total, _spread_of(run, hardware)
-    if found.host > 0 or late > spread * step_s:
-        spread, tier, whose = max(spread, late / step_s), "unchecked", "interval as if it took twice that"
+    step_terms, slow_host_s = terms(at_best), _late(at_best)
+    step_s, (spread, tier, what, interval_source) = step_terms.total, _spread_of(run, hardware)
+    if step_terms.host > 0 or slow_host_s > spread * step_s:
+        spread, tier, interval_source = (
+            max(spread, slow_host_s / step_s),
+            "unchecked",
+            "interval as if it took twice that",
+        )
         what += (
             f"; the host takes about as long to launch as the GPU to compute, by {1e3 * LAYER_LAUNCH_S:g} ms a layer "
             "and pass"
         )
     tokens = (run.tokens + run.target_tokens) * run.micro_batches * run.devices
-    return Speed(step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {whose}")
+    return Speed(
+        step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {interval_source}"
+    )
 
 
 def _late(at_best: Ideal) -> float:
     """Return the seconds of the step on a host that takes twice as long to launch it."""
     slow = replace(at_best, launched=2 * at_best.launched)
-    found = terms(slow)
-    computing = found.matmul + found.attention + found.elementwise
-    return found.total + UNHIDDEN * min(slow.launched, computing)
+    slow_terms = terms(slow)
+    computing = slow_terms.matmul + slow_terms.attention + slow_terms.elementwise
+    return slow_terms.total + UNHIDDEN * min(slow.launched, computing)
 
 
 def run_of(

@@ -60,9 +60,9 @@ def _error(tape: Tape, x: Tensor) -> Tensor:
 
 def _times(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
     """Multiply `x` by `y` and release both."""
-    made = tape.product(x, y)
+    result = tape.product(x, y)
     tape.drop(x, y)
-    return made
+    return result
 
 
 def _gelu_new(tape: Tape, x: Tensor, wide: int) -> Tensor:
@@ -112,8 +112,8 @@ def _prelu(tape: Tape, x: Tensor, wide: int) -> Tensor:
 
 
 def _relu_squared(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    kept = tape.op([x], x.count, x.width, saves_out=True)
-    raised = tape.after(kept, _as_wide(tape, kept, wide))
+    positive = tape.op([x], x.count, x.width, saves_out=True)
+    raised = tape.after(positive, _as_wide(tape, positive, wide))
     return tape.after(raised, tape.op([raised], x.count, wide, saves=[raised], back=2 * raised.size))
 
 
@@ -130,17 +130,17 @@ def _xielu(tape: Tape, x: Tensor, wide: int) -> Tensor:
     linear = _plain(tape, x)
     right = tape.op([square, linear], x.count, square.width, passthrough_grad=True)
     tape.drop(square, linear)
-    least = tape.op([x], x.count, x.width, saves=[x])
-    raised = tape.after(least, _as_wide(tape, least, wide))
+    minimum = tape.op([x], x.count, x.width, saves=[x])
+    raised = tape.after(minimum, _as_wide(tape, minimum, wide))
     power = tape.after(raised, tape.op([raised], x.count, wide, saves_out=True))
-    less = tape.after(power, tape.op([power, x], x.count, wide, passthrough_grad=True))
-    slope, linear = tape.after(less, tape.op([less], x.count, wide, saves=[less])), _plain(tape, x)
+    difference = tape.after(power, tape.op([power, x], x.count, wide, passthrough_grad=True))
+    slope, linear = tape.after(difference, tape.op([difference], x.count, wide, saves=[difference])), _plain(tape, x)
     left = tape.op([slope, linear], x.count, wide, passthrough_grad=True)
     tape.drop(slope, linear)
     where = tape.new(x.count, 1)
-    made = tape.op([right, left], x.count, wide, saves=[where])
+    result = tape.op([right, left], x.count, wide, saves=[where])
     tape.drop(right, left, where)
-    return made
+    return result
 
 
 WRITTEN: Mapping[str, Callable[[Tape, Tensor, int], Tensor]] = {

@@ -149,10 +149,10 @@ class DecoderSimulator:
     def _mask(self) -> Tensor:
         """Return the mask of all layers, a byte for each pair of tokens; the model holds it until it returns."""
         pairs = self.step.length**2 * (self.step.rows if any(self.depth.played) else 0)
-        made = self.tape.new(pairs, 1)
+        mask = self.tape.new(pairs, 1)
         if self.step.checkpointing:
-            made.retain()
-        return made
+            mask.retain()
+        return mask
 
     def _layer(self, number: int) -> Layer:
         masked = self.depth.played[number]
@@ -219,29 +219,29 @@ class DecoderSimulator:
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Return the loss; consumes the logits. Tensors that the loss function names live until it returns."""
-        step, tape, how, count = self.step, self.tape, self.step.loss, logits.count
-        if how == "trainer":  # the model has returned; its logits are cast, and the positions with a loss are selected
+        step, tape, form, count = self.step, self.tape, self.step.loss, logits.count
+        if form == "trainer":  # the model has returned; its logits are cast, and the positions with a loss are selected
             self._forget()
             if step.numerics.autocast:
                 logits = self.tape.after(logits, tape.op([logits], count, 4))
-            told = count // step.length * (step.length - 1)  # a row's first token is not predicted
-            chosen = tape.op([logits], told, logits.width)
+            predicted = count // step.length * (step.length - 1)  # a row's first token is not predicted
+            chosen = tape.op([logits], predicted, logits.width)
             flat = self._raised(chosen)
             tape.drop(chosen)
         else:
-            raised = self._same(logits) if how == "own" else self._raised(logits)
-            if how == "float":
+            raised = self._same(logits) if form == "own" else self._raised(logits)
+            if form == "float":
                 logits = self.tape.after(logits, self._same(raised))
-            flat = self._same(raised) if how == "padded" else tape.op([raised], count, raised.width)
+            flat = self._same(raised) if form == "padded" else tape.op([raised], count, raised.width)
             named = [raised]
-            if how == "own":  # the model itself names them; elsewhere a function does, which has returned
+            if form == "own":  # the model itself names them; elsewhere a function does, which has returned
                 named.append(self._same(flat))
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
             flat = self.tape.after(flat, self._raised(flat))
-        soft = tape.op([flat], flat.count, flat.width, saves_out=True)
-        loss = tape.op([soft], 1, 4)
-        tape.drop(soft, flat, logits)
-        if how != "trainer":  # the loss is computed inside the model, which names its last hidden states
+        log_probabilities = tape.op([flat], flat.count, flat.width, saves_out=True)
+        loss = tape.op([log_probabilities], 1, 4)
+        tape.drop(log_probabilities, flat, logits)
+        if form != "trainer":  # the loss is computed inside the model, which names its last hidden states
             tape.drop(*named, self.normed)
         self._forget()
         return loss
@@ -326,8 +326,8 @@ class DecoderSimulator:
         """Sum a layer's gradients over the devices and keep only this device's shard (FSDP 1)."""
         if self.asked.divided:
             return
-        made = self.tape.live["gradients"] - self.settled
-        self.tape.repeat({"gradients": self.step.share(made) - made}, 1)
+        unsharded = self.tape.live["gradients"] - self.settled
+        self.tape.repeat({"gradients": self.step.share(unsharded) - unsharded}, 1)
         self.settled = self.tape.live["gradients"]
 
     def _update(self) -> None:

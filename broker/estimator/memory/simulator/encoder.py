@@ -16,10 +16,10 @@ class EncoderPlayer(DecoderSimulator):
         """Return a weight. `whole`: it belongs to a head, which is trained in a LoRA too."""
         n = self.step.numerics
         width = n.weight if n.full or not whole else n.adapters
-        made = Weight(count, width, trained=n.full or whole, grad_width=n.trained if n.full else n.adapters)
+        weight = Weight(count, width, trained=n.full or whole, grad_width=n.trained if n.full else n.adapters)
         if self.step.accumulated:
-            made.gradient = EARLIER
-        return made
+            weight.gradient = EARLIER
+        return weight
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         s = self.shape

@@ -132,10 +132,10 @@ class Sharded(NoSharding):
             return
         self._shift(unit.reduced)
         self.tape.adjust("communication", unit.named - whole)
-        kept = unit.reduced // self.shards
-        self.tape.adjust("gradients", kept)
+        shard = unit.reduced // self.shards
+        self.tape.adjust("gradients", shard)
         if not self.keeps:
-            self.tape.adjust("gradients", -kept)
+            self.tape.adjust("gradients", -shard)
         self.tape.adjust("communication", -unit.named)
 
 
@@ -154,18 +154,18 @@ def units(shape: ModelShape, n: Numerics, trained: int, shards: int, *, offload:
     """Return (the root, a layer) for that many trained weights. `offload`: the shards are in host memory."""
     ends = root_parameters(shape)
     layer = (shape.parameters - ends) // shape.layers
-    beside = trained_parameters(shape, n) - adapter_parameters(shape, n.rank, n.adapted)
-    kept = layer_bytes(shape, n) + (layer - layer_matrices(shape)) * n.weight
+    extra = trained_parameters(shape, n) - adapter_parameters(shape, n.rank, n.adapted)
+    layer_base = layer_bytes(shape, n) + (layer - layer_matrices(shape)) * n.weight
 
-    def unit(held: int, learnt: int, named: int = 0) -> Unit:
+    def unit(held: int, trained_here: int, named: int = 0) -> Unit:
         width = n.weight if n.full else n.adapters
-        gathered = held + (0 if n.full else learnt * width)
-        cast = gathered if offload else learnt * width if n.trained != width else 0
-        return Unit(gathered=gathered, cast=cast // shards, reduced=learnt * n.trained, named=named)
+        gathered = held + (0 if n.full else trained_here * width)
+        cast = gathered if offload else trained_here * width if n.trained != width else 0
+        return Unit(gathered=gathered, cast=cast // shards, reduced=trained_here * n.trained, named=named)
 
     head = 0 if shape.tied_embeddings or not n.full else shape.vocabulary * shape.hidden * n.weight
-    inner = layer if n.full else max(0, trained - beside) // shape.layers
-    return unit(ends * n.weight, ends if n.full else beside, head), unit(kept, inner)
+    inner = layer if n.full else max(0, trained - extra) // shape.layers
+    return unit(ends * n.weight, ends if n.full else extra, head), unit(layer_base, inner)
 
 
 def root_parameters(shape: ModelShape) -> int:

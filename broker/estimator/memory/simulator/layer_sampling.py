@@ -42,11 +42,11 @@ class Depth:
         Each offset is by how many layers of a kind more have run before than on the tape, by simulated layer.
         """
         between, kind = self._between(), self.played[played]
-        at = [i for i, one in enumerate(between) if one == kind]
+        positions = [i for i, other in enumerate(between) if other == kind]
         numbers = range(1, len(self.played) - 1)
         on_tape = Counter({self.played[n]: between.count(self.played[n]) for n in numbers if (n < played) == forward})
         on_tape[kind] = 0
-        for i in dict.fromkeys((at[0], at[-1])):
+        for i in dict.fromkeys((positions[0], positions[-1])):
             run = Counter(between[:i] if forward else between[i + 1 :])
             place = {0: "second", len(between) - 1: "last but one"}.get(i, "middle")
             yield place, {n: run[self.played[n]] - on_tape[self.played[n]] for n in numbers}

@@ -32,10 +32,10 @@ def release_of(version: str | None) -> tuple[int, int] | None:
     """Return (major, minor) of the version; None: the trainer's own. Raise ValueError for an invalid version."""
     if version is None:
         return None
-    found = re.fullmatch(VERSION, version, re.ASCII)
-    if not found:
+    match = re.fullmatch(VERSION, version, re.ASCII)
+    if not match:
         raise ValueError(f"{version}: not a version such as 4.48.1")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def loss_of(family: str, release: tuple[int, int] | None) -> Loss:

@@ -40,9 +40,9 @@ def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
     layer.tokens = tokens * s.active_experts
     total = tape.new(x.count, x.width)
     sent = tape.op([x], layer.tokens * (x.count // tokens), x.width)
-    made = layer.mlp(sent)
-    weighted = tape.op([made, scores], made.count, made.width, saves=[made])
-    tape.drop(sent, made)
+    outputs = layer.mlp(sent)
+    weighted = tape.op([outputs, scores], outputs.count, outputs.width, saves=[outputs])
+    tape.drop(sent, outputs)
     total = tape.after(total, tape.op([total, weighted], x.count, x.width, passthrough_grad=True))
     tape.drop(weighted)
     return total
@@ -62,9 +62,9 @@ def _in_turn(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
     for _ in range(turns):
         sent = tape.op([x], layer.tokens * (x.count // tokens), x.width)
         tape.drop(*named[:1])
-        made = layer.mlp(sent)
-        weighted = tape.op([made, scores], made.count, made.width, saves=[made], back=made.size)
-        tape.drop(made, *named[1:])
+        outputs = layer.mlp(sent)
+        weighted = tape.op([outputs, scores], outputs.count, outputs.width, saves=[outputs], back=outputs.size)
+        tape.drop(outputs, *named[1:])
         total = tape.added(total, weighted)
         named = [sent, weighted]
     tape.drop(chosen, *named)

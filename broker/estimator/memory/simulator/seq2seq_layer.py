@@ -65,8 +65,8 @@ class Seq2SeqLayer(Layer):
         self.tokens = x.count // inputs
         if role not in self.build.kept:
             return super().linear(x, role)
-        made = self.matrix(x, self.weights[role], outputs)
-        return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
+        output = self.matrix(x, self.weights[role], outputs)
+        return self.adapt(x, output, role, outputs) if role in self.numerics.adapted else output
 
     def norm(self, x: Tensor, parts: int = 1) -> Tensor:
         """Apply T5's norm, which divides by the root mean square and does not cast `x` for the scaling."""
@@ -153,7 +153,7 @@ class Seq2SeqLayer(Layer):
         tape, n, pairs = self.tape, self.numerics, self.length * keys
         trained = n.full and not kind
         if kind:
-            made = tape.new(self.shape.heads * pairs, q.width, grad=self.learnt)
+            bias = tape.new(self.shape.heads * pairs, q.width, grad=self.learnt)
         else:
             tape.adjust("temporary", 49 * pairs)  # distances, their logarithms and buckets, most of them 8 bytes each
             tape.adjust("temporary", -49 * pairs)
@@ -161,14 +161,14 @@ class Seq2SeqLayer(Layer):
             table = Weight(self.shape.buckets * self.shape.heads, n.weight, trained=trained, grad_width=n.trained)
             weights = [(table, n.trained)] if trained else []
             saves = [buckets] if trained else []
-            made = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
+            bias = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
             tape.drop(buckets)
         if kind and self.learnt and kind not in self.shared.biases:
-            made.retain()  # the graph holds to its end what requires a gradient
+            bias.retain()  # the graph holds to its end what requires a gradient
         if kind in self.shared.biases:
-            made.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
-        self.shared.biases[kind] = made
-        return made
+            bias.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
+        self.shared.biases[kind] = bias
+        return bias
 
     def _attention(self, heads: list[Tensor], kind: str) -> Tensor:
         """Apply scaled dot-product attention. The caller, the module, still names the heads."""
@@ -208,9 +208,9 @@ class Seq2SeqLayer(Layer):
         n, tape = self.numerics, self.tape
         mask = self.cast(bias, bias.width)
         if causal:
-            seen = tape.new(self.length * keys, 1)
-            mask = tape.after(mask, tape.op([mask], bias.count, bias.width, saves=[seen]))
-            tape.drop(seen)
+            allowed = tape.new(self.length * keys, 1)
+            mask = tape.after(mask, tape.op([mask], bias.count, bias.width, saves=[allowed]))
+            tape.drop(allowed)
             mask.retain()
             self.named.append(mask)
         if n.autocast:
@@ -225,21 +225,26 @@ class Seq2SeqLayer(Layer):
         n, tape = self.numerics, self.tape
         scores = self.rows * self.shape.heads * self.length * keys
         q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
-        made = tape.op([q, k], scores, q.width, saves=[q, k])
-        made = tape.after(made, tape.op([made], scores, made.width))
+        scores_tensor = tape.op([q, k], scores, q.width, saves=[q, k])
+        scores_tensor = tape.after(scores_tensor, tape.op([scores_tensor], scores, scores_tensor.width))
         if bias is not None:
-            made = tape.after(made, tape.op([made, bias], scores, max(made.width, bias.width), passthrough_grad=True))
+            scores_tensor = tape.after(
+                scores_tensor,
+                tape.op([scores_tensor, bias], scores, max(scores_tensor.width, bias.width), passthrough_grad=True),
+            )
         if causal:
-            mask = tape.new(self.rows * self.length * keys, made.width)
-            made = tape.after(made, tape.op([made], scores, made.width, passthrough_grad=True))
+            mask = tape.new(self.rows * self.length * keys, scores_tensor.width)
+            scores_tensor = tape.after(
+                scores_tensor, tape.op([scores_tensor], scores, scores_tensor.width, passthrough_grad=True)
+            )
             tape.drop(mask)
         if n.autocast:
-            made = tape.after(made, self.cast(made, 4))
-        made = tape.after(made, tape.op([made], scores, made.width, saves_out=True))
+            scores_tensor = tape.after(scores_tensor, self.cast(scores_tensor, 4))
+        scores_tensor = tape.after(scores_tensor, tape.op([scores_tensor], scores, scores_tensor.width, saves_out=True))
         if self.shape.attention_dropout:
-            made = tape.after(made, self.dropout(made))
-        weights = self.cast(made, n.compute if n.autocast else made.width)
+            scores_tensor = tape.after(scores_tensor, self.dropout(scores_tensor))
+        weights = self.cast(scores_tensor, n.compute if n.autocast else scores_tensor.width)
         out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
         tape.drop(weights, q, k, v, *self.named)
-        self.named = [made]  # until the next attention of the layer, or its end
+        self.named = [scores_tensor]  # until the next attention of the layer, or its end
         return tape.after(out, tape.op([out], out.count, out.width))  # the heads are concatenated again

@@ -114,9 +114,9 @@ class Tape:
 
     def new(self, count: int, width: int, *, grad: bool = False, category: Category | None = None) -> Tensor:
         """Allocate a tensor that its maker holds."""
-        made = Tensor(count, width, category or self.category, grad)
-        self.adjust(made.category, made.size)
-        return made
+        tensor = Tensor(count, width, category or self.category, grad)
+        self.adjust(tensor.category, tensor.size)
+        return tensor
 
     def drop(self, *tensors: Tensor) -> None:
         """Remove a holder of each tensor, and free those without any."""
@@ -127,10 +127,10 @@ class Tape:
                 self.live[t.category] -= t.size
                 self.total -= t.size
 
-    def after(self, before: Tensor, made: Tensor) -> Tensor:
-        """Return `made`, the result computed from `before`, and release `before`."""
+    def after(self, before: Tensor, result: Tensor) -> Tensor:
+        """Return `result`, the result computed from `before`, and release `before`."""
         self.drop(before)
-        return made
+        return result
 
     def op(
         self,
@@ -167,10 +167,10 @@ class Tape:
             out = self.new(count, width, grad=grad)
             self.adjust("temporary", -scratch)
         if grad and self.recording:
-            kept = (*saves, out) if saves_out else saves
-            for t in kept:
+            saved = (*saves, out) if saves_out else saves
+            for t in saved:
                 t.retain()
-            self.nodes.append(_Node((out,), inputs, kept, weights, back, passthrough_grad, saves_matrix))
+            self.nodes.append(_Node((out,), inputs, saved, weights, back, passthrough_grad, saves_matrix))
         return out
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
@@ -179,10 +179,10 @@ class Tape:
         The gradient is as wide as the result, and still lives while it is cast (`validate_outputs` in torch's
         engine.cpp). So does the saved tensor, unless checkpointing's hooks hand it out; then it is freed before.
         """
-        kept = [one for one, other in ((x, y), (y, x)) if other.grad]
+        saved = [tensor for tensor, other in ((x, y), (y, x)) if other.grad]
         width = max(x.width, y.width)
         cast = sum(t.count * (width - t.width * self.unpacks) for t in (x, y) if t.grad and t.width < width)
-        return self.op([x, y], x.count, width, saves=kept, back=cast)
+        return self.op([x, y], x.count, width, saves=saved, back=cast)
 
     def added(self, into: Tensor, more: Tensor) -> Tensor:
         """Add `more` in place to some rows of `into`, and return `into` for its holder (index_add).
@@ -227,23 +227,23 @@ class Tape:
             return
         if node.back:
             self.adjust("temporary", node.back)
-        made = [(t, self._towards(t, gradients[0], node)) for t in node.inputs if t.grad]
-        computed = [(w, self._computed(w, width)) for w, width in node.weights]
+        input_gradients = [(t, self._towards(t, gradients[0], node)) for t in node.inputs if t.grad]
+        weight_gradients = [(w, self._computed(w, width)) for w, width in node.weights]
         if node.back:
             self.adjust("temporary", -node.back)
         self.drop(*node.saved, *gradients)
-        for w, gradient in computed:
+        for w, gradient in weight_gradients:
             self._keep(w, gradient, view=node.keeps)
-        for t, gradient in made:
+        for t, gradient in input_gradients:
             self._accumulate(t, gradient)
 
     def _towards(self, t: Tensor, gradient: Tensor, node: _Node) -> Tensor:
         if node.passes and (t.width, t.count) == (gradient.width, gradient.count):
             gradient.retain()
             return gradient
-        made = self.new(t.count, t.width)
-        made.alias = node.keeps
-        return made
+        input_gradient = self.new(t.count, t.width)
+        input_gradient.alias = node.keeps
+        return input_gradient
 
     def _accumulate(self, t: Tensor, gradient: Tensor) -> None:
         first = t.gradient
@@ -256,26 +256,26 @@ class Tape:
             self.drop(first, gradient)
 
     def _computed(self, weight: Weight, width: int) -> Tensor:
-        own = weight.gradient is None and width == weight.grad_width
-        return self.new(weight.count, width, category=self.whole if own else None)
+        is_stored = weight.gradient is None and width == weight.grad_width
+        return self.new(weight.count, width, category=self.whole if is_stored else None)
 
-    def _keep(self, weight: Weight, made: Tensor, *, view: bool) -> None:
+    def _keep(self, weight: Weight, gradient: Tensor, *, view: bool) -> None:
         """Store the gradient in the weight's own type, or add it to the stored one.
 
         `view`: it is a reshaped product.
         """
-        before = weight.gradient
-        if made.width != weight.grad_width:
-            cast = self.new(weight.count, weight.grad_width, category=self.whole if before is None else None)
-            self.drop(made)
-            made, view = cast, False
-        if before is None:
-            weight.gradient, made.alias = made, view
+        stored = weight.gradient
+        if gradient.width != weight.grad_width:
+            cast = self.new(weight.count, weight.grad_width, category=self.whole if stored is None else None)
+            self.drop(gradient)
+            gradient, view = cast, False
+        if stored is None:
+            weight.gradient, gradient.alias = gradient, view
             return
-        if before.alias:  # a second use in the same pass: autograd adds the two into a new tensor before it keeps it
+        if stored.alias:  # a second use in the same pass: autograd adds the two into a new tensor before it keeps it
             self.drop(self.new(weight.count, weight.grad_width))
-            before.alias = False
-        self.drop(made)
+            stored.alias = False
+        self.drop(gradient)
 
 
 EARLIER = Tensor(0, 0, "gradients", False)
