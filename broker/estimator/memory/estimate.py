@@ -308,18 +308,26 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
     if shape.pixels:  # an image has one token per patch, plus one
         ask = replace(ask, length=shape.max_positions or 1)
     check(shape, ask)
-    release = _release(ask)
     model_numerics, notes = numerics(shape, ask)
-    local = ask.gpus // ask.nodes
-    shards = {"fsdp": ask.gpus, "hybrid": local}.get(ask.sharding, 1)
-    replicas = {"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1)
+    step = _step(shape, ask, model_numerics)
     device_shape = shape
     if ask.sharding == "tensor":
         try:
-            device_shape = divided(shape, local)
+            device_shape = divided(shape, ask.gpus // ask.nodes)
         except ValueError as e:
             raise InvalidEstimate(f"--sharding tensor: {e}") from None
-    step = Step(
+    peak = simulate(device_shape, step)
+    several = step.shards * step.replicas > 1
+    workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
+    result = shown.made(shape.parameters, peak, _evidence(shape, ask), notes, several=several, workspace=workspace)
+    return replace(result, device_margin=result.device_margin + SHOWN_MORE.get(shape.family, 0.0))
+
+
+def _step(shape: ModelShape, ask: EstimateOptions, model_numerics: Numerics) -> Step:
+    """Return the options as a step for the simulator."""
+    release = _release(ask)
+    shards = {"fsdp": ask.gpus, "hybrid": ask.gpus // ask.nodes}.get(ask.sharding, 1)
+    return Step(
         numerics=model_numerics,
         rows=ask.rows,
         length=ask.length,
@@ -334,13 +342,8 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
         loss=loss_of(shape.family, release),
         tables=table_bytes(shape, release, model_numerics.weight),
         shards=shards,
-        replicas=replicas,
+        replicas={"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1),
         masters=shards > 1 and model_numerics.full and model_numerics.trained > model_numerics.weight,
         fsdp=2 if ask.transformers is None else 1,
         offload=ask.offload and shards > 1,
     )
-    peak = simulate(device_shape, step)
-    several = shards * replicas > 1
-    workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
-    result = shown.made(shape.parameters, peak, _evidence(shape, ask), notes, several=several, workspace=workspace)
-    return replace(result, device_margin=result.device_margin + SHOWN_MORE.get(shape.family, 0.0))

@@ -81,32 +81,33 @@ def fit(
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:
         name = offer.accelerator if nominal is None else offer.emulated_on
-        return Fit(
-            drop=DropReason.UNKNOWN_HARDWARE, reason=f"no figures for {name}, so neither time nor price to finish"
-        )
+        reason = f"no figures for {name}, so neither time nor price to finish"
+        return Fit(drop=DropReason.UNKNOWN_HARDWARE, reason=reason)
     if workload.precision == "bf16" and not nominal.bf16:
         return Fit(drop=DropReason.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
-    there = max(1, offer.gpus if actual.gpu else 1) * nodes
-    has = offer.gpu_memory_bytes or nominal.memory_bytes
+    devices = max(1, offer.gpus if actual.gpu else 1) * nodes
+    available = offer.gpu_memory_bytes or nominal.memory_bytes
     plans = planner(workload, learned)
-    found = plans.best(nominal, has, there, computing=actual, nodes=nodes)
-    need = found.memory
-    if not found.fits and too_small:
-        return _ran_out(workload, offer)
-    if not found.fits:
-        what = "per GPU" if nominal.gpu else "of memory"
-        lacks = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
-        return Fit(drop=DropReason.MEMORY, reason=lacks, memory=need)
+    best = plans.best(nominal, available, devices, computing=actual, nodes=nodes)
+    if not best.fits:
+        return _ran_out(workload, offer) if too_small else _too_large(best, available, gpu=nominal.gpu)
     cores = 1 if actual.gpu else offer.emulated_vcpus or offer.vcpus
-    at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
+    timing = corrected(plans.timing(best.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
         drop=None,
-        reason=_words(found, has, there) + _PROBE * probed(workload, found.plan),
-        memory=need,
-        pace=pace(workload, at, local=local),
-        plan=found.plan,
-        devices=found.plan.devices,
+        reason=_fits_message(best, available, devices) + _PROBE * probed(workload, best.plan),
+        memory=best.memory,
+        pace=pace(workload, timing, local=local),
+        plan=best.plan,
+        devices=best.plan.devices,
     )
+
+
+def _too_large(best: Planned, available: int, *, gpu: bool) -> Fit:
+    """Return the drop of a workload whose smallest plan needs more memory than is available."""
+    where = "per GPU" if gpu else "of memory"
+    reason = f"needs {best.memory.required / GIB:.1f} GiB {where}, has {available / GIB:.1f}"
+    return Fit(drop=DropReason.MEMORY, reason=reason, memory=best.memory)
 
 
 def _ran_out(workload: Workload, offer: Offer) -> Fit:
@@ -114,9 +115,10 @@ def _ran_out(workload: Workload, offer: Offer) -> Fit:
     return Fit(drop=DropReason.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
 
 
-def _words(planned: Planned, has: int, devices: int) -> str:
+def _fits_message(planned: Planned, available: int, devices: int) -> str:
     plan = planned.plan
-    text = f"fits: {planned.memory.required / GIB:.1f} of {has / GIB:.1f} GiB; {plan.accumulation} x {plan.micro_batch} rows"
+    text = f"fits: {planned.memory.required / GIB:.1f} of {available / GIB:.1f} GiB"
+    text += f"; {plan.accumulation} x {plan.micro_batch} rows"
     if plan.devices > 1:
         text += f" on each of {plan.devices} GPUs ({plan.parallelism})"
     if plan.gradient_checkpointing:
