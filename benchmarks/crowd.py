@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.domain.job import RESTING_JOB_STATES
 from providers.skypilot.shared import LAUNCHING
 from tests.clouds.scenarios.scene import Scene

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 from moto.server import ThreadedMotoServer
 
-from broker.api.service.jobs import Settings
+from broker.api.service.interfaces import Settings
 from broker.blobs import ObstoreBlobs
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
@@ -97,7 +97,7 @@ async def house(folder: Path) -> AsyncIterator[dict[str, str]]:
         options["aws_region"] = "us-east-1"
         blobs = ObstoreBlobs.open("s3://bucket", Installation("known"), options=options)
         async with serving(store, blobs, settings=Settings(spool=folder / "spool")) as api:
-            api.service.market = OneMachine()
+            api.service.quotes.market = OneMachine()
             token = (await api.token("benchmark"))["Authorization"].removeprefix("Bearer ")
             own = {"GPUBROKER_URL": api.url, "GPUBROKER_TOKEN": token, "GPUBROKER_HOME": str(folder / "home")}
             yield {**os.environ, **own}

@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks import bare, crowd, offers
 from benchmarks.stages import AFTER_BOOT, first_step, launched, medians, seconds, split, table
-from broker.api.schemas.core import AttemptView, JobDetail
+from broker.api.schemas.jobs import AttemptView, JobDetail
 from broker.daemon.config import LimitsConfig, RhythmConfig
 from providers.registry import CLOUDS
 from tests.clouds.scenarios.scene import Scene, fine_tune

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from broker.api.schemas.core import AttemptView
+from broker.api.schemas.jobs import AttemptView
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from tests.clouds.scenarios.scene import Scene
 from tests.clouds.state import Rented

@@ -31,7 +31,7 @@ from broker.api.grpc.server import serving as serving_grpc
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc
 from broker.api.proto.gpubroker.v1.job_service_pb2 import SubmitJobRequest
 from broker.api.proto.gpubroker.v1.spec_pb2 import JobSpec
-from broker.api.service.jobs import Settings
+from broker.api.service.interfaces import Settings
 from broker.blobs import ObstoreBlobs
 from broker.daemon.app import calm_garbage_collector
 from broker.domain.ids import Installation

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import yaml
 
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.cli.core.command import client, of_client
 from broker.cli.core.exit_codes import CliError
 from broker.cli.core.output import Output

@@ -17,7 +17,6 @@ from broker.api.core.stream_limits import StreamLimits, Streams
 from broker.api.handlers import (
     admin,
     channels,
-    decisions,
     feeds,
     files,
     jobs,
@@ -27,10 +26,7 @@ from broker.api.handlers import (
     spending,
     tenancy,
 )
-from broker.api.handlers import (
-    job_data as costs,
-)
-from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
+from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, SLACK, STREAMS
 from broker.api.http.openapi import JSON, Api, document, mount
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
@@ -41,7 +37,6 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
 APIS: tuple[Api, ...] = (
     jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api, slack.api, channels.api, policies.api,
-    costs.api, decisions.api,
 )  # fmt: skip
 BODY_BYTES = 4 * 1024**2
 """Of a JSON body; uploads are streamed under their own limit."""
@@ -71,7 +66,7 @@ def build_app(
     app[CONTENT] = Content(service)
     app[AUTH] = auth
     app[STREAMS] = streams
-    app[slack.SLACK] = slacks or Slack(service, None)
+    app[SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
     stale_s = service.settings.lease_stale_s
     app[READINESS] = Readiness(service.store, service.blobs, service.clock, stale_s, lambda: service.skew())

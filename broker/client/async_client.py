@@ -12,14 +12,17 @@ from urllib.parse import quote as escape
 
 import aiohttp
 
-from broker.api.schemas import core as models
 from broker.api.schemas import tenancy as models_tenancy
-from broker.api.schemas.base import Wire
+from broker.api.schemas.base import Health, Wire
+from broker.api.schemas.files import ArtifactList, ArtifactView, UploadView
 from broker.api.schemas.job_data import StoredKindView
+from broker.api.schemas.jobs import EventList, EventView, JobDetail, JobPage, JobView, LedgerList
+from broker.api.schemas.offers import OfferList, ProviderList
 from broker.api.schemas.plans import DecisionView
-from broker.client.resources.channels import ChannelCalls
+from broker.api.schemas.quotes import QuoteView
+from broker.api.schemas.tenancy import SecretList
+from broker.client.resources.channels import ChannelCalls, SlackCalls
 from broker.client.resources.policies import PolicyCalls
-from broker.client.resources.slack_users import SlackCalls
 from broker.client.resources.spending import SpendingCalls
 from broker.client.resources.tenancy import TenancyCalls
 from broker.client.transport import connection, sse
@@ -96,29 +99,29 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- jobs
 
-    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
-        return await self._call("POST", "/v1/quotes", models.QuoteView, json=spec, params=plain({"limit": limit}))
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> QuoteView:
+        return await self._call("POST", "/v1/quotes", QuoteView, json=spec, params=plain({"limit": limit}))
 
     async def offers(
         self, *, provider: str | None = None, accelerators: Sequence[str] = (), limit: int = 500
-    ) -> models.OfferList:
+    ) -> OfferList:
         """What is for sale now, cheapest first."""
         params = plain({"provider": provider, "accelerator": list(accelerators), "limit": limit})
-        return await self._call("GET", "/v1/offers", models.OfferList, params=params)
+        return await self._call("GET", "/v1/offers", OfferList, params=params)
 
-    async def providers(self) -> models.ProviderList:
-        return await self._call("GET", "/v1/providers", models.ProviderList)
+    async def providers(self) -> ProviderList:
+        return await self._call("GET", "/v1/providers", ProviderList)
 
-    async def check_providers(self) -> models.ProviderList:
+    async def check_providers(self) -> ProviderList:
         """As `providers`, with what is wrong with their credentials; asks the clouds."""
-        return await self._call("POST", "/v1/providers/check", models.ProviderList)
+        return await self._call("POST", "/v1/providers/check", ProviderList)
 
-    async def submit(self, spec: Mapping[str, Any], *, key: str) -> models.JobView:
+    async def submit(self, spec: Mapping[str, Any], *, key: str) -> JobView:
         """Durable when it returns; the same key with the same spec gives the same job."""
-        return await self._call("POST", "/v1/jobs", models.JobView, json=spec, headers={"Idempotency-Key": key})
+        return await self._call("POST", "/v1/jobs", JobView, json=spec, headers={"Idempotency-Key": key})
 
-    async def job(self, job: str) -> models.JobDetail:
-        return await self._call("GET", _job(job), models.JobDetail)
+    async def job(self, job: str) -> JobDetail:
+        return await self._call("GET", _job(job), JobDetail)
 
     async def jobs(
         self,
@@ -130,45 +133,45 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         since: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> models.JobPage:
+    ) -> JobPage:
         """Newest first. `labels` as `key:value`; `team` for admins; `since` in ISO 8601."""
         whose = {"team": team, "owner": owner}
         params = {"state": states, "label": labels, **whose, "since": since, "limit": limit, "cursor": cursor}
-        return await self._call("GET", "/v1/jobs", models.JobPage, params=plain(params))
+        return await self._call("GET", "/v1/jobs", JobPage, params=plain(params))
 
-    async def cancel(self, job: str) -> models.JobView:
-        return await self._call("POST", f"{_job(job)}/cancel", models.JobView)
+    async def cancel(self, job: str) -> JobView:
+        return await self._call("POST", f"{_job(job)}/cancel", JobView)
 
-    async def retry(self, job: str, *, resume: bool, key: str) -> models.JobView:
+    async def retry(self, job: str, *, resume: bool, key: str) -> JobView:
         """A new job, linked to this one; with `resume` from its last checkpoint."""
         path, params = f"{_job(job)}/retry", plain({"resume": int(resume)})
-        return await self._call("POST", path, models.JobView, params=params, headers={"Idempotency-Key": key})
+        return await self._call("POST", path, JobView, params=params, headers={"Idempotency-Key": key})
 
-    async def raise_cap(self, job: str, cap_usd: Decimal) -> models.JobView:
-        return await self._call("PATCH", _job(job), models.JobView, json={"cap_usd": str(cap_usd)})
+    async def raise_cap(self, job: str, cap_usd: Decimal) -> JobView:
+        return await self._call("PATCH", _job(job), JobView, json={"cap_usd": str(cap_usd)})
 
-    async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> models.JobDetail:
+    async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> JobDetail:
         """What a job at rest keeps; none named: everything."""
         params = [("kind", kind) for kind in kinds]
-        return await self._call("DELETE", f"{_job(job)}/data", models.JobDetail, params=params)
+        return await self._call("DELETE", f"{_job(job)}/data", JobDetail, params=params)
 
-    async def ledger(self, job: str) -> models.LedgerList:
-        return await self._call("GET", f"{_job(job)}/ledger", models.LedgerList)
+    async def ledger(self, job: str) -> LedgerList:
+        return await self._call("GET", f"{_job(job)}/ledger", LedgerList)
 
     async def decision(self, job: str, number: int) -> DecisionView:
         return await self._call("GET", f"{_job(job)}/decisions/{number}", DecisionView)
 
     # --- feeds
 
-    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[models.EventView]:
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[EventView]:
         """Every event after `after`, once and in order, until the job rests; a lost connection is resumed."""
         async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
-            yield models.EventView.model_validate_json(message.data)
+            yield EventView.model_validate_json(message.data)
 
-    async def events_now(self, job: str, *, after: int = 0) -> models.EventList:
+    async def events_now(self, job: str, *, after: int = 0) -> EventList:
         """At most 500."""
         params = plain({"after": after, "follow": 0})
-        return await self._call("GET", f"{_job(job)}/events", models.EventList, params=params)
+        return await self._call("GET", f"{_job(job)}/events", EventList, params=params)
 
     async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogChunk]:
         """Pieces of the log as they come, through all attempts or one, until the job rests."""
@@ -202,7 +205,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- files
 
-    async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> models.UploadView:
+    async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> UploadView:
         """Keeps a data set or a .tar of code; the same bytes are kept once. A file is read as it is sent."""
         headers = {"Content-Type": "application/octet-stream"}
         sent: dict[str, Any] = {
@@ -213,20 +216,20 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         async for attempt in self._http.tries():
             with attempt, nullcontext(data) if isinstance(data, bytes) else data.open("rb") as body:
                 async with self._http.once("POST", "/v1/uploads", data=body, **sent) as response:
-                    return models.UploadView.model_validate_json(await response.read())
+                    return UploadView.model_validate_json(await response.read())
         raise AssertionError("tries() returns or raises")
 
-    async def artifacts(self, job: str) -> models.ArtifactList:
-        return await self._call("GET", f"{_job(job)}/artifacts", models.ArtifactList)
+    async def artifacts(self, job: str) -> ArtifactList:
+        return await self._call("GET", f"{_job(job)}/artifacts", ArtifactList)
 
-    async def artifact(self, job: str, file: models.ArtifactView) -> bytes:
+    async def artifact(self, job: str, file: ArtifactView) -> bytes:
         """The bytes of a small file, checked. Raises as `download`, but NotSaved."""
         async for attempt in self._http.tries():
             with attempt:
                 return b"".join([piece async for piece in self._pieces(job, file)])
         raise AssertionError("tries() returns or raises")
 
-    async def download(self, job: str, file: models.ArtifactView, target: Path) -> None:
+    async def download(self, job: str, file: ArtifactView, target: Path) -> None:
         """Into `target`, which stays as it is unless the whole file came and is what the list says.
 
         Raises Damaged, BrokenOff, NotSaved.
@@ -237,7 +240,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                     async for piece in pieces:
                         kept.write(piece)
 
-    async def _pieces(self, job: str, file: models.ArtifactView) -> AsyncGenerator[bytes]:
+    async def _pieces(self, job: str, file: ArtifactView) -> AsyncGenerator[bytes]:
         """Of a file; the end comes only when all were right. Raises Damaged, BrokenOff."""
         digest, got, began = hashlib.sha256(), 0, False
         try:
@@ -257,8 +260,8 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- secrets, health
 
-    async def secrets(self) -> models.SecretList:
-        return await self._call("GET", "/v1/secrets", models.SecretList)
+    async def secrets(self) -> SecretList:
+        return await self._call("GET", "/v1/secrets", SecretList)
 
     async def put_secret(self, name: str, value: str) -> None:
         await self._http.read("PUT", f"/v1/secrets/{escape(name, safe='')}", json={"value": value})
@@ -270,14 +273,14 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         """Whom the token belongs to and what it may do."""
         return await self._call("GET", "/v1/me", models_tenancy.Identity)
 
-    async def ready(self) -> models.Health:
+    async def ready(self) -> Health:
         """What works and what does not, by part; raises only when nothing answers."""
         try:
-            return await self._call("GET", "/readyz", models.Health)
+            return await self._call("GET", "/readyz", Health)
         except ApiError as e:
             if not e.problem.errors:
                 raise
-            return models.Health(status="unavailable", checks={p.field: p.message for p in e.problem.errors})
+            return Health(status="unavailable", checks={p.field: p.message for p in e.problem.errors})
 
 
 def _job(job: str) -> str:

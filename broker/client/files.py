@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from broker.api.schemas.core import ArtifactList, ArtifactView
+from broker.api.schemas.files import ArtifactList, ArtifactView
 from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import NotSaved
 

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from broker.api.schemas.core import EventView, JobDetail
+from broker.api.schemas.jobs import EventView, JobDetail
 from broker.client.async_client import AsyncClient
 from broker.client.files import chosen, save
 from broker.client.transport.errors import NotFinished
@@ -65,38 +65,43 @@ async def afit(
     spec: Mapping[str, Any] | None = None,
     client: AsyncClient | None = None,
 ) -> Fitted:
-    """Fine-tunes `model` on `data` for at most `cap_usd`, waits for the end and fetches the result.
+    """Fine-tune `model` on `data` for at most `cap_usd`, wait for the end and download the result.
 
-    `data`: a CSV, JSON or JSONL file, or rows as mappings. `prompt`, `completion`: templates over its columns; without
-    them the columns of these names; what else a task takes of the data stands in `train`. `to`: folder for the files,
-    by default one of the job's own id. `key`: a second call with the same key and input waits for the first one's job.
-    `train`, `spec`: more settings of `train` and of the job (docs/reference/spec.md). Whoever stops waiting stops
-    nothing: the job goes on.
+    `data`: a CSV, JSON or JSONL file, or rows as mappings. `prompt`, `completion`: templates over its columns, by
+    default the columns of these names; a task that needs other columns names them in `train`. `to`: folder for the
+    files, by default named by the job's id. `key`: a second call with the same key and input waits for the same job.
+    `train`, `spec`: more settings of `train` and of the job (docs/reference/spec.md).
+    Cancelling the call does not cancel the job. `fit` is the same for programs without an event loop.
 
-    `fit` is the same for programs without an event loop.
-
-    Raises NotFinished when the job failed, was cancelled or reached its cap; ApiError, Unreachable, NotSaved;
-    ValueError for an amount that is none, and where nothing says what is to be learned of the rows.
+    Raises NotFinished when the job failed, was cancelled or reached its cap; ApiError, DaemonUnreachable, NotSaved.
+    Raises ValueError for an invalid amount, and if neither `completion` nor `train` says which column to learn.
     """
-    async with client or AsyncClient.found(patience_s=PATIENCE_S) as c:
+    async with client or AsyncClient.found(patience_s=PATIENCE_S) as connected:
         file, content = _content(data)
-        kept = await c.upload(content, name=file)
-        columns = tuple((kept.summary or {}).get("columns", ()))
-        rows = {**_columns(train or {}, file, columns, prompt, completion), "path": kept.ref}
-        asked = {
+        upload = await connected.upload(content, name=file)
+        columns = tuple((upload.summary or {}).get("columns", ()))
+        rows = {**_columns(train or {}, file, columns, prompt, completion), "path": upload.ref}
+        job_spec = {
             **(spec or {}),
             "name": name,
             "cap_usd": str(_dollars(cap_usd)),
             "train": {**(train or {}), "model": model, "data": rows},
         }
-        job = await c.submit(asked, key=key or secrets.token_hex(16))
-        async for event in c.events(job.id):
-            if progress is not None:
-                progress(event)
-        detail = await c.job(job.id)
-        if detail.state is not JobState.SUCCEEDED:
-            raise NotFinished(detail)
-        return await _fetched(c, detail, Path(to or detail.id))
+        job = await connected.submit(job_spec, key=key or secrets.token_hex(16))
+        return await _finished(connected, job.id, progress, to)
+
+
+async def _finished(
+    client: AsyncClient, job_id: str, progress: Callable[[EventView], None] | None, to: str | os.PathLike[str] | None
+) -> Fitted:
+    """Wait for a job's end and fetch its results. Raises NotFinished."""
+    async for event in client.events(job_id):
+        if progress is not None:
+            progress(event)
+    detail = await client.job(job_id)
+    if detail.state is not JobState.SUCCEEDED:
+        raise NotFinished(detail)
+    return await _fetched(client, detail, Path(to or detail.id))
 
 
 def _columns(

@@ -22,7 +22,9 @@ from broker.api.app import build_app
 from broker.api.core.auth import Authenticator, hashed, mint
 from broker.api.core.stream_limits import StreamLimits
 from broker.api.core.upload_spool import sweep, sweep_halves
-from broker.api.service.jobs import Service, Settings, nowhere
+from broker.api.service.interfaces import DaemonHooks, Settings, nowhere
+from broker.api.service.jobs import Service
+from broker.api.service.quotes import QuoteService
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.connect import folder_of, options_of
 from broker.blobs.list_prices import storage_usd_per_gib_month
@@ -294,28 +296,33 @@ def _service(
     config: DaemonConfig, context: ControllerContext, market: MarketPoller, box: SecretBox,
     notifiers: Sequence[Notifier], *, skew: Callable[[], float], learned: LearnedCorrections,
 ) -> Service:  # fmt: skip
+    settings = Settings(
+        spool=config.home / SPOOL,
+        blobs=folder_of(config.blobs_url),
+        upload_bytes=config.upload_max_bytes,
+        lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
+        storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
+        drain_budget=context.tempo,
+    )
+    preflight = Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code)
     return Service(
         store=context.store,
         blobs=context.blobs,
-        market=market,
-        preflight=Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code),
+        quotes=QuoteService(
+            context.store, context.blobs, market, preflight, context.clock, settings,
+            entropy=os.urandom, learned=learned,
+        ),
         box=box,
         clock=context.clock,
-        skew=skew,
-        learned=learned,
         entropy=os.urandom,
         notifiers=notifiers,
-        check_providers=partial(_check_providers, context.providers),
-        reach=partial(_reach, context.providers),
-        settings=Settings(
-            spool=config.home / SPOOL,
-            blobs=folder_of(config.blobs_url),
-            upload_bytes=config.upload_max_bytes,
-            lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
-            storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
-            tempo=context.tempo,
+        settings=settings,
+        hooks=DaemonHooks(
+            reach=partial(_reach, context.providers),
+            check_providers=partial(_check_providers, context.providers),
+            skew=skew,
         ),
-    )
+    )  # fmt: skip
 
 
 async def _reach(providers: Mapping[str, Provider], handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:

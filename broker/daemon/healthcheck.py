@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from broker.client.transport.tls import trusting
+from broker.client.transport.connection import trusting
 
 TIMEOUT_S = 5.0
 

@@ -14,10 +14,12 @@ from aiohttp import web
 
 from broker.api.app import REQUESTS, build_app
 from broker.api.core.auth import Authenticator, hashed, mint
-from broker.api.core.stream_limits import StreamLimits
-from broker.api.http.connections import MOST, Runner
+from broker.api.core.stream_limits import MAX_CONNECTIONS, StreamLimits
+from broker.api.http.connections import Runner
 from broker.api.http.context import AUTH
-from broker.api.service.jobs import Service, Settings
+from broker.api.service.interfaces import Settings
+from broker.api.service.jobs import Service
+from broker.api.service.quotes import QuoteService
 from broker.blobs import ObstoreBlobs
 from broker.daemon.preflight_adapter import Checks
 from broker.domain.ids import Installation
@@ -139,7 +141,7 @@ async def serving(
     settings: Settings = SETTINGS,
     limits: StreamLimits = LIMITS,
     requests: int = REQUESTS,
-    connections: int = MOST,
+    connections: int = MAX_CONNECTIONS,
     port: int = 0,
     webhooks: type[WebhookNotifier] = WebhookNotifier,
 ) -> AsyncIterator[Running]:
@@ -150,8 +152,7 @@ async def serving(
     service = Service(
         store=store,
         blobs=blobs,
-        market=market,
-        preflight=Checks(None, clock),
+        quotes=QuoteService(store, blobs, market, Checks(None, clock), clock, settings, entropy=os.urandom),
         box=box,
         clock=clock,
         entropy=os.urandom,

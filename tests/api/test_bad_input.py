@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from broker.api.app import APIS
-from broker.api.schemas.core import SecretValue
+from broker.api.schemas.tenancy import SecretValue
 from broker.cli.main import app
 from broker.daemon.config import DaemonConfig
 from broker.runtime.clock import SystemClock

@@ -63,7 +63,7 @@ async def test_deleted_data_is_gone_with_its_date(api: Running) -> None:
     assert detail["spec"]["init_from"] is None
     await api.call("DELETE", f"/v1/jobs/{name}/data", me, 202)
     gone = await api.call("POST", f"/v1/jobs/{name}/retry", me, 410)
-    assert "submit its spec anew" in gone["detail"]
+    assert "submit its spec again" in gone["detail"]
     kinds = [e["kind"] for e in (await api.call("GET", f"/v1/jobs/{name}/events?follow=0", me, 200))["items"]]
     assert kinds == ["job.submitted", "job.data_deleted", "job.data_deleted"]
     audit = await api.service.store.audit(AuditFilter(action="job.delete_data"))
@@ -83,7 +83,7 @@ async def test_checkpoints_that_are_deleted_after_they_were_looked_at(
     async def looked(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(api.service, "_committed", looked)
+    monkeypatch.setattr(api.service.quotes, "has_checkpoint", looked)
     again = await api.call("POST", f"/v1/jobs/{origin}/retry", me, 202)
     assert (await api.call("GET", f"/v1/jobs/{again['id']}", me, 200))["spec"]["init_from"] is None
     kept = await api.service.blobs.list("data/")
@@ -91,13 +91,13 @@ async def test_checkpoints_that_are_deleted_after_they_were_looked_at(
     body["train"]["method"] = {"kind": "full"}
     refused = await api.call("POST", "/v1/jobs", me, 422, json=body)
     assert refused["errors"][0]["field"] == "train.method.kind"
-    monkeypatch.setattr(api.service, "_origin", lambda *_: _nothing())
+    monkeypatch.setattr(api.service.quotes, "_origin_faults", lambda *_: _nothing())
     body = spec((await api.upload(me))["ref"], init_from=f"job/{origin}")
     refused = await api.call("POST", "/v1/jobs", me, 422, json=body)
     assert refused["errors"][0]["field"] == "init_from"
     assert f"job {origin} had its checkpoints deleted on 20" in refused["detail"]
     gone = await api.call("POST", f"/v1/jobs/{heir}/retry?resume=0", me, 410)
-    assert "submit its spec anew without init_from" in gone["detail"]
+    assert "submit its spec again without init_from" in gone["detail"]
     assert await api.service.blobs.list("data/") == kept
 
 
@@ -122,8 +122,8 @@ async def test_what_is_needed_cannot_be_deleted(api: Running) -> None:
 
 
 async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> None:
-    api.service.settings = replace(
-        api.service.settings, tempo=DrainBudget(detect_s=10.0, drain_s=120.0, teardown_proof_s=5.0)
+    api.service.quotes.settings = replace(
+        api.service.quotes.settings, drain_budget=DrainBudget(detect_s=10.0, drain_s=120.0, teardown_proof_s=5.0)
     )
     me = await api.token("ada")
     ref, now = (await api.upload(me))["ref"], api.service.clock.now()
@@ -153,11 +153,11 @@ async def test_a_retry_leaves_a_deadline_that_is_past_behind(api: Running) -> No
 
 async def test_a_retry_is_refused_when_its_model_s_code_is_allowed_no_more(api: Running) -> None:
     me = await api.token("ada")
-    api.service.preflight = Checks(None, api.service.clock, [MODEL])
+    api.service.quotes.preflight = Checks(None, api.service.clock, [MODEL])
     ref = (await api.upload(me))["ref"]
     train = spec(ref)["train"] | {"trust_remote_code": True, "revision": "0123456789abcdef0123456789abcdef01234567"}
     name = await rested(api, me, JobState.FAILED, train=train)
-    api.service.preflight = Checks(None, api.service.clock)
+    api.service.quotes.preflight = Checks(None, api.service.clock)
     refused = await api.call("POST", f"/v1/jobs/{name}/retry", me, 422)
     assert [e["field"] for e in refused["errors"]] == ["train.trust_remote_code"]
     assert len((await api.call("GET", "/v1/jobs", me, 200))["items"]) == 1
@@ -187,7 +187,7 @@ async def test_a_start_from_another_job_is_compared_as_that_one_was_stored(api: 
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / "real" / name).touch()
     (tmp_path / "link").symlink_to("real")
-    api.service.preflight = Checks(None, api.service.clock, [f"{tmp_path}/*"])
+    api.service.quotes.preflight = Checks(None, api.service.clock, [f"{tmp_path}/*"])
     me = await api.token("ada")
     body = spec((await api.upload(me))["ref"])
     body["train"] |= {"model": str(tmp_path / "link"), "trust_remote_code": True}

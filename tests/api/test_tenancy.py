@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.api.http.context import AUTH
-from broker.api.service.jobs import RECENTLY_UNAVAILABLE
+from broker.api.service.quotes import RECENTLY_UNAVAILABLE
 from broker.runtime.token_bucket import TokenBucketRate
 from tests.api.harness import Running, spec
 from tests.conformance.samples import ManualClock

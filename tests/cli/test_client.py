@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from broker.api.schemas.core import ArtifactView
+from broker.api.schemas.files import ArtifactView
 from broker.cli.core.command import of_client
 from broker.cli.core.exit_codes import Exit
 from broker.cli.core.output import Output

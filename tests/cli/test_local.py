@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from broker.api.schemas.core import QuoteSpec
+from broker.api.schemas.quotes import QuoteSpec
 from broker.cli.core.exit_codes import CliError, Exit
 from broker.cli.main import app
 from broker.cli.spec import code_archive as pack

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import broker
-from broker.api.schemas.core import EventView
+from broker.api.schemas.jobs import EventView
 from broker.client.async_client import AsyncClient
 from broker.client.fit import Fitted
 from broker.client.sync_client import Client

@@ -86,7 +86,7 @@ async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -
         )
         for one in market.items
     }  # fmt: skip
-    shell.api.service.learned = lambda: Corrections(spots=seen)
+    shell.api.service.quotes.learned = lambda: Corrections(spots=seen)
     after = (await quoted(shell, "--explain", "--json")).document
     was = {line["offer"]["id"]: line for line in before["lines"] if line["verdict"] == "kept"}
     now = {line["offer"]["id"]: line for line in after["lines"] if line["verdict"] == "kept"}

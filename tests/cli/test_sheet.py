@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console, RenderableType
 
-from broker.api.schemas.core import JobView
+from broker.api.schemas.jobs import JobView
 from broker.cli.core import output
 from broker.cli.core.table import Column, TerminalTable
 from broker.cli.views import jobs as jobviews

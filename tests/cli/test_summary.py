@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from broker.api.schemas.core import AttemptView, JobDetail, OfferView
+from broker.api.schemas.jobs import AttemptView, JobDetail
+from broker.api.schemas.offers import OfferView
 from broker.api.service import views
 from broker.cli.core import formatting as words
 from broker.cli.jobs import artifacts as results

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from broker.api.core.upload_spool import WRITE_BYTES
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.daemon.home_dir import SPOOL
 from tests.crash.daemon import Daemon, submit
 from tests.crash.waits import Within

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.service.jobs import Settings
+from broker.api.service.interfaces import Settings
 from broker.domain.job import JobState
 from broker.ports import JobFilter
 from broker.runtime.clock import SystemClock

@@ -19,54 +19,64 @@ from pydantic.fields import FieldInfo
 
 from broker.api.app import APIS
 from broker.api.grpc import artifacts
-from broker.api.grpc import queries as inputs
 from broker.api.grpc.artifacts import ArtifactServicer
-from broker.api.grpc.budgets import BudgetServicer
 from broker.api.grpc.codec import NAMED, fill, parse
 from broker.api.grpc.interceptor import MARK
 from broker.api.grpc.jobs import JobServicer
-from broker.api.grpc.market import OfferServicer, ProviderServicer, QuoteServicer
+from broker.api.grpc.market import BudgetServicer, OfferServicer, ProviderServicer, QuoteServicer
 from broker.api.grpc.server import FILES
-from broker.api.handlers import files, jobs
-from broker.api.handlers import job_data as costs
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact_pb
 from broker.api.proto.gpubroker.v1 import budget_pb2, job_pb2, offer_pb2, quote_pb2, spec_pb2
 from broker.api.proto.gpubroker.v1 import budget_service_pb2 as budgets_pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as job_pb
 from broker.api.proto.gpubroker.v1 import offer_service_pb2 as offers_pb
 from broker.api.proto.gpubroker.v1 import quote_service_pb2 as quotes_pb
-from broker.api.schemas import core as models
 from broker.api.schemas import plans as models_plans
 from broker.api.schemas import policies as models_policies
+from broker.api.schemas.files import ArtifactList, UploadView
+from broker.api.schemas.jobs import CapChange, EventView, JobDetail, JobPage, JobView, LedgerLine
+from broker.api.schemas.offers import OfferList, ProviderView
+from broker.api.schemas.queries import (
+    DataQuery,
+    DecisionQuery,
+    FollowQuery,
+    GrpcRetryQuery,
+    JobsQuery,
+    OffersQuery,
+    QuoteQuery,
+    UploadQuery,
+    WatchQuery,
+)
+from broker.api.schemas.quotes import QuoteView
 from broker.domain.spec import JobSpec
 from trainer.contract.base import Config
 
 PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     # with the fields that only the message has, since HTTP has them in the path, a header or the body
     (spec_pb2.JobSpec, JobSpec, frozenset()),
-    (job_pb2.Job, models.JobView, frozenset()),
-    (job_pb2.JobDetail, models.JobDetail, frozenset()),
-    (job_pb2.Event, models.EventView, frozenset()),
-    (job_pb2.LedgerEntry, models.LedgerLine, frozenset()),
-    (quote_pb2.Quote, models.QuoteView, frozenset()),
-    (offer_pb2.Provider, models.ProviderView, frozenset()),
-    (offers_pb.ListOffersResponse, models.OfferList, frozenset()),
-    (offers_pb.ListOffersRequest, jobs.OffersQuery, frozenset()),
-    (quotes_pb.CreateQuoteRequest, jobs.QuoteQuery, frozenset({"spec"})),
-    (job_pb.ListJobsRequest, jobs.JobsQuery, frozenset()),
-    (job_pb.ListJobsResponse, models.JobPage, frozenset()),
-    (job_pb.RaiseCapRequest, models.CapChange, frozenset({"job_id"})),
-    (job_pb.GetDecisionRequest, inputs.DecisionQuery, frozenset({"job_id"})),
+    (job_pb2.Job, JobView, frozenset()),
+    (job_pb2.JobDetail, JobDetail, frozenset()),
+    (job_pb2.Event, EventView, frozenset()),
+    (job_pb2.LedgerEntry, LedgerLine, frozenset()),
+    (quote_pb2.Quote, QuoteView, frozenset()),
+    (offer_pb2.Provider, ProviderView, frozenset()),
+    (offers_pb.ListOffersResponse, OfferList, frozenset()),
+    (offers_pb.ListOffersRequest, OffersQuery, frozenset()),
+    (quotes_pb.CreateQuoteRequest, QuoteQuery, frozenset({"spec"})),
+    (job_pb.ListJobsRequest, JobsQuery, frozenset()),
+    (job_pb.ListJobsResponse, JobPage, frozenset()),
+    (job_pb.RaiseCapRequest, CapChange, frozenset({"job_id"})),
+    (job_pb.GetDecisionRequest, DecisionQuery, frozenset({"job_id"})),
     (job_pb.GetDecisionResponse, models_plans.DecisionView, frozenset()),
-    (job_pb.DeleteJobDataRequest, costs.DataQuery, frozenset({"job_id"})),
-    (job_pb.RetryJobRequest, inputs.GrpcRetryQuery, frozenset({"job_id", "idempotency_key"})),
-    (job_pb.WatchEventsRequest, inputs.WatchQuery, frozenset({"job_id"})),
-    (job_pb.FollowLogsRequest, inputs.FollowQuery, frozenset({"job_id"})),
+    (job_pb.DeleteJobDataRequest, DataQuery, frozenset({"job_id"})),
+    (job_pb.RetryJobRequest, GrpcRetryQuery, frozenset({"job_id", "idempotency_key"})),
+    (job_pb.WatchEventsRequest, WatchQuery, frozenset({"job_id"})),
+    (job_pb.FollowLogsRequest, FollowQuery, frozenset({"job_id"})),
     (job_pb.ApproveJobRequest, models_policies.Approval, frozenset({"job_id"})),
     (budgets_pb.ListBudgetsResponse, models_policies.BudgetList, frozenset()),
-    (artifact_pb.UploadHeader, files.UploadQuery, frozenset()),
-    (artifact_pb.Upload, models.UploadView, frozenset()),
-    (artifact_pb.ListArtifactsResponse, models.ArtifactList, frozenset()),
+    (artifact_pb.UploadHeader, UploadQuery, frozenset()),
+    (artifact_pb.Upload, UploadView, frozenset()),
+    (artifact_pb.ListArtifactsResponse, ArtifactList, frozenset()),
     (artifact_pb.DownloadArtifactRequest, artifacts.DownloadQuery, frozenset({"job_id"})),
 )
 HANDLERS = (JobServicer, QuoteServicer, OfferServicer, ProviderServicer, ArtifactServicer, BudgetServicer)

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import yaml
 
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import ClientError
 from broker.controllers.termination import offline_sweep as outside

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.domain.errors import ProviderError
 from broker.domain.job import AttemptState, JobState
 from tests.live.balance import balance

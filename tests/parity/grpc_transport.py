@@ -25,8 +25,11 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2_grpc,
 )
 from broker.api.proto.gpubroker.v1.job_pb2 import JobState
-from broker.api.schemas import core as models
+from broker.api.schemas.files import ArtifactList, UploadView
+from broker.api.schemas.jobs import EventView, JobDetail, JobPage, JobView, LedgerList
+from broker.api.schemas.offers import OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
+from broker.api.schemas.quotes import QuoteView
 from tests.parity.message import write
 from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
 
@@ -124,85 +127,85 @@ class GrpcTransport:
         return await method(request, metadata=self._metadata, timeout=timeout_s)
 
     @_one
-    async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> models.UploadView:
+    async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> UploadView:
         async def parts() -> AsyncIterator[artifact.UploadRequest]:
             yield artifact.UploadRequest(header=artifact.UploadHeader(name=name, sha256=sha256))
             for start in range(0, len(data), CHUNK):
                 yield artifact.UploadRequest(data=data[start : start + CHUNK])
 
         answer = await self._call(self._artifacts.Upload, parts())
-        return view(answer.upload, models.UploadView)
+        return view(answer.upload, UploadView)
 
     @_one
-    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> QuoteView:
         request = quote_service_pb2.CreateQuoteRequest(limit=limit)
         write(request.spec, spec)
         answer = await self._call(self._quotes.CreateQuote, request)
-        return view(answer.quote, models.QuoteView)
+        return view(answer.quote, QuoteView)
 
     @_one
-    async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> tuple[models.JobView, bool]:
+    async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> tuple[JobView, bool]:
         request = job_pb.SubmitJobRequest(idempotency_key=key)
         write(request.spec, spec)
         answer = await self._call(self._jobs.SubmitJob, request)
-        return view(answer.job, models.JobView), answer.replayed
+        return view(answer.job, JobView), answer.replayed
 
     @_one
-    async def job(self, job: str) -> models.JobDetail:
+    async def job(self, job: str) -> JobDetail:
         answer = await self._call(self._jobs.GetJob, job_pb.GetJobRequest(job_id=job))
-        return view(answer.job, models.JobDetail)
+        return view(answer.job, JobDetail)
 
     @_one
-    async def jobs(self, **where: Any) -> models.JobPage:
+    async def jobs(self, **where: Any) -> JobPage:
         answer = await self._call(self._jobs.ListJobs, write(job_pb.ListJobsRequest(), where))
-        return view(answer, models.JobPage)
+        return view(answer, JobPage)
 
     @_one
-    async def cancel(self, job: str) -> models.JobView:
+    async def cancel(self, job: str) -> JobView:
         answer = await self._call(self._jobs.CancelJob, job_pb.CancelJobRequest(job_id=job))
-        return view(answer.job, models.JobView)
+        return view(answer.job, JobView)
 
     @_one
-    async def retry(self, job: str, *, resume: bool = True, key: str | None = None) -> tuple[models.JobView, bool]:
+    async def retry(self, job: str, *, resume: bool = True, key: str | None = None) -> tuple[JobView, bool]:
         request = job_pb.RetryJobRequest(job_id=job, resume=resume, idempotency_key=key)
         answer = await self._call(self._jobs.RetryJob, request)
-        return view(answer.job, models.JobView), answer.replayed
+        return view(answer.job, JobView), answer.replayed
 
     @_one
-    async def raise_cap(self, job: str, cap_usd: str) -> models.JobView:
+    async def raise_cap(self, job: str, cap_usd: str) -> JobView:
         answer = await self._call(self._jobs.RaiseCap, job_pb.RaiseCapRequest(job_id=job, cap_usd=cap_usd))
-        return view(answer.job, models.JobView)
+        return view(answer.job, JobView)
 
     @_one
-    async def approve(self, job: str, up_to_usd: str | None = None) -> models.JobView:
+    async def approve(self, job: str, up_to_usd: str | None = None) -> JobView:
         request = job_pb.ApproveJobRequest(job_id=job, up_to_usd=up_to_usd)
-        return view((await self._call(self._jobs.ApproveJob, request)).job, models.JobView)
+        return view((await self._call(self._jobs.ApproveJob, request)).job, JobView)
 
     @_one
-    async def refuse(self, job: str) -> models.JobView:
+    async def refuse(self, job: str) -> JobView:
         answer = await self._call(self._jobs.RefuseJob, job_pb.RefuseJobRequest(job_id=job))
-        return view(answer.job, models.JobView)
+        return view(answer.job, JobView)
 
     @_one
     async def budgets(self) -> BudgetList:
         return view(await self._call(self._budgets.ListBudgets, budget_pb.ListBudgetsRequest()), BudgetList)
 
     @_one
-    async def ledger(self, job: str) -> models.LedgerList:
+    async def ledger(self, job: str) -> LedgerList:
         answer = await self._call(self._jobs.GetLedger, job_pb.GetLedgerRequest(job_id=job))
-        return view(answer, models.LedgerList)
+        return view(answer, LedgerList)
 
     @_many
     async def events(
         self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
-    ) -> AsyncIterator[models.EventView | End]:
+    ) -> AsyncIterator[EventView | End]:
         request = job_pb.WatchEventsRequest(job_id=job, after=after, follow=follow)
         with _ending(self._jobs.WatchEvents(request, metadata=self._metadata, timeout=timeout_s)) as answers:
             async for answer in answers:
                 if answer.WhichOneof("part") == "end":
                     yield _end(answer.end)
                 else:
-                    yield view(answer.event, models.EventView)
+                    yield view(answer.event, EventView)
 
     @_many
     async def logs(
@@ -218,9 +221,9 @@ class GrpcTransport:
                     yield Piece(piece.position, piece.attempt, piece.node, piece.text)
 
     @_one
-    async def artifacts(self, job: str) -> models.ArtifactList:
+    async def artifacts(self, job: str) -> ArtifactList:
         answer = await self._call(self._artifacts.ListArtifacts, artifact.ListArtifactsRequest(job_id=job))
-        return view(answer, models.ArtifactList)
+        return view(answer, ArtifactList)
 
     @_one
     async def artifact(self, job: str, path: str, *, offset: int = 0) -> tuple[bytes, str]:
@@ -235,20 +238,20 @@ class GrpcTransport:
     @_one
     async def offers(
         self, *, provider: str | None = None, accelerator: Sequence[str] = (), limit: int | None = None
-    ) -> models.OfferList:
+    ) -> OfferList:
         request = offer_service_pb2.ListOffersRequest(provider=provider, accelerator=accelerator, limit=limit)
         answer = await self._call(self._offers.ListOffers, request)
-        return view(answer, models.OfferList)
+        return view(answer, OfferList)
 
     @_one
-    async def providers(self) -> models.ProviderList:
+    async def providers(self) -> ProviderList:
         answer = await self._call(self._providers.ListProviders, provider_service_pb2.ListProvidersRequest())
-        return view(answer, models.ProviderList)
+        return view(answer, ProviderList)
 
     @_one
-    async def check_providers(self) -> models.ProviderList:
+    async def check_providers(self) -> ProviderList:
         answer = await self._call(self._providers.CheckProviders, provider_service_pb2.CheckProvidersRequest())
-        return view(answer, models.ProviderList)
+        return view(answer, ProviderList)
 
 
 def _end(end: job_pb.JobEnd) -> End:

@@ -9,8 +9,12 @@ from urllib.parse import quote as escape
 
 import aiohttp
 
-from broker.api.schemas import core as models
+from broker.api.schemas.base import ProblemView
+from broker.api.schemas.files import ArtifactList, UploadView
+from broker.api.schemas.jobs import EventList, EventView, JobDetail, JobPage, JobView, LedgerList
+from broker.api.schemas.offers import OfferList, ProviderList
 from broker.api.schemas.policies import BudgetList
+from broker.api.schemas.quotes import QuoteView
 from tests.parity.transport import PATIENCE_S, End, Kind, Piece, Refused
 
 KINDS: dict[int, Kind] = {
@@ -34,7 +38,7 @@ class HttpTransport:
         try:
             async with self._http.request(method, self._url + path, headers=sent, timeout=timeout, **request) as found:
                 if found.status >= 400:
-                    problem = models.ProblemView.model_validate_json(await found.read())
+                    problem = ProblemView.model_validate_json(await found.read())
                     fields = {p.field: p.message for p in problem.errors}
                     after = found.headers.get("Retry-After")
                     raise Refused(KINDS[found.status], problem.detail, fields, float(after) if after else None)
@@ -46,70 +50,70 @@ class HttpTransport:
         async with self._open(method, path, **request) as answer:
             return model.model_validate_json(await answer.read())
 
-    async def _job(self, path: str, key: str | None, **request: Any) -> tuple[models.JobView, bool]:
+    async def _job(self, path: str, key: str | None, **request: Any) -> tuple[JobView, bool]:
         headers = {} if key is None else {"Idempotency-Key": key}
         async with self._open("POST", path, headers, **request) as answer:
-            return models.JobView.model_validate_json(await answer.read()), "Idempotent-Replay" in answer.headers
+            return JobView.model_validate_json(await answer.read()), "Idempotent-Replay" in answer.headers
 
-    async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> models.UploadView:
+    async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> UploadView:
         headers = {"Content-Type": "application/octet-stream"}
         params = {"name": name} | ({} if sha256 is None else {"sha256": sha256})
-        view: models.UploadView = await self._json(
-            "POST", "/v1/uploads", models.UploadView, headers=headers, params=params, data=data
+        view: UploadView = await self._json(
+            "POST", "/v1/uploads", UploadView, headers=headers, params=params, data=data
         )
         return view
 
-    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
-        view: models.QuoteView = await self._json("POST", f"/v1/quotes?limit={limit}", models.QuoteView, json=spec)
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> QuoteView:
+        view: QuoteView = await self._json("POST", f"/v1/quotes?limit={limit}", QuoteView, json=spec)
         return view
 
-    async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> tuple[models.JobView, bool]:
+    async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> tuple[JobView, bool]:
         return await self._job("/v1/jobs", key, json=spec)
 
-    async def job(self, job: str) -> models.JobDetail:
-        view: models.JobDetail = await self._json("GET", f"/v1/jobs/{job}", models.JobDetail)
+    async def job(self, job: str) -> JobDetail:
+        view: JobDetail = await self._json("GET", f"/v1/jobs/{job}", JobDetail)
         return view
 
-    async def jobs(self, **where: Any) -> models.JobPage:
+    async def jobs(self, **where: Any) -> JobPage:
         params = [(k, _text(v)) for k, given in where.items() for v in (given if isinstance(given, list) else [given])]
-        view: models.JobPage = await self._json("GET", "/v1/jobs", models.JobPage, params=params)
+        view: JobPage = await self._json("GET", "/v1/jobs", JobPage, params=params)
         return view
 
-    async def cancel(self, job: str) -> models.JobView:
-        view: models.JobView = await self._json("POST", f"/v1/jobs/{job}/cancel", models.JobView)
+    async def cancel(self, job: str) -> JobView:
+        view: JobView = await self._json("POST", f"/v1/jobs/{job}/cancel", JobView)
         return view
 
-    async def retry(self, job: str, *, resume: bool = True, key: str | None = None) -> tuple[models.JobView, bool]:
+    async def retry(self, job: str, *, resume: bool = True, key: str | None = None) -> tuple[JobView, bool]:
         return await self._job(f"/v1/jobs/{job}/retry?resume={int(resume)}", key)
 
-    async def raise_cap(self, job: str, cap_usd: str) -> models.JobView:
+    async def raise_cap(self, job: str, cap_usd: str) -> JobView:
         body = {"cap_usd": cap_usd}
-        view: models.JobView = await self._json("PATCH", f"/v1/jobs/{job}", models.JobView, json=body)
+        view: JobView = await self._json("PATCH", f"/v1/jobs/{job}", JobView, json=body)
         return view
 
-    async def approve(self, job: str, up_to_usd: str | None = None) -> models.JobView:
+    async def approve(self, job: str, up_to_usd: str | None = None) -> JobView:
         body = {} if up_to_usd is None else {"up_to_usd": up_to_usd}
-        view: models.JobView = await self._json("POST", f"/v1/jobs/{job}/approve", models.JobView, json=body)
+        view: JobView = await self._json("POST", f"/v1/jobs/{job}/approve", JobView, json=body)
         return view
 
-    async def refuse(self, job: str) -> models.JobView:
-        view: models.JobView = await self._json("POST", f"/v1/jobs/{job}/refuse", models.JobView)
+    async def refuse(self, job: str) -> JobView:
+        view: JobView = await self._json("POST", f"/v1/jobs/{job}/refuse", JobView)
         return view
 
     async def budgets(self) -> BudgetList:
         view: BudgetList = await self._json("GET", "/v1/budgets", BudgetList)
         return view
 
-    async def ledger(self, job: str) -> models.LedgerList:
-        view: models.LedgerList = await self._json("GET", f"/v1/jobs/{job}/ledger", models.LedgerList)
+    async def ledger(self, job: str) -> LedgerList:
+        view: LedgerList = await self._json("GET", f"/v1/jobs/{job}/ledger", LedgerList)
         return view
 
     async def events(
         self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
-    ) -> AsyncIterator[models.EventView | End]:
+    ) -> AsyncIterator[EventView | End]:
         path = f"/v1/jobs/{job}/events?after={after}&follow={int(follow)}"
         if not follow:
-            listed: models.EventList = await self._json("GET", path, models.EventList)
+            listed: EventList = await self._json("GET", path, EventList)
             for event in listed.items:
                 yield event
             return
@@ -118,7 +122,7 @@ class HttpTransport:
                 if message["event"] == "end":
                     yield End(json.loads(message["data"])["state"])
                     return
-                yield models.EventView.model_validate_json(message["data"])
+                yield EventView.model_validate_json(message["data"])
 
     async def logs(
         self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
@@ -147,8 +151,8 @@ class HttpTransport:
                     yield fields
                     fields = {}
 
-    async def artifacts(self, job: str) -> models.ArtifactList:
-        view: models.ArtifactList = await self._json("GET", f"/v1/jobs/{job}/artifacts", models.ArtifactList)
+    async def artifacts(self, job: str) -> ArtifactList:
+        view: ArtifactList = await self._json("GET", f"/v1/jobs/{job}/artifacts", ArtifactList)
         return view
 
     async def artifact(self, job: str, path: str) -> tuple[bytes, str]:
@@ -157,18 +161,18 @@ class HttpTransport:
 
     async def offers(
         self, *, provider: str | None = None, accelerator: Sequence[str] = (), limit: int | None = None
-    ) -> models.OfferList:
+    ) -> OfferList:
         params = [("accelerator", a) for a in accelerator]
         params += [(k, str(v)) for k, v in (("provider", provider), ("limit", limit)) if v is not None]
-        view: models.OfferList = await self._json("GET", "/v1/offers", models.OfferList, params=params)
+        view: OfferList = await self._json("GET", "/v1/offers", OfferList, params=params)
         return view
 
-    async def providers(self) -> models.ProviderList:
-        view: models.ProviderList = await self._json("GET", "/v1/providers", models.ProviderList)
+    async def providers(self) -> ProviderList:
+        view: ProviderList = await self._json("GET", "/v1/providers", ProviderList)
         return view
 
-    async def check_providers(self) -> models.ProviderList:
-        view: models.ProviderList = await self._json("POST", "/v1/providers/check", models.ProviderList)
+    async def check_providers(self) -> ProviderList:
+        view: ProviderList = await self._json("POST", "/v1/providers/check", ProviderList)
         return view
 
 

@@ -10,7 +10,7 @@ import grpc
 from broker.api.core.stream_limits import StreamLimits
 from broker.api.grpc.server import Parts, serving
 from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
-from broker.api.service.jobs import Settings
+from broker.api.service.interfaces import Settings
 from broker.domain.tenancy import Scope
 from broker.notify.webhook.notifier import WebhookNotifier
 from broker.ports import Clock, Store

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from broker.api.handlers.slack import SLACK
+from broker.api.http.context import SLACK
 from broker.api.service.slack import Slack as Incoming
 from broker.domain.job import RESTING_JOB_STATES, Job, JobState
 from broker.domain.notifications import Channel, SlackUser

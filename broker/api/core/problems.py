@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from broker.api.schemas import core as models
+from broker.api.schemas.base import FieldProblem, ProblemView
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from trainer.contract.validation_messages import worded
 
@@ -59,8 +59,8 @@ def problem(
     status: int, detail: str, errors: Iterable[Problem] = (), headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """A problem+json response; `title` is the status' own phrase."""
-    fields = tuple(models.FieldProblem(field=p.field, message=p.message) for p in errors)
-    body = models.ProblemView(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=fields)
+    fields = tuple(FieldProblem(field=p.field, message=p.message) for p in errors)
+    body = ProblemView(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=fields)
     return web.Response(
         status=status,
         body=body.model_dump_json(exclude=None if fields else {"errors"}).encode(),

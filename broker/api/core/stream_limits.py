@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,9 @@ from broker.domain.errors import StoreUnavailable
 from broker.ports import Clock
 
 log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 4096
+"""Connections of one port that may be open at once."""
 
 ANSWER_S = 5.0
 """A database that takes longer is not waited for: the expiry is known without it."""
@@ -96,6 +100,15 @@ class Streams:
         if caller.expires_at is None:
             return float("inf")
         return (caller.expires_at - self._clock.now()).total_seconds()
+
+
+def bounded_connections(wanted: int = MAX_CONNECTIONS) -> int:
+    """Return the number of connections to allow: at most a third of the files that this process may open.
+
+    Otherwise callers could use up the descriptors that the broker needs for its database and its clouds.
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 3)
 
 
 def abort(request: web.Request) -> None:

@@ -2,28 +2,19 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated
-
-from pydantic import Field
 
 from broker.api.grpc import queries as inputs
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
-from broker.api.handlers.files import ArtifactPath, UploadQuery
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as stubs
-from broker.api.schemas import core as models
+from broker.api.schemas.files import ArtifactView
+from broker.api.schemas.queries import DownloadQuery, UploadQuery
 from broker.api.service import views
 from broker.api.service.content import Content
 from broker.domain.errors import InvalidInput, Problem
-from trainer.contract.base import Config
 
 CHUNK_BYTES = 1024 * 1024
-
-
-class DownloadQuery(Config):
-    path: ArtifactPath
-    offset: Annotated[int, Field(ge=0)] = 0
 
 
 class ArtifactServicer(stubs.ArtifactServiceServicer):
@@ -45,7 +36,7 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
         if found is None:
             return pb.ListArtifactsResponse()
         manifest = found[1]
-        items = [fill(pb.Artifact(), models.ArtifactView.model_validate(f)) for f in manifest.files]
+        items = [fill(pb.Artifact(), ArtifactView.model_validate(f)) for f in manifest.files]
         return pb.ListArtifactsResponse(step=manifest.step, complete=manifest.complete, items=items)
 
     @scope("read")
@@ -57,7 +48,7 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
         if query.offset > file.bytes:
             message = f"{query.offset} is past the end; {query.path} has {file.bytes} bytes"
             raise InvalidInput(Problem(field="offset", message=message))
-        shown = models.ArtifactView.model_validate(file)
+        shown = ArtifactView.model_validate(file)
         before = query.offset
         async with aclosing(pieces):
             first = await anext(pieces)  # what is wrong by then is said alone

@@ -5,14 +5,12 @@ from collections.abc import AsyncIterator
 from broker.api.grpc import queries as inputs
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
-from broker.api.handlers.decisions import decision
-from broker.api.handlers.job_data import DataQuery
-from broker.api.handlers.jobs import JobsQuery, job_filter
 from broker.api.proto.gpubroker.v1 import job_pb2 as job
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
-from broker.api.schemas import core as models
+from broker.api.schemas.jobs import CapChange, LedgerLine
 from broker.api.schemas.policies import Approval
+from broker.api.schemas.queries import DataQuery, DecisionQuery, FollowQuery, GrpcRetryQuery, JobsQuery, WatchQuery
 from broker.api.service import views
 from broker.api.service.content import Content, LogPiece, Position
 from broker.api.service.job_feed import follow_events
@@ -44,7 +42,7 @@ class JobServicer(stubs.JobServiceServicer):
     @scope("read")
     async def ListJobs(self, request: pb.ListJobsRequest, call: GrpcCall) -> pb.ListJobsResponse:
         query = parse(request, JobsQuery)
-        page = await self._service.jobs(call.caller, job_filter(query), query.cursor)
+        page = await self._service.jobs(call.caller, views.job_filter(query), query.cursor)
         return pb.ListJobsResponse(items=[_job(row) for row in page.jobs], next=page.next)
 
     @scope("submit")
@@ -53,14 +51,14 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("submit")
     async def RetryJob(self, request: pb.RetryJobRequest, call: GrpcCall) -> pb.RetryJobResponse:
-        wanted, resume = inputs.job_id(request), parse(request, inputs.GrpcRetryQuery).resume
+        wanted, resume = inputs.job_id(request), parse(request, GrpcRetryQuery).resume
         key = inputs.idempotency_key(request)
         row, created = await self._service.retry(call.caller, wanted, resume=resume, key=key)
         return pb.RetryJobResponse(job=_job(row), replayed=not created)
 
     @scope("submit")
     async def RaiseCap(self, request: pb.RaiseCapRequest, call: GrpcCall) -> pb.RaiseCapResponse:
-        wanted, change = inputs.job_id(request), parse(request, models.CapChange)
+        wanted, change = inputs.job_id(request), parse(request, CapChange)
         return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, wanted, change.cap_usd)))
 
     @scope("manage")
@@ -77,7 +75,7 @@ class JobServicer(stubs.JobServiceServicer):
     @scope("submit")
     async def DeleteJobData(self, request: pb.DeleteJobDataRequest, call: GrpcCall) -> pb.DeleteJobDataResponse:
         wanted, query = inputs.job_id(request), parse(request, DataQuery)
-        row = await self._service.costs.delete_data(call.caller, wanted, query.kind or KINDS)
+        row = await self._service.stored_data.delete_data(call.caller, wanted, query.kind or KINDS)
         return pb.DeleteJobDataResponse(job=await self._detail(call, row))
 
     async def _detail(self, call: GrpcCall, row: Job) -> job.JobDetail:
@@ -88,19 +86,19 @@ class JobServicer(stubs.JobServiceServicer):
     @scope("read")
     async def GetLedger(self, request: pb.GetLedgerRequest, call: GrpcCall) -> pb.GetLedgerResponse:
         entries = await self._service.ledger(call.caller, inputs.job_id(request))
-        lines = (models.LedgerLine.model_validate(e) for e in entries)
+        lines = (LedgerLine.model_validate(e) for e in entries)
         return pb.GetLedgerResponse(items=[fill(job.LedgerEntry(), line) for line in lines])
 
     @scope("read")
     async def GetDecision(self, request: pb.GetDecisionRequest, call: GrpcCall) -> pb.GetDecisionResponse:
-        wanted, number = inputs.job_id(request), parse(request, inputs.DecisionQuery).number
-        return fill(pb.GetDecisionResponse(), await decision(self._service, call.caller, wanted, number))
+        wanted, number = inputs.job_id(request), parse(request, DecisionQuery).number
+        return fill(pb.GetDecisionResponse(), views.decision(await self._service.decision(call.caller, wanted, number)))
 
     @scope("read")
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, call: GrpcCall
     ) -> AsyncIterator[pb.WatchEventsResponse]:
-        query = parse(request, inputs.WatchQuery)
+        query = parse(request, WatchQuery)
         row = await self._service.job(call.caller, inputs.job_id(request))
         async for found in follow_events(self._service, call.caller, row, query.after):
             if isinstance(found, Event):
@@ -112,7 +110,7 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("read")
     async def FollowLogs(self, request: pb.FollowLogsRequest, call: GrpcCall) -> AsyncIterator[pb.FollowLogsResponse]:
-        query = parse(request, inputs.FollowQuery)
+        query = parse(request, FollowQuery)
         row = await self._service.job(call.caller, inputs.job_id(request))
         position = Position.parse(query.position)
         await self._content.attempt(call.caller, row, query.attempt)

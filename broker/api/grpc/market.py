@@ -1,10 +1,10 @@
-"""QuoteService, OfferService and ProviderService: what comes before the money."""
+"""QuoteService, OfferService, ProviderService and BudgetService."""
 
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
-from broker.api.handlers.jobs import OffersQuery, QuoteQuery
-from broker.api.proto.gpubroker.v1 import offer_pb2 as offer
 from broker.api.proto.gpubroker.v1 import (
+    budget_service_pb2,
+    budget_service_pb2_grpc,
     offer_service_pb2,
     offer_service_pb2_grpc,
     provider_service_pb2,
@@ -12,8 +12,10 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2,
     quote_service_pb2_grpc,
 )
+from broker.api.proto.gpubroker.v1 import offer_pb2 as offer
 from broker.api.proto.gpubroker.v1 import quote_pb2 as quote
-from broker.api.schemas import core as models
+from broker.api.schemas.queries import OffersQuery, QuoteQuery
+from broker.api.schemas.quotes import QuoteSpec
 from broker.api.service import offers, views
 from broker.api.service.jobs import Service
 
@@ -27,7 +29,7 @@ class QuoteServicer(quote_service_pb2_grpc.QuoteServiceServicer):
         self, request: quote_service_pb2.CreateQuoteRequest, call: GrpcCall
     ) -> quote_service_pb2.CreateQuoteResponse:
         limit = parse(request, QuoteQuery).limit
-        found = await self._service.quote(call.caller, parse(request.spec, models.QuoteSpec))
+        found = await self._service.quotes.quote(call.caller, parse(request.spec, QuoteSpec))
         return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(*found, limit)))
 
 
@@ -41,7 +43,7 @@ class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
     ) -> offer_service_pb2.ListOffersResponse:
         query = parse(request, OffersQuery)
         found = offers.for_sale(
-            self._service.market, provider=query.provider, accelerators=query.accelerator, limit=query.limit
+            self._service.quotes.market, provider=query.provider, accelerators=query.accelerator, limit=query.limit
         )
         return fill(offer_service_pb2.ListOffersResponse(), found)
 
@@ -54,12 +56,24 @@ class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):
     async def ListProviders(
         self, request: provider_service_pb2.ListProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.ListProvidersResponse:
-        found = offers.providers(self._service.market, {})
+        found = offers.providers(self._service.quotes.market, {})
         return provider_service_pb2.ListProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])
 
     @scope("admin")
     async def CheckProviders(
         self, request: provider_service_pb2.CheckProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.CheckProvidersResponse:
-        found = offers.providers(self._service.market, await self._service.check_providers())
+        found = offers.providers(self._service.quotes.market, await self._service.check_providers())
         return provider_service_pb2.CheckProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])
+
+
+class BudgetServicer(budget_service_pb2_grpc.BudgetServiceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @scope("read")
+    async def ListBudgets(
+        self, request: budget_service_pb2.ListBudgetsRequest, call: GrpcCall
+    ) -> budget_service_pb2.ListBudgetsResponse:
+        found = await self._service.policies.budgets(call.caller)
+        return fill(budget_service_pb2.ListBudgetsResponse(), views.budget_list(*found))

@@ -11,15 +11,13 @@ from grpc_reflection.v1alpha import reflection
 from broker.api.core.auth import Authenticator
 from broker.api.core.metrics import Metrics
 from broker.api.core.readiness import Readiness
-from broker.api.core.stream_limits import Streams
+from broker.api.core.stream_limits import MAX_CONNECTIONS, Streams, bounded_connections
 from broker.api.grpc.anonymous_limits import HEALTH
 from broker.api.grpc.artifacts import ArtifactServicer
-from broker.api.grpc.budgets import BudgetServicer
 from broker.api.grpc.health import HealthServicer
 from broker.api.grpc.interceptor import AuthInterceptor
 from broker.api.grpc.jobs import JobServicer
-from broker.api.grpc.market import OfferServicer, ProviderServicer, QuoteServicer
-from broker.api.http.connections import MOST, bounded
+from broker.api.grpc.market import BudgetServicer, OfferServicer, ProviderServicer, QuoteServicer
 from broker.api.proto.gpubroker.v1 import (
     artifact_service_pb2,
     artifact_service_pb2_grpc,
@@ -89,7 +87,7 @@ async def serving(
     *,
     reflects: bool = False,
     credentials: grpc.ServerCredentials | None = None,
-    connections: int = MOST,
+    connections: int = MAX_CONNECTIONS,
     grace_s: float = 2.0,
 ) -> AsyncIterator[int]:
     """Listens until it is left, then lets calls finish for `grace_s`; gives the port, also where 0 took a free one.
@@ -97,7 +95,7 @@ async def serving(
     Raises Taken.
     """
     doorkeeper = AuthInterceptor(parts.auth, parts.streams, parts.metrics)
-    options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded(connections)))
+    options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded_connections(connections)))
     server = grpc.aio.server(interceptors=[doorkeeper], options=options, maximum_concurrent_rpcs=CALLS_AT_ONCE)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(parts.service, parts.content), server)
     quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(QuoteServicer(parts.service), server)

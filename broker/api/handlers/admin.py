@@ -7,8 +7,9 @@ from broker.api.core.problems import NotFound, problem
 from broker.api.core.readiness import unready, words
 from broker.api.http.context import AUTH, METRICS, READINESS, SERVICE
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas import core as models
 from broker.api.schemas import tenancy as models_tenancy
+from broker.api.schemas.base import Health
+from broker.api.schemas.tenancy import SecretList, SecretValue
 from broker.domain.errors import GpubrokerError, Problem
 from broker.domain.spec import EnvName, JobSpec
 
@@ -25,14 +26,14 @@ async def who_am_i(call: Call) -> models_tenancy.Identity:
 
 
 @api.op("GET", "/v1/secrets", scope="read")
-async def list_secrets(call: Call) -> models.SecretList:
+async def list_secrets(call: Call) -> SecretList:
     """Names of your secrets; values are never shown."""
     found = await call.request.app[SERVICE].rows(call.caller).secrets(call.caller.owner)
-    return models.SecretList(names=tuple(sorted(found)))
+    return SecretList(names=tuple(sorted(found)))
 
 
 @api.op("PUT", "/v1/secrets/{name}", scope="submit", status=204)
-async def set_secret(call: Call, name: EnvName, body: models.SecretValue) -> None:
+async def set_secret(call: Call, name: EnvName, body: SecretValue) -> None:
     """Store a secret, encrypted; jobs name it under `secrets` and see it as an environment variable."""
     service = call.request.app[SERVICE]
     await service.rows(call.caller).put_secret(call.caller.owner, name, service.box.seal(body.value))
@@ -46,13 +47,13 @@ async def delete_secret(call: Call, name: EnvName) -> None:
 
 
 @api.op("GET", "/healthz", scope=None)
-async def healthz(call: Call) -> models.Health:
+async def healthz(call: Call) -> Health:
     """This process answers."""
-    return models.Health(status="ok")
+    return Health(status="ok")
 
 
 @api.op("GET", "/readyz", scope=None)
-async def readyz(call: Call) -> models.Health | web.Response:
+async def readyz(call: Call) -> Health | web.Response:
     """Database, blob store and a broker at work: 200 when all are there, else 503 with the parts that are failing. A
     wrong clock of this host is told of in `clock`, and makes nobody unready. With the scope `metrics`: why.
     """
@@ -61,7 +62,7 @@ async def readyz(call: Call) -> models.Health | web.Response:
     wrong = [Problem(field=part, message=text) for part, text in unready(shown).items()]
     if wrong:
         return problem(503, "not ready", wrong)
-    return models.Health(status="ok", checks=shown)
+    return Health(status="ok", checks=shown)
 
 
 async def _may_know_why(call: Call) -> bool:

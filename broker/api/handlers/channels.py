@@ -1,18 +1,13 @@
 """Handlers: channels."""
 
-from typing import Annotated
-
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import channels as wire
+from broker.api.schemas.queries import ChannelRef
 from broker.api.service.channels import NewChannel
 from broker.ports import ChannelStatus
-from trainer.contract.base import shaped
 
 api = Api()
-ChannelRef = Annotated[
-    str, shaped(r"^([a-z2-7]{13}|log)$", "must be the id of a channel, which `gpubroker channel ls` shows")
-]
 
 
 @api.op("GET", "/v1/channels", scope="manage")

@@ -2,54 +2,37 @@
 
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
 
 from aiohttp import web
-from pydantic import Field
 
 from broker.api.core.auth import Caller
 from broker.api.http import sse
-from broker.api.http.context import CONTENT, SERVICE, JobRef
+from broker.api.http.context import CONTENT, SERVICE
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas import core as models
+from broker.api.schemas.jobs import EventList
+from broker.api.schemas.queries import MAX_SEQ, EventsQuery, JobRef, LogsQuery
 from broker.api.service import views
 from broker.api.service.content import LogPiece, Position
 from broker.api.service.job_feed import BATCH, follow_events
 from broker.api.service.jobs import Service
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Event, Job
-from trainer.contract.base import Config
 
 api = Api()
-MAX_SEQ = 2**31 - 1
-
-
-class EventsQuery(Config):
-    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
-    """Only events with a higher seq; `Last-Event-ID` wins."""
-    follow: Literal["0", "1"] = "1"
-    """0: a JSON list of what there is, at most 500; 1: a stream until the job rests."""
-
-
-class LogsQuery(Config):
-    attempt: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Number of the attempt; absent: the latest, and when following the ones after it."""
-    follow: Literal["0", "1"] = "1"
-    """0: the text up to now; 1: a stream until the job, or the chosen attempt, has ended."""
 
 
 EVENT_MEDIA = (sse.MEDIA_TYPE,)
 
 
 @api.op("GET", "/v1/jobs/{job_id}/events", scope="read", errors=(404,), media=EVENT_MEDIA, headers=("Last-Event-ID",))
-async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> models.EventList | web.StreamResponse:
+async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> EventList | web.StreamResponse:
     """What happened to a job: server-sent events with `seq` as id, or a JSON list."""
     service = call.request.app[SERVICE]
     job = await service.job(call.caller, job_id)
     after = _last_seq(call, query.after)
     if query.follow == "0":
         events = await service.rows(call.caller).events(job.id, after=after, limit=BATCH)
-        return models.EventList(items=tuple(views.event(e) for e in events))
+        return EventList(items=tuple(views.event(e) for e in events))
     source = _events(service, call.caller, job, after)
     return await sse.stream(call, source, service.clock, service.settings.heartbeat_s)
 

@@ -1,41 +1,25 @@
 """Handlers: uploads and artifacts."""
 
 from contextlib import aclosing
-from typing import Annotated
 
 from aiohttp import web
-from pydantic import Field
 
 from broker.api.core import problems
 from broker.api.core.stream_limits import abort
-from broker.api.http.context import CONTENT, STREAMS, JobRef
+from broker.api.http.context import CONTENT, STREAMS
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas import core as models
+from broker.api.schemas.files import ArtifactList, ArtifactView, UploadView
+from broker.api.schemas.queries import ArtifactPath, JobRef, UploadQuery
 from broker.api.service import views
-from broker.api.service.content import Content, Format
-from trainer.contract.base import Config, Text, shaped
+from broker.api.service.content import Content
 
 api = Api()
 OCTETS = "application/octet-stream"
 WRITE_BYTES = 1024 * 1024
-ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
-"""Fits into a request line when percent-encoded."""
-
-
-class UploadQuery(Config):
-    name: Annotated[
-        str,
-        shaped(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
-    ]
-    """File name, for people and for the format."""
-    format: Format | None = None
-    """Taken from the name's ending when absent; tar: a folder of code, or of pictures."""
-    sha256: Annotated[str, shaped(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
-    """Of the bytes; when given, other bytes are refused."""
 
 
 @api.op("POST", "/v1/uploads", scope="submit", status=201, upload=OCTETS)
-async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Response:
+async def upload(call: Call, query: UploadQuery) -> UploadView | web.Response:
     """Send a data set or a .tar of code as the raw body; a spec names it by the answer's `ref`.
 
     The data set is read and checked now, so that submitting jobs on it is cheap.
@@ -51,14 +35,14 @@ async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Resp
 
 
 @api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404, 410))
-async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
+async def list_artifacts(call: Call, job_id: JobRef) -> ArtifactList:
     """The files of the job's last committed checkpoint; of a finished job, its results."""
     found = await call.request.app[CONTENT].manifest(call.caller, job_id)
     if found is None:
-        return models.ArtifactList(step=None, complete=False, items=())
+        return ArtifactList(step=None, complete=False, items=())
     manifest = found[1]
-    items = tuple(models.ArtifactView.model_validate(f) for f in manifest.files)
-    return models.ArtifactList(step=manifest.step, complete=manifest.complete, items=items)
+    items = tuple(ArtifactView.model_validate(f) for f in manifest.files)
+    return ArtifactList(step=manifest.step, complete=manifest.complete, items=items)
 
 
 @api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 410, 502), media=(OCTETS,))

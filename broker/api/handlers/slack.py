@@ -3,12 +3,12 @@
 from aiohttp import web
 
 from broker.api.core import problems
+from broker.api.http.context import SLACK
 from broker.api.http.openapi import Api, Call, whole_body
 from broker.api.schemas import slack_users as wire
-from broker.api.service.slack import NewSlackLink, Slack
+from broker.api.service.slack import NewSlackLink
 
 api = Api()
-SLACK = web.AppKey("slack", Slack)
 FORM = "application/x-www-form-urlencoded"
 
 

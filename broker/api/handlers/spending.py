@@ -1,37 +1,12 @@
 """Handlers: what was spent."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from broker.api.handlers.jobs import Instant
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import spending as models
+from broker.api.schemas.queries import ChargesParameters, SpendParameters
 from broker.api.service.spending import SpendQuery
-from broker.domain.spec import Name
-from broker.domain.spending import SpendBy
-from trainer.contract.base import Config, Text
 
 api = Api()
-
-
-class SpendParameters(Config):
-    by: SpendBy = "job"
-    since: Instant | None = None
-    """Absent: 30 days before `until`."""
-    until: Instant | None = None
-    """Absent: now."""
-    zone: Annotated[Text, Field(max_length=64)] = "UTC"
-    """IANA name; days and months are those of this zone."""
-    team: Name | None = None
-    user: Name | None = None
-
-
-class ChargesParameters(Config):
-    cloud: Name
-    since: Instant | None = None
-    until: Instant | None = None
 
 
 @api.op("GET", "/v1/spend", scope="read")

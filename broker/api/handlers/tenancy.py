@@ -1,41 +1,14 @@
 """Handlers: teams, tokens and the audit."""
 
-from typing import Annotated
-
-from pydantic import Field
-
-from broker.api.handlers.jobs import Instant
 from broker.api.http.context import AUTH, SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import tenancy as wire
+from broker.api.schemas.queries import AuditQuery, TokenId
 from broker.api.service.tenancy import NewToken
 from broker.domain.spec import Name
 from broker.ports import AuditFilter
-from trainer.contract.base import Config, Text, shaped
 
 api = Api()
-TokenId = Annotated[str, shaped(r"^[a-z2-7]{8}$", "must be the id of a token, which `gpubroker token ls` shows")]
-
-
-class AuditQuery(Config):
-    team: Name | None = None
-    """For admins; all others see their own."""
-    actor: Annotated[Text, Field(max_length=200)] | None = None
-    action: (
-        Annotated[
-            str, shaped(r"^[a-z_]+(\.[a-z_]+)?$", "must be an action, for example job.submit or job", max_length=64)
-        ]
-        | None
-    ) = None
-    """`job.submit`, or `job` for all of that kind."""
-    target: Annotated[Text, Field(max_length=200)] | None = None
-    since: Instant | None = None
-    """At or after."""
-    until: Instant | None = None
-    """Before."""
-    cursor: Annotated[str, Field(max_length=200)] | None = None
-    """`next` of the page before."""
-    limit: Annotated[int, Field(ge=1, le=500)] = 50
 
 
 @api.op("GET", "/v1/tokens", scope="manage")

@@ -4,37 +4,27 @@ and its log repeats what was sent, tokens too.
 
 import asyncio
 import logging
-import resource
 from functools import partial
 from typing import Any
 
 from aiohttp import http_exceptions, web
 
 from broker.api.core.problems import problem
+from broker.api.core.stream_limits import MAX_CONNECTIONS, bounded_connections
 
 log = logging.getLogger(__name__)
 IDLE_S = 75.0
 """Without a whole head of a request, from the start or from the last answer."""
 LINE_BYTES = 16 * 1024
 """Of the request line, and of each header."""
-MOST = 4096
-"""Open at once at one door."""
-
-
-def bounded(most: int = MOST) -> int:
-    """Never more than a third of the files that the process may open: else callers could keep the broker itself from
-    its database and its clouds.
-    """
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return most if soft == resource.RLIM_INFINITY else min(most, soft // 3)
 
 
 class Runner(web.AppRunner):
     """Of `build_app`'s application, with these bounds; a connection beyond them is dropped."""
 
-    def __init__(self, app: web.Application, *, shutdown_timeout: float = 60.0, most: int = MOST) -> None:
+    def __init__(self, app: web.Application, *, shutdown_timeout: float = 60.0, most: int = MAX_CONNECTIONS) -> None:
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
-        self.most = bounded(most)
+        self.most = bounded_connections(most)
         self._here = 0
         self._full = False
 

@@ -1,6 +1,4 @@
-"""What handlers find in the application."""
-
-from typing import Annotated
+"""Keys of the objects that `build_app` stores in the application for the handlers."""
 
 from aiohttp import web
 
@@ -10,8 +8,7 @@ from broker.api.core.readiness import Readiness
 from broker.api.core.stream_limits import Streams
 from broker.api.service.content import Content
 from broker.api.service.jobs import Service
-from broker.domain.ids import JobId
-from trainer.contract.base import shaped
+from broker.api.service.slack import Slack
 
 SERVICE = web.AppKey("service", Service)
 CONTENT = web.AppKey("content", Content)
@@ -19,5 +16,4 @@ AUTH = web.AppKey("auth", Authenticator)
 METRICS = web.AppKey("metrics", Metrics)
 READINESS = web.AppKey("readiness", Readiness)
 STREAMS = web.AppKey("streams", Streams)
-
-JobRef = Annotated[JobId, shaped(r"^[a-z2-7]{13}$", "must be the whole id of a job, which `gpubroker ls` shows")]
+SLACK = web.AppKey("slack", Slack)

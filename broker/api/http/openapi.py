@@ -19,7 +19,8 @@ from pydantic.json_schema import models_json_schema
 
 from broker.api.core import problems
 from broker.api.core.auth import Authenticator, Caller
-from broker.api.schemas import core as models
+from broker.api.schemas.base import ProblemView
+from broker.api.schemas.queries import HEADERS
 from broker.domain.errors import InvalidInput
 from broker.domain.errors import Problem as Fault
 from broker.domain.tenancy import Scope
@@ -46,11 +47,6 @@ TEXT: dict[int, str] = {
 }
 
 
-HEADERS: dict[str, dict[str, Any]] = {
-    "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
-    "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
-}
-"""Request headers that handlers read, with what they may hold."""
 STREAMED: dict[str, dict[str, Any]] = {
     "text/event-stream": {
         "type": "object",
@@ -245,7 +241,7 @@ def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
     """The OpenAPI 3.1.0 description of all operations."""
     operations = [o for api in apis for o in api.operations]
     wanted: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
-        (models.ProblemView, "serialization"): None
+        (ProblemView, "serialization"): None
     }
     for o in operations:
         if o.body is not None:
@@ -308,7 +304,7 @@ def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     good: dict[str, Any] = {"description": "Done."}
     if content:
         good["content"] = content
-    refusal = {"schema": refs[models.ProblemView, "serialization"]}
+    refusal = {"schema": refs[ProblemView, "serialization"]}
     return {str(o.status): good} | {
         str(status): {"description": TEXT[status], "content": {problems.MEDIA_TYPE: refusal}}
         for status in sorted(_errors(o))

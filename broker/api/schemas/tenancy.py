@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from broker.api.schemas.base import Wire
-from broker.domain.spec import Moment, Name
+from broker.domain.spec import EnvName, Moment, Name
 from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
 
@@ -88,3 +88,12 @@ class AuditPage(Wire):
     items: tuple[AuditView, ...]
     next: str | None
     """Give it as `cursor` for the next page; null on the last one."""
+
+
+class SecretValue(Config):
+    value: Annotated[Text, Field(min_length=1, max_length=32_768, json_schema_extra={"pattern": "^[^\\u0000]*$"})]
+    """Encrypted before it is stored; never shown again."""
+
+
+class SecretList(Wire):
+    names: tuple[EnvName, ...]

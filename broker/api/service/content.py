@@ -12,13 +12,14 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mappin
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from broker.api.core.auth import Caller
 from broker.api.core.problems import Corrupt, NotFound
 from broker.api.core.upload_spool import leave_room, spooled
+from broker.api.schemas.queries import UploadFormat
 from broker.api.service.job_data import check_kept
 from broker.api.service.jobs import Service
 from broker.domain.errors import InvalidInput, Problem
@@ -41,8 +42,6 @@ STALLED_S = 30.0
 """An upload of which nothing came for so long is given up."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
-Format = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
-
 
 class Content:
     """Use cases that move bytes; whose job it is, `Service.job` decides."""
@@ -56,7 +55,13 @@ class Content:
     # --------------------------------------------------------------------------------------------------------- uploads
 
     async def upload(
-        self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes], *, sha256: str | None
+        self,
+        caller: Caller,
+        name: str,
+        declared: UploadFormat | None,
+        body: AsyncIterable[bytes],
+        *,
+        sha256: str | None,
     ) -> Upload:
         """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, NoRoom,
         InvalidInput; then nothing of it is kept.
@@ -78,14 +83,14 @@ class Content:
         await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
 
-    def _examine(self, data: Path, fmt: Format) -> Mapping[str, Any] | None:
+    def _examine(self, data: Path, fmt: UploadFormat) -> Mapping[str, Any] | None:
         """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
         trained on. Runs in a thread.
         """
         if fmt == "tar" and not _is_tar(data):
             raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
         try:
-            return {**self._service.preflight.summarise(data, fmt), "format": fmt}
+            return {**self._service.quotes.preflight.summarise(data, fmt), "format": fmt}
         except InvalidInput:
             if fmt == "tar":
                 return None
@@ -285,7 +290,7 @@ def _is_tar(path: Path) -> bool:
         return False
 
 
-def _format(name: str, declared: Format | None) -> Format:
+def _format(name: str, declared: UploadFormat | None) -> UploadFormat:
     if declared is not None:
         return declared
     try:

@@ -1,11 +1,16 @@
 """What the use cases need of the daemon around them: what is for sale, and checks that cost nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
+from broker.billing.drain import DrainBudget
+from broker.domain.errors import Rejected
 from broker.domain.instance import Caps
+from broker.domain.job import Handle
+from broker.domain.money import ZERO
 from broker.domain.offer import Offer, ProviderStatus
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
@@ -55,3 +60,55 @@ class Preflight(Protocol):
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
         """Columns, templates, model. Raises InvalidInput with every fault."""
         ...
+
+
+NO_DRAIN_BUDGET = DrainBudget(detect_s=0.0, drain_s=0.0, teardown_proof_s=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of the use cases. Sizes are in bytes, times in seconds."""
+
+    spool: Path
+    """Folder of running uploads; created with the first upload."""
+    blobs: Path | None = None
+    """Folder of the blob store; None if the blob store is not a folder."""
+    upload_bytes: int = 256 * 1024**2
+    """Maximum size of an upload."""
+    poll_s: float = 2.0
+    """Maximum time between two polls of a follower."""
+    heartbeat_s: float = 15.0
+    """Time between two comments on an idle event stream, which keep the connection open."""
+    storage_usd_per_gib_month: Decimal = ZERO
+    """Price of the blob store, in dollars per GiB and month."""
+    drain_budget: DrainBudget = NO_DRAIN_BUDGET
+    """Time that the controllers need to drain and destroy a machine."""
+    lease_stale_s: float = 90.0
+    """/readyz: age at which an unchanged broker's lease counts as abandoned."""
+
+
+Reach = Callable[[Handle, Sequence[str], bool], Awaitable[Sequence[str]]]
+"""(machine, command, is_terminal) -> argv that runs the command on the machine. Raises ProviderError."""
+
+
+async def nowhere(handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
+    """Refuse, because no provider can reach the machine. Raises Rejected."""
+    raise Rejected(f"{handle.provider} is not configured here, so there is no way to {handle.name}")
+
+
+CheckProviders = Callable[[], Awaitable[Mapping[str, str | None]]]
+"""() -> fault of each provider's credentials in one line; None if they work."""
+
+
+async def _no_checks() -> Mapping[str, str | None]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonHooks:
+    """Functions of the daemon that the use cases call."""
+
+    reach: Reach = nowhere
+    check_providers: CheckProviders = _no_checks
+    skew: Callable[[], float] = lambda: 0.0
+    """() -> seconds that this host's wall clock is ahead of the broker's clock."""

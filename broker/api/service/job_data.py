@@ -45,7 +45,7 @@ def check_kept(job: Job, kind: StoredKind) -> None:
 def check_data(job: Job) -> None:
     """Raises Deleted where the job's own copy of its input is gone, so that it cannot run again."""
     if (when := job.deleted.get("data")) is not None:
-        raise Deleted(f"the data of job {job.id} was deleted on {when:%Y-%m-%d %H:%M} UTC; submit its spec anew")
+        raise Deleted(f"the data of job {job.id} was deleted on {when:%Y-%m-%d %H:%M} UTC; submit its spec again")
 
 
 def check_time(spec: JobSpec, now: datetime, lead_s: float) -> None:

@@ -2,14 +2,12 @@
 
 from collections.abc import Collection, Mapping
 
-from broker.api.schemas import core as models
+from broker.api.schemas.offers import OfferList, OfferView, ProviderList, ProviderStatusView, ProviderView
 from broker.api.service.interfaces import MarketReader
 from broker.estimator.speed.hardware import matches
 
 
-def for_sale(
-    market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int
-) -> models.OfferList:
+def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
     """Cheapest first; an empty filter takes everything."""
     found = [
         o
@@ -18,16 +16,16 @@ def for_sale(
         and (not accelerators or any(matches(name, o.accelerator) for name in accelerators))
     ]
     found.sort(key=lambda o: (o.usd_per_hour, o.id))
-    shown = tuple(models.OfferView.model_validate(o) for o in found[:limit])
-    sources = tuple(models.ProviderStatusView.model_validate(s) for s in market.status())
-    return models.OfferList(items=shown, total=len(found), providers=sources)
+    shown = tuple(OfferView.model_validate(o) for o in found[:limit])
+    sources = tuple(ProviderStatusView.model_validate(s) for s in market.status())
+    return OfferList(items=shown, total=len(found), providers=sources)
 
 
-def providers(market: MarketReader, problems: Mapping[str, str | None]) -> models.ProviderList:
+def providers(market: MarketReader, problems: Mapping[str, str | None]) -> ProviderList:
     """Every configured provider; `problems`: what is wrong with credentials, where that was asked."""
     caps = market.caps()
     views = []
     for status in market.status():
         known = {"problem": problems.get(status.name), "self_stop": caps[status.name].self_stop}
-        views.append(models.ProviderView(**models.ProviderStatusView.model_validate(status).model_dump(), **known))
-    return models.ProviderList(items=tuple(views))
+        views.append(ProviderView(**ProviderStatusView.model_validate(status).model_dump(), **known))
+    return ProviderList(items=tuple(views))

@@ -1,24 +1,32 @@
 """From the domain's objects to what goes over the wire."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from broker.api.schemas import core as models
+from broker.api.schemas.files import UploadView
 from broker.api.schemas.job_data import DeletedView, ForecastView, StorageView
-from broker.api.schemas.policies import HoldView
+from broker.api.schemas.jobs import AttemptView, EventView, JobDetail, JobView
+from broker.api.schemas.offers import OfferView
+from broker.api.schemas.plans import ConsideredView, DecisionView
+from broker.api.schemas.policies import BudgetList, BudgetView, HoldView, StandingView, ThresholdView
+from broker.api.schemas.queries import JobsQuery
+from broker.api.schemas.quotes import LineView, QuoteView
 from broker.api.service.interfaces import Checked
 from broker.billing.prices import price_now
+from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Attempt, Event, Job, JobState
 from broker.domain.money import ZERO
-from broker.domain.offer import Quote
+from broker.domain.offer import OfferSummary, Quote
 from broker.lifecycle.retention import month_usd
-from broker.policy.budgets import Refusal
-from broker.ports import Upload
+from broker.policy.budgets import Applied, Refusal, reached
+from broker.policy.windows import window_end, window_start
+from broker.ports import JobFilter, Upload
 
 
-def job(row: Job) -> models.JobView:
-    return models.JobView.model_construct(**_job_fields(row))
+def job(row: Job) -> JobView:
+    return JobView.model_construct(**_job_fields(row))
 
 
 def _job_fields(row: Job) -> dict[str, Any]:
@@ -58,9 +66,9 @@ def storage(row: Job, usd_per_gib_month: Decimal) -> StorageView | None:
     )
 
 
-def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal = ZERO) -> models.JobDetail:
+def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal = ZERO) -> JobDetail:
     held = sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO)
-    return models.JobDetail.model_construct(
+    return JobDetail.model_construct(
         **_job_fields(row),
         spec=row.spec,
         reserved_usd=held,
@@ -70,15 +78,15 @@ def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal
     )
 
 
-def attempt(row: Attempt) -> models.AttemptView:
-    return models.AttemptView(
+def attempt(row: Attempt) -> AttemptView:
+    return AttemptView(
         id=row.id,
         number=row.number,
         instance=row.name,
         state=row.state,
         reason=row.reason,
         detail=row.detail,
-        offer=models.OfferView.model_validate(row.line.offer),
+        offer=OfferView.model_validate(row.line.offer),
         nodes=row.line.nodes,
         hours_p50=row.line.hours_p50,
         usd_p50=row.line.usd_p50,
@@ -99,10 +107,10 @@ def attempt(row: Attempt) -> models.AttemptView:
     )
 
 
-def quote(checked: Checked, made: Quote, held: Refusal | None, limit: int) -> models.QuoteView:
-    return models.QuoteView(
+def quote(checked: Checked, made: Quote, held: Refusal | None, limit: int) -> QuoteView:
+    return QuoteView(
         check=dict(checked.report),
-        lines=tuple(models.LineView.model_validate(line) for line in made.lines[:limit]),
+        lines=tuple(LineView.model_validate(line) for line in made.lines[:limit]),
         kept=made.kept,
         drops=dict(made.drops),
         proposed_cap_usd=made.proposed_cap_usd,
@@ -114,15 +122,82 @@ def quote(checked: Checked, made: Quote, held: Refusal | None, limit: int) -> mo
     )
 
 
-def event(row: Event) -> models.EventView:
-    return models.EventView.model_validate(row)
+def event(row: Event) -> EventView:
+    return EventView.model_validate(row)
 
 
-def upload(row: Upload) -> models.UploadView:
-    return models.UploadView(
+def upload(row: Upload) -> UploadView:
+    return UploadView(
         ref=f"upload:{row.sha256}",
         sha256=row.sha256,
         bytes=row.bytes,
         name=row.name,
         summary=None if row.summary is None else dict(row.summary),
+    )
+
+
+def decision(offers: Sequence[OfferSummary]) -> DecisionView:
+    return DecisionView(items=tuple(ConsideredView.model_validate(offer) for offer in offers))
+
+
+def job_filter(query: JobsQuery) -> JobFilter:
+    """Return the store's filter for a listing of jobs. Raises InvalidInput for a label given with two values."""
+    labels: dict[str, str] = {}
+    for text in query.label:
+        key, _, value = text.partition(":")
+        if labels.setdefault(key, value) != value:
+            raise InvalidInput(Problem(field="label", message=f"{key} is given with two values; keep one"))
+    return JobFilter(
+        team=query.team,
+        owner=query.owner,
+        states=query.state,
+        labels=labels,
+        since=query.since,
+        until=query.until,
+        limit=query.limit,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- budgets
+
+
+def budget_list(now: datetime, applied: Sequence[Applied]) -> BudgetList:
+    return BudgetList(at=now, items=tuple(_standing(policy, now) for policy in applied))
+
+
+def _standing(applied: Applied, now: datetime) -> StandingView:
+    policy, standing = applied.policy, applied.standing
+    return StandingView(
+        name=policy.name,
+        team=policy.team,
+        user=policy.user,
+        timezone=policy.timezone,
+        budgets=_budgets(applied, now),
+        outstanding_usd=standing.outstanding_usd,
+        gpus=standing.gpus,
+        max_gpus=policy.max_gpus,
+        jobs=standing.jobs,
+        max_jobs=policy.max_jobs,
+        approval_above_usd=policy.approval_above_usd,
+    )
+
+
+def _budgets(applied: Applied, now: datetime) -> tuple[BudgetView, ...]:
+    policy, standing = applied.policy, applied.standing
+    crossed = {(crossing.budget.key, crossing.threshold) for crossing in reached(policy, standing)}
+    return tuple(
+        BudgetView(
+            limit_usd=budget.limit_usd,
+            per=budget.per,
+            window=budget.window,
+            charged_usd=charged,
+            committed_usd=charged + standing.outstanding_usd,
+            since=window_start(budget, policy.zone, now),
+            until=window_end(budget, policy.zone, now),
+            thresholds=tuple(
+                ThresholdView(at=threshold.at, action=threshold.action, reached=(budget.key, threshold) in crossed)
+                for threshold in budget.thresholds
+            ),
+        )
+        for budget, charged in zip(policy.budgets, standing.charged, strict=True)
     )

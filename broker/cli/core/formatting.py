@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from broker.api.schemas.core import AttemptView, OfferView
+from broker.api.schemas.jobs import AttemptView
+from broker.api.schemas.offers import OfferView
 from broker.domain.formatting import duration as duration
 from broker.domain.money import show
 

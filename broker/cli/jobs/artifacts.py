@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from broker.api.schemas.core import ArtifactView
+from broker.api.schemas.files import ArtifactView
 from broker.cli.core.exit_codes import NotFoundExit
 from broker.cli.core.output import Output
 from broker.cli.views.summary_data import Sample

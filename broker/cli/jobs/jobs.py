@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.api.schemas.core import EventList, JobDetail
+from broker.api.schemas.jobs import EventList, JobDetail
 from broker.cli.core import formatting as words
 from broker.cli.core import plots
 from broker.cli.core.command import JobArgument, Json, client, command

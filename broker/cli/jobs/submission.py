@@ -12,7 +12,8 @@ from pathlib import Path
 
 import typer
 
-from broker.api.schemas.core import JobView, UploadView
+from broker.api.schemas.files import UploadView
+from broker.api.schemas.jobs import JobView
 from broker.cli.core import formatting as words
 from broker.cli.core.command import interruptible, of_client
 from broker.cli.core.confirm import confirm

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from broker.api.schemas.core import OfferList
+from broker.api.schemas.offers import OfferList
 from broker.api.service.spec_inputs import unknown_name
 from broker.cli.core import formatting as words
 from broker.cli.core.command import Json, client, command

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.cli.core.exit_codes import Capped, JobFailed
 from broker.cli.core.output import Output
 from broker.cli.views.progress import Display, display, view

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from broker.api.schemas.core import ProviderView
+from broker.api.schemas.offers import ProviderView
 from broker.blobs.bucket_check import check_bucket, check_grants
 from broker.blobs.connect import folder_of
 from broker.cli.core import formatting as words

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from broker.api.schemas.core import QuoteView
+from broker.api.schemas.quotes import QuoteView
 from broker.cli.spec.spec_file import SpecFile
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.api.core.problems import of_validation
-from broker.api.schemas.core import QuoteSpec
+from broker.api.schemas.quotes import QuoteSpec
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.spec import overrides, schema
 from trainer.contract import yaml_document as yamlfile

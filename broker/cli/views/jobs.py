@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from broker.api.schemas.core import JobDetail, JobView
 from broker.api.schemas.job_data import StorageView
+from broker.api.schemas.jobs import JobDetail, JobView
 from broker.cli.core import formatting as words
 from broker.cli.core.table import Column, TerminalTable
 from broker.cli.views.progress import view

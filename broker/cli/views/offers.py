@@ -1,6 +1,6 @@
 """What is for sale, for people: one line an offer, then one line a provider."""
 
-from broker.api.schemas.core import OfferList, OfferView, ProviderStatusView
+from broker.api.schemas.offers import OfferList, OfferView, ProviderStatusView
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from broker.api.schemas.core import EventView, JobDetail
+from broker.api.schemas.jobs import EventView, JobDetail
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
 from broker.domain.job import JobState

@@ -7,8 +7,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from broker.api.schemas.core import LineView, QuoteView
 from broker.api.schemas.policies import HoldView
+from broker.api.schemas.quotes import LineView, QuoteView
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable

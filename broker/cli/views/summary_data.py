@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from broker.api.schemas.core import AttemptView, JobDetail
+from broker.api.schemas.jobs import AttemptView, JobDetail
 from broker.domain.job import Reason
 from broker.domain.money import ZERO, usd
 from broker.reporting.progress import steps, steps_redone

@@ -3,7 +3,8 @@
 from urllib.parse import quote as escape
 
 from broker.api.schemas import channels as wire
-from broker.client.resources.base import Calls
+from broker.api.schemas import slack_users as slack_wire
+from broker.client.transport.http import Calls
 
 
 class ChannelCalls(Calls):
@@ -31,6 +32,19 @@ class ChannelCalls(Calls):
 
     async def delete_channel(self, channel_id: str) -> None:
         await self._http.read("DELETE", _path(channel_id))
+
+
+class SlackCalls(Calls):
+    async def slack_users(self) -> slack_wire.SlackUserList:
+        """Of the own team; for admins of all."""
+        return await self._call("GET", "/v1/slack/users", slack_wire.SlackUserList)
+
+    async def link_slack_user(self, request: slack_wire.SlackLinkRequest) -> slack_wire.SlackUserView:
+        body = request.model_dump(mode="json")
+        return await self._call("POST", "/v1/slack/users", slack_wire.SlackUserView, json=body)
+
+    async def unlink_slack_user(self, user: str) -> None:
+        await self._http.read("DELETE", f"/v1/slack/users/{escape(user, safe='')}")
 
 
 def _path(channel_id: str) -> str:

@@ -5,10 +5,9 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import quote as escape
 
-from broker.api.schemas import core as models
 from broker.api.schemas import policies as wire
-from broker.client.resources.base import Calls
-from broker.client.transport.http import plain
+from broker.api.schemas.jobs import JobView
+from broker.client.transport.http import Calls, plain
 
 
 class PolicyCalls(Calls):
@@ -36,14 +35,14 @@ class PolicyCalls(Calls):
         """What is spent and held now, by policy."""
         return await self._call("GET", "/v1/budgets", wire.BudgetList)
 
-    async def approve(self, job: str, *, up_to_usd: Decimal | None = None) -> models.JobView:
+    async def approve(self, job: str, *, up_to_usd: Decimal | None = None) -> JobView:
         """Approves the job's cap, or a higher one in advance."""
         body = {"up_to_usd": None if up_to_usd is None else str(up_to_usd)}
-        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/approve", models.JobView, json=body)
+        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/approve", JobView, json=body)
 
-    async def refuse(self, job: str) -> models.JobView:
+    async def refuse(self, job: str) -> JobView:
         """Cancels a job that awaits approval."""
-        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/refuse", models.JobView)
+        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/refuse", JobView)
 
 
 def _policy(name: str) -> str:

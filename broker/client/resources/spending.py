@@ -1,8 +1,7 @@
 """Calls about what was spent."""
 
 from broker.api.schemas import spending as models
-from broker.client.resources.base import Calls
-from broker.client.transport.http import plain
+from broker.client.transport.http import Calls, plain
 
 
 class SpendingCalls(Calls):

@@ -3,8 +3,7 @@
 from urllib.parse import quote as escape
 
 from broker.api.schemas import tenancy as wire
-from broker.client.resources.base import Calls
-from broker.client.transport.http import plain
+from broker.client.transport.http import Calls, plain
 
 
 class TenancyCalls(Calls):

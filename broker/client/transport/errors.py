@@ -10,7 +10,8 @@ ClientError
 └── NotFinished   a job that was waited for ended without its result
 """
 
-from broker.api.schemas.core import JobDetail, ProblemView
+from broker.api.schemas.base import ProblemView
+from broker.api.schemas.jobs import JobDetail
 from broker.domain.job import JobState
 
 

@@ -4,17 +4,17 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_exponential
 
-from broker.api.schemas.core import ProblemView
-from broker.client.transport.connection import Connection
+from broker.api.schemas.base import ProblemView
+from broker.client.transport.connection import Connection, trusting
 from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachable
-from broker.client.transport.tls import trusting
 
+Answer = TypeVar("Answer", bound=BaseModel)
 TRY_AGAIN = frozenset({429, 502, 503, 504})
 BROKEN = (aiohttp.ClientError, TimeoutError)
 
@@ -142,3 +142,12 @@ def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
         values = value if isinstance(value, list | tuple) else [value]
         found.extend((name, str(v)) for v in values if v is not None)
     return found
+
+
+class Calls:
+    """Base class of the groups of typed calls. `AsyncClient` inherits all groups and sets the transport."""
+
+    _http: Transport
+
+    async def _call(self, method: str, path: str, answer: type[Answer], **request: Any) -> Answer:
+        return answer.model_validate_json(await self._http.read(method, path, **request))

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 import psutil
 import yaml
 
-from broker.api.schemas.core import EventView, JobDetail
+from broker.api.schemas.jobs import EventView, JobDetail
 from broker.cli.jobs.artifacts import told
 from broker.client.async_client import AsyncClient
 from broker.domain.ids import AttemptId, Installation, instance_name

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.schemas.core import JobDetail
+from broker.api.schemas.jobs import JobDetail
 from broker.domain.job import JobState, Reason
 from tests.clouds.scenarios.scene import CENT, Scene, fine_tune, losses
 from tests.clouds.state import Rented

@@ -1,0 +1,131 @@
+"""Jobs, attempts, events and ledger lines on the wire. Times are ISO 8601 in UTC, sizes are bytes."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from broker.api.schemas.base import Wire
+from broker.api.schemas.job_data import ForecastView, StorageView
+from broker.api.schemas.offers import OfferView
+from broker.domain.ids import AttemptId, InstanceName, JobId
+from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.money import LedgerCategory, LedgerKind
+from broker.domain.spec import IdleKind, JobSpec, Usd
+from trainer.contract.base import Config
+from trainer.contract.documents import Beat, Final
+
+
+class JobView(Wire):
+    """A job in a list."""
+
+    id: JobId
+    name: str
+    team: str
+    owner: str
+    state: JobState
+    reason: str
+    """One line: why it waits, or how it ended."""
+    labels: dict[str, str]
+    created_at: datetime
+    finished_at: datetime | None
+    cap_usd: Decimal
+    spent_usd: Decimal
+    attempts: int
+    retries_used: int
+    stop_requested: bool
+    retry_of: JobId | None
+    forecast: ForecastView | None = None
+    """Of a job that runs; null: nothing is known yet."""
+
+
+class AttemptView(Wire):
+    """One purchase for a job."""
+
+    id: AttemptId
+    number: int
+    instance: InstanceName
+    state: AttemptState
+    reason: Reason | None
+    detail: str
+    offer: OfferView
+    nodes: int = 1
+    """Machines of this kind that were bought together."""
+    hours_p50: float | None
+    usd_p50: Decimal | None
+    evidence: str = ""
+    """What the speed of the estimate rested on."""
+    observed_runs: int = 0
+    """Own runs on such a GPU that it rested on."""
+    created_at: datetime
+    create_sent_at: datetime | None
+    first_beat_at: datetime | None
+    ended_at: datetime | None
+    reserved_usd: Decimal
+    charged_usd: Decimal
+    """Machines and traffic."""
+    traffic_usd: Decimal = Decimal(0)
+    """The part of it that is for traffic."""
+    usd_per_hour: Decimal | None = None
+    """Of one machine, as last read back; `offer` holds what was bought."""
+    idle: IdleKind | None = None
+    """Why it counts as idle; null: it works, or may."""
+    resume_from: tuple[str, ...]
+    """Keys of the manifests offered for resuming, newest first."""
+    beat: Beat | None
+    """The latest sign of life of node 0: step, loss, tokens/s."""
+    final: Final | None
+
+
+class JobDetail(JobView):
+    """A job with its attempts."""
+
+    spec: JobSpec
+    reserved_usd: Decimal
+    """Still held for the live attempt."""
+    storage: StorageView | None = None
+    """null: nobody has looked yet."""
+    ran_out_of_memory: tuple[str, ...] = ()
+    """Plans that did, oldest first; the present one needs less, at the same global batch."""
+    runs: tuple[AttemptView, ...]
+    """Attempts in the order of their numbers; the last one's `beat` is the live progress."""
+
+
+class JobPage(Wire):
+    items: tuple[JobView, ...]
+    """Newest first."""
+    next: str | None
+    """Cursor for `?cursor=`; null on the last page."""
+
+
+class CapChange(Config):
+    """A higher cap."""
+
+    cap_usd: Usd
+
+
+class EventView(Wire):
+    seq: int
+    """Counts within the job without gaps; the SSE id."""
+    at: datetime | None
+    kind: str
+    message: str
+    attempt_id: AttemptId | None
+    data: dict[str, Any]
+
+
+class EventList(Wire):
+    items: tuple[EventView, ...]
+
+
+class LedgerLine(Wire):
+    attempt_id: AttemptId | None
+    """null: storage, which outlives attempts."""
+    kind: LedgerKind
+    usd: Decimal
+    note: str
+    category: LedgerCategory = LedgerCategory.COMPUTE
+    """The cap covers compute and egress."""
+
+
+class LedgerList(Wire):
+    items: tuple[LedgerLine, ...]

@@ -1,0 +1,190 @@
+"""Parameters of requests, with their rules: query strings and path parameters of HTTP, and fields of gRPC requests."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from broker.api.schemas.job_data import StoredKindView
+from broker.domain.ids import JobId
+from broker.domain.job import JobState
+from broker.domain.spec import Accelerator, Moment, Name
+from broker.domain.spending import SpendBy
+from trainer.contract.base import Config, Text, shaped
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
+    "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
+}
+"""JSON Schema of each request header that a handler reads. gRPC uses the same rules for the corresponding fields."""
+MAX_SEQ = 2**31 - 1
+"""Highest sequence number of an event."""
+
+JobRef = Annotated[JobId, shaped(r"^[a-z2-7]{13}$", "must be the whole id of a job, which `gpubroker ls` shows")]
+ChannelRef = Annotated[
+    str, shaped(r"^([a-z2-7]{13}|log)$", "must be the id of a channel, which `gpubroker channel ls` shows")
+]
+TokenId = Annotated[str, shaped(r"^[a-z2-7]{8}$", "must be the id of a token, which `gpubroker token ls` shows")]
+AttemptNumber = Annotated[int, Field(ge=1, le=100_000)]
+Label = Annotated[
+    Text, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", "must be a label, as key:value", max_length=320)
+]
+ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
+"""Path of a file within a job's artifacts. At 512 bytes it fits into a request line when percent-encoded."""
+UploadFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
+
+
+def _iso(text: str) -> str:
+    if not text[:5].strip("0123456789") == "-":
+        raise ValueError(f"{text!r} is not an ISO 8601 time; write it as 2026-01-31T12:00:00Z")
+    return text
+
+
+Instant = Annotated[Moment, BeforeValidator(_iso)]
+
+
+# ------------------------------------------------------------------------------------------------------ jobs and offers
+
+
+class QuoteQuery(Config):
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    """Maximum number of lines in the answer; offers that fit come first."""
+
+
+class OffersQuery(Config):
+    provider: Name | None = None
+    accelerator: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
+    """Accelerators to list, repeated; `a100` includes all its variants. Absent: all."""
+    limit: Annotated[int, Field(ge=1, le=5000)] = 500
+
+
+class JobsQuery(Config):
+    label: Annotated[tuple[Label, ...], Field(max_length=16)] = ()
+    """`key:value`, repeated; a job must have all of them."""
+    state: Annotated[tuple[JobState, ...], Field(max_length=16)] = ()
+    """States to list, repeated; a job must be in one of them."""
+    team: Name | None = None
+    """Team to list, for admins; all other callers see their own team."""
+    owner: Name | None = None
+    """User who submitted the job."""
+    since: Instant | None = None
+    """Earliest creation time, inclusive."""
+    until: Instant | None = None
+    """Latest creation time, exclusive."""
+    cursor: Annotated[str, Field(max_length=200)] | None = None
+    """`next` of the previous page."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
+class RetryQuery(Config):
+    resume: Literal["0", "1"] = "1"
+    """1: continue from the old job's last checkpoint, if there is one and the job did not succeed."""
+
+
+class DataQuery(Config):
+    kind: Annotated[tuple[StoredKindView, ...], Field(max_length=4)] = ()
+    """Kinds of data to delete, repeated; none: everything."""
+
+
+class EventsQuery(Config):
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    """Return only events with a higher seq. The header `Last-Event-ID` takes precedence."""
+    follow: Literal["0", "1"] = "1"
+    """0: a JSON list of at most 500 existing events; 1: a stream until the job has ended."""
+
+
+class LogsQuery(Config):
+    attempt: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Number of the attempt. Absent: the latest, and when following also the attempts after it."""
+    follow: Literal["0", "1"] = "1"
+    """0: the text up to now; 1: a stream until the job, or the chosen attempt, has ended."""
+
+
+# ------------------------------------------------------------------------------------------------------ gRPC requests
+
+
+class WatchQuery(Config):
+    after: Annotated[int, Field(ge=0, le=MAX_SEQ)] = 0
+    follow: bool = True
+
+
+class FollowQuery(Config):
+    attempt: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    position: Annotated[str, Field(max_length=4096)] = ""
+    follow: bool = True
+
+
+class DecisionQuery(Config):
+    number: AttemptNumber
+
+
+class GrpcRetryQuery(Config):
+    resume: bool = True
+
+
+class DownloadQuery(Config):
+    path: ArtifactPath
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+# ------------------------------------------------------------------------------------------------ files, teams, money
+
+
+class UploadQuery(Config):
+    name: Annotated[
+        str,
+        shaped(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
+    ]
+    """File name, which users see; its ending tells the format."""
+    format: UploadFormat | None = None
+    """Format of the file. Absent: by the ending of its name. tar: a folder of code, or of pictures."""
+    sha256: Annotated[str, shaped(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
+    """Expected hash of the bytes; other bytes are refused. Absent: not checked."""
+
+
+class PolicyTeamQuery(Config):
+    team: Name | None = None
+    """Team of the policy. Absent: your own team; if it has none of that name, for admins, the policy of all teams."""
+
+
+class DryRunQuery(Config):
+    days: Annotated[int, Field(ge=1, le=90)] = 30
+    """Days to look back."""
+
+
+class SpendParameters(Config):
+    by: SpendBy = "job"
+    since: Instant | None = None
+    """Start of the window; absent: 30 days before `until`."""
+    until: Instant | None = None
+    """End of the window; absent: now."""
+    zone: Annotated[Text, Field(max_length=64)] = "UTC"
+    """IANA name of the time zone in which days and months are counted."""
+    team: Name | None = None
+    user: Name | None = None
+
+
+class ChargesParameters(Config):
+    cloud: Name
+    since: Instant | None = None
+    until: Instant | None = None
+
+
+class AuditQuery(Config):
+    team: Name | None = None
+    """Team to list, for admins; all other callers see their own team."""
+    actor: Annotated[Text, Field(max_length=200)] | None = None
+    action: (
+        Annotated[
+            str, shaped(r"^[a-z_]+(\.[a-z_]+)?$", "must be an action, for example job.submit or job", max_length=64)
+        ]
+        | None
+    ) = None
+    """An action such as `job.submit`, or a kind such as `job` for all its actions."""
+    target: Annotated[Text, Field(max_length=200)] | None = None
+    since: Instant | None = None
+    """Earliest time, inclusive."""
+    until: Instant | None = None
+    """Latest time, exclusive."""
+    cursor: Annotated[str, Field(max_length=200)] | None = None
+    """`next` of the previous page."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 50

@@ -1,0 +1,171 @@
+"""Use cases before a purchase: check a spec, price every offer against it, and foresee what policies would do."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+
+from broker.api.core.auth import Caller
+from broker.api.service.interfaces import Checked, MarketReader, Preflight, Settings
+from broker.api.service.job_data import check_time
+from broker.api.service.policies import Policies
+from broker.api.service.spec_inputs import Inputs, batched
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import JobId, job_id
+from broker.domain.job import Job
+from broker.domain.money import ZERO, show
+from broker.domain.offer import Offer, Quote
+from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
+from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
+from broker.lifecycle.checkpoint_compat import incompatibility
+from broker.lifecycle.retention import last_checkpoint, origin_deleted
+from broker.policy.budgets import Refusal
+from broker.ports import Blobs, Clock, Store, Upload
+from broker.quote.engine import quote
+from trainer.contract import object_keys as keys
+
+ID_ENTROPY = 9
+RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: left alone for a while"
+REMEMBERED_PRICES = 1000
+"""Cheapest prices that are cached until the market changes."""
+
+
+class QuoteService:
+    """Checks and prices specs. It reads the market from memory and never asks a cloud."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        market: MarketReader,
+        preflight: Preflight,
+        clock: Clock,
+        settings: Settings,
+        *,
+        entropy: Callable[[int], bytes],
+        learned: LearnedCorrections = lambda: NO_CORRECTIONS,
+    ) -> None:
+        """`entropy(n)` returns n random bytes. `learned` returns the corrections learned from own runs."""
+        self.market = market
+        self.preflight = preflight
+        self.learned = learned
+        self.inputs = Inputs()
+        self._store = store
+        self._blobs = blobs
+        self._clock = clock
+        self._entropy = entropy
+        self.settings = settings
+        self._policies = Policies(store, clock)
+        self._cheapest_of: dict[object, Decimal | None] = {}
+        self._cheapest_at: Sequence[Offer] = ()
+
+    async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote, Refusal | None]:
+        """Return the checks' report, every offer ranked, and what policies would do now. Raises InvalidInput."""
+        spec, _, checked = await self.check(caller, spec)
+        excluded = await self._store.blocked_offers()
+        if not caller.admin:  # the reasons describe launches, perhaps of another team
+            excluded = dict.fromkeys(excluded, RECENTLY_UNAVAILABLE)
+        ranking = self._rank(spec, checked, excluded)
+        job = self.new_job(caller.team, caller.owner, spec, checked.workload)
+        if "cap_usd" not in spec.model_fields_set:
+            job = replace(job, cap_usd=ranking.proposed_cap_usd or ZERO)
+        refusal = await self._policies.foresee(job, ranking, self.market.caps(), self.settings.drain_budget)
+        return checked, ranking, refusal
+
+    async def check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
+        """Return the spec with its data format and batch resolved, its upload, and the checks' report.
+
+        Raises InvalidInput with every fault.
+        """
+        rows = self._store.as_tenant(caller.tenant)
+        faults = [
+            *self.inputs.providers(spec, self.market.caps()),
+            *self.inputs.accelerators(spec, self.market.offers()),
+            *await self.inputs.secrets(rows, caller.owner, spec),
+        ]
+        if spec.origin is not None:
+            faults += await self._origin_faults(caller, spec.origin, spec)
+        try:
+            typed, upload = await self.inputs.upload(rows, caller.tenant, spec)
+            resolved, batch_message = batched(self.preflight.permit(typed), upload)
+            checked = await self.preflight.check(resolved, upload.summary)
+        except InvalidInput as error:
+            raise InvalidInput(*faults, *error.problems) from None
+        if faults:
+            raise InvalidInput(*faults)
+        check_time(resolved, self._clock.now(), self.settings.drain_budget.lead_s)
+        if batch_message:
+            checked = replace(checked, report={**checked.report, "settled": batch_message})
+        return resolved, upload, checked
+
+    async def _origin_faults(self, caller: Caller, origin: JobId, spec: JobSpec) -> list[Problem]:
+        job = await self._store.as_tenant(caller.tenant).job(origin)
+        if job is None:
+            return [Problem(field="init_from", message=f"no job {origin}; `gpubroker ls` lists yours")]
+        if (when := job.deleted.get(last_checkpoint(job))) is not None:
+            return [Problem(field="init_from", message=f"{origin_deleted(origin, when)}; leave it out")]
+        if not await self.has_checkpoint(job):
+            return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
+        with contextlib.suppress(InvalidInput):  # `check` reports it with the other faults
+            spec = self.preflight.permit(spec)  # the stored spec of `job` went through the same
+        if (fault := incompatibility(job.spec, spec)) is not None:
+            return [Problem(field=fault[0], message=fault[1])]
+        return []
+
+    async def has_checkpoint(self, job: Job) -> bool:
+        """Return True if the job has a committed checkpoint that was not deleted."""
+        if last_checkpoint(job) in job.deleted:
+            return False
+        objects = await self._blobs.list(keys.checkpoints(job.id))
+        return any(keys.is_manifest(info.key) for info in objects)
+
+    def check_cap(self, spec: JobSpec, checked: Checked) -> None:
+        """Raise InvalidInput if even the cheapest offer is expected to cost more than the cap."""
+        cheapest = self._cheapest(spec, checked)
+        if cheapest is not None and cheapest > spec.cap_usd:
+            message = (
+                f"{show(spec.cap_usd)} is too small: the cheapest offer is expected to cost "
+                f"{show(cheapest)} (P50); raise the cap to at least that"
+            )
+            raise InvalidInput(Problem(field="cap_usd", message=message))
+
+    def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
+        """Return the least expected dollars to finish. Cached until the market changes: many jobs are alike."""
+        offers = self.market.offers()
+        if offers != self._cheapest_at or len(self._cheapest_of) > REMEMBERED_PRICES:
+            self._cheapest_of, self._cheapest_at = {}, offers
+        key = (checked.workload, checked.local_model, spec.resources, self.learned())
+        if key not in self._cheapest_of:
+            self._cheapest_of[key] = self._rank(spec, checked, {}).cheapest_usd
+        return self._cheapest_of[key]
+
+    def _rank(self, spec: JobSpec, checked: Checked, excluded: Mapping[str, str]) -> Quote:
+        return quote(
+            spec,
+            checked.workload,
+            self.market.offers(),
+            now=self._clock.now(),
+            local_files=self._blobs.local or checked.local_model,
+            scoped_store=self._blobs.scopes,
+            spent=ZERO,
+            cap_left=spec.cap_usd,
+            excluded=excluded,
+            caps=self.market.caps(),
+            lead_s=self.settings.drain_budget.lead_s,
+            storage_usd_per_gib_month=self.settings.storage_usd_per_gib_month,
+            learned=self.learned(),
+        )
+
+    def new_job(self, team: str, owner: str, spec: JobSpec, workload: Workload, retry_of: JobId | None = None) -> Job:
+        """Return a job with a fresh id that is not stored yet."""
+        return Job(
+            id=job_id(self._entropy(ID_ENTROPY)),
+            team=team,
+            owner=owner,
+            spec=spec,
+            workload=workload,
+            created_at=self._clock.now(),
+            cap_usd=spec.cap_usd,
+            retry_of=retry_of,
+        )
