@@ -13,7 +13,7 @@ from broker.ports import Clock
 from providers.common.bids import bid
 from providers.common.gpu_names import GB, accelerator
 from providers.common.offer_filter import OfferFilter
-from providers.skypilot.shared import ANYWHERE
+from providers.skypilot.shared import COMMUNITY_ZONE
 
 SKY_NAMES = {
     "NVIDIA B200": "B200", "NVIDIA H200": "H200-SXM", "NVIDIA H100 80GB HBM3": "H100-SXM",
@@ -92,7 +92,10 @@ class RunpodMarket:
         )
         try:
             zones = [centre["id"] for centre in answer["dataCenters"] if centre["listed"]]
-            at = {"s": [(z, country(z)) for z in zones], "c": [(ANYWHERE, c) for c in answer.get("countryCodes") or ()]}
+            at = {
+                "s": [(z, country(z)) for z in zones],
+                "c": [(COMMUNITY_ZONE, c) for c in answer.get("countryCodes") or ()],
+            }
             known = {country(centre["id"]) for centre in answer["dataCenters"]} | {c for _, c in at["c"]}
             sieve.ask_back("runpod", unsold(self._regions, known))
             types = [gpu for gpu in answer["gpuTypes"] if self._buyable(gpu, sieve)]

@@ -1,1 +1,1 @@
-"""Launches machines through a SkyPilot API server."""
+"""Launcher that buys machines through a SkyPilot API server."""

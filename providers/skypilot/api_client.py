@@ -1,8 +1,8 @@
-"""SkyPilot's API server over its own HTTP: what a launch needs, and nothing of SkyPilot in this process.
+"""HTTP client of SkyPilot's API server with the few calls that a launch needs; it imports nothing of SkyPilot.
 
-SkyPilot's SDK costs 2 s and 160 MB to import, keeps its server's address and its home in process-wide state, and starts
-a server of its own when it finds none. The version is pinned, so the few calls are known: `sky/server/server.py` and
-`sky/server/requests/payloads.py` of 0.14.1.
+SkyPilot's SDK takes 2 s and 160 MB to import. It keeps the server's address and home in process-wide state, and starts
+a server if it finds none. The calls are those of `sky/server/server.py` and `sky/server/requests/payloads.py` of the
+pinned version 0.14.1.
 """
 
 import asyncio
@@ -16,13 +16,14 @@ import aiohttp
 from broker.domain.errors import OutcomeUnknown, Rejected
 from providers.skypilot.shared import PIN, PLUGIN, PLUGIN_VERSION, ROWS, SKY_VERSION, TOKEN_HEADER
 
-PATIENCE_S = 20.0
+REQUEST_TIMEOUT_S = 20.0
+"""Default timeout of a request in seconds."""
 _API_VERSION = "62"
 _UNFINISHED = frozenset({"PENDING", "WAITING", "RUNNING"})
 
 
 class Failure(Exception):
-    """A request that failed: SkyPilot's exception class and what it says, causes included."""
+    """Failed request with the name of SkyPilot's exception class and its message, causes included."""
 
     def __init__(self, *, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -30,26 +31,28 @@ class Failure(Exception):
 
 
 class SkyApi:
-    """One API server at `base`. `token`: what our plugin asks of every caller; empty for none."""
+    """Client of the API server at `base`. `token`: secret that the plugin requires of each caller; empty for none."""
 
     def __init__(self, base: str, *, token: str = "", user: str) -> None:
         self._base, self._token, self._user = base.rstrip("/"), token, user
         self._session: aiohttp.ClientSession | None = None
 
-    async def healthy(self) -> bool:
-        """Whether it answers. Raises Rejected for another version of SkyPilot than ours."""
+    async def is_healthy(self) -> bool:
+        """Return True if the server answers. Raises Rejected for a version of SkyPilot other than `SKY_VERSION`."""
         try:
-            said = await self._call("GET", "/api/health", patience_s=3.0)
+            answer = await self._call("GET", "/api/health", timeout_s=3.0)
         except (OutcomeUnknown, Failure):
             return False
-        if said.get("version") != SKY_VERSION:
-            raise Rejected(f"the API server at {self._base} runs SkyPilot {said.get('version')}; install {SKY_VERSION}")
-        return bool(said.get("status") == "healthy")
+        if answer.get("version") != SKY_VERSION:
+            raise Rejected(
+                f"the API server at {self._base} runs SkyPilot {answer.get('version')}; install {SKY_VERSION}"
+            )
+        return bool(answer.get("status") == "healthy")
 
     async def require_plugin(self) -> None:
-        """Raises Rejected where account keys would reach machines: without our plugin, or with another one."""
-        said = await self._call("GET", "/api/plugins")
-        if not any(p.get("name") == "gpubroker" and p.get("version") == PLUGIN_VERSION for p in said["plugins"]):
+        """Raise Rejected if the server lacks this version of the plugin, since account keys could reach machines."""
+        answer = await self._call("GET", "/api/plugins")
+        if not any(p.get("name") == "gpubroker" and p.get("version") == PLUGIN_VERSION for p in answer["plugins"]):
             raise Rejected(
                 f"the API server at {self._base} lacks the plugin of this gpubroker ({PLUGIN_VERSION}): "
                 f"install the same gpubroker there, and name {PLUGIN} in its plugins.yaml"
@@ -63,7 +66,10 @@ class SkyApi:
         pin: Mapping[str, str],
         rows: Mapping[str, object],
     ) -> str:
-        """Hands in a launch; the request's id. `task`: YAML. `pin`, `rows` of the catalog: for our plugin."""
+        """Submit a launch and return the request's id.
+
+        `task`: YAML. `pin` and `rows` (of the catalog): passed to the plugin.
+        """
         body = {
             "task": task,
             "cluster_name": cluster,
@@ -71,46 +77,49 @@ class SkyApi:
             "disable_controller_check": True,
             "override_skypilot_config": dict(config),
         }
-        told = {PIN: json.dumps(dict(pin)), ROWS: json.dumps(dict(rows), default=dict)}
-        return await self._submit("/launch", body, told)
+        env = {PIN: json.dumps(dict(pin)), ROWS: json.dumps(dict(rows), default=dict)}
+        return await self._submit("/launch", body, env)
 
     async def result(self, request: str) -> None:
-        """Waits until the request has ended. Raises Failure; OutcomeUnknown when it cannot be learned."""
-        said = await self._call("GET", "/api/get", query={"request_id": request}, patience_s=None)
-        if said.get("status") != "SUCCEEDED":
-            raise Failure(kind=str(said.get("status")), message=f"request {request} ended without a result")
+        """Wait until the request has ended.
+
+        Raises Failure if the request failed, and OutcomeUnknown if the server cannot be asked.
+        """
+        answer = await self._call("GET", "/api/get", query={"request_id": request}, timeout_s=None)
+        if answer.get("status") != "SUCCEEDED":
+            raise Failure(kind=str(answer.get("status")), message=f"request {request} ended without a result")
 
     async def unfinished(self, cluster: str) -> list[str]:
-        """Ids of the launches of `cluster` that have not ended."""
-        said = await self._requests([("cluster_name", cluster)])
-        mine = (one for one in said if one["cluster_name"] == cluster and one["name"] == "sky.launch")
-        return [one["request_id"] for one in mine if one["status"] in _UNFINISHED]
+        """Return the ids of the launches of `cluster` that have not ended."""
+        requests = await self._requests([("cluster_name", cluster)])
+        launches = (r for r in requests if r["cluster_name"] == cluster and r["name"] == "sky.launch")
+        return [launch["request_id"] for launch in launches if launch["status"] in _UNFINISHED]
 
-    async def idle(self) -> bool:
-        """No launch of any name is under way."""
-        said = await self._requests([])
-        return not any(one["name"] == "sky.launch" and one["status"] in _UNFINISHED for one in said)
+    async def is_idle(self) -> bool:
+        """Return True if no launch of any cluster is unfinished."""
+        requests = await self._requests([])
+        return not any(r["name"] == "sky.launch" and r["status"] in _UNFINISHED for r in requests)
 
     async def _requests(self, query: list[tuple[str, str]]) -> Any:
         fields = [("fields", name) for name in ("request_id", "name", "status", "cluster_name")]
         return await self._call("GET", "/api/status", query=[*query, *fields])
 
-    async def launching(self, cluster: str) -> bool:
-        """Whether a worker acts on the name, which outlasts the end of a cancelled request."""
-        said = await self._call("GET", f"/gpubroker/launching/{cluster}")
-        return bool(said["launching"])
+    async def is_launching(self, cluster: str) -> bool:
+        """Return True while a worker acts on the cluster; it may do so after its request was cancelled."""
+        answer = await self._call("GET", f"/gpubroker/launching/{cluster}")
+        return bool(answer["launching"])
 
     async def cancel(self, requests: list[str]) -> None:
         await self.result(await self._submit("/api/cancel", {"request_ids": requests, "user_id": self._user}))
 
     async def purge(self, cluster: str) -> None:
-        """Drops SkyPilot's record of a cluster, whatever its cloud says of it."""
+        """Delete SkyPilot's record of a cluster, even if the cloud fails to answer."""
         await self.result(await self._submit("/down", {"cluster_name": cluster, "purge": True}))
 
-    async def way_in(self, cluster: str) -> dict[str, Any]:
-        """Addresses (`nodes`) and login of its machines; empty for an unknown cluster."""
-        found: dict[str, Any] = await self._call("GET", f"/gpubroker/ssh/{cluster}")
-        return found
+    async def ssh_login(self, cluster: str) -> dict[str, Any]:
+        """Return addresses (`nodes`) and login of the cluster's machines; empty for an unknown cluster."""
+        login: dict[str, Any] = await self._call("GET", f"/gpubroker/ssh/{cluster}")
+        return login
 
     async def _submit(self, path: str, body: Mapping[str, object], env: Mapping[str, str] | None = None) -> str:
         common: dict[str, object] = {
@@ -136,25 +145,25 @@ class SkyApi:
         *,
         body: Mapping[str, object] | None = None,
         query: Any = None,
-        patience_s: float | None = PATIENCE_S,
+        timeout_s: float | None = REQUEST_TIMEOUT_S,
         header: str | None = None,
     ) -> Any:
-        what = f"SkyPilot's API server: {method} {path}"
+        call = f"SkyPilot's API server: {method} {path}"
         try:
             async with self._open().request(
-                method, self._base + path, json=body, params=query, timeout=aiohttp.ClientTimeout(total=patience_s)
+                method, self._base + path, json=body, params=query, timeout=aiohttp.ClientTimeout(total=timeout_s)
             ) as response:
                 text = await response.text()
-                given = response.headers.get(header) if header else None
+                header_value = response.headers.get(header) if header else None
         except (TimeoutError, aiohttp.ClientError, OSError) as e:
-            raise OutcomeUnknown(f"{what}: {type(e).__name__} {e}".rstrip()) from None
+            raise OutcomeUnknown(f"{call}: {type(e).__name__} {e}".rstrip()) from None
         try:
-            said = json.loads(text) if text else None
+            answer = json.loads(text) if text else None
         except ValueError:
-            raise OutcomeUnknown(f"{what}: the answer is not JSON: {text[:80]!r}") from None
+            raise OutcomeUnknown(f"{call}: the answer is not JSON: {text[:80]!r}") from None
         if response.status < 300:
-            return given if header else said
-        raise _failure(said, response.status, what)
+            return header_value if header else answer
+        raise _failure(answer, response.status, call)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -171,12 +180,15 @@ class SkyApi:
             await asyncio.sleep(0)
 
 
-def _failure(said: Any, status: int, what: str) -> Exception:
-    """A failed request carries the exception as a document; anything else is an answer that we do not know."""
-    detail = said.get("detail") if isinstance(said, dict) else None
+def _failure(answer: Any, status: int, call: str) -> Exception:
+    """Return the error for an answer with a failure status.
+
+    A failed request carries SkyPilot's exception as a document. Other answers become OutcomeUnknown.
+    """
+    detail = answer.get("detail") if isinstance(answer, dict) else None
     if isinstance(detail, dict) and isinstance(detail.get("error"), str):
         error = json.loads(detail["error"]) or {}
         return Failure(kind=str(error.get("type", detail.get("status"))), message=str(error.get("message", "")))
     if status == 401:
-        return Rejected(f"{what}: refused (401): the token in the configuration is not the server's")
-    return OutcomeUnknown(f"{what}: {status} {str(detail or said)[:200]}")
+        return Rejected(f"{call}: refused (401): the token in the configuration is not the server's")
+    return OutcomeUnknown(f"{call}: {status} {str(detail or answer)[:200]}")

@@ -1,8 +1,8 @@
-"""Our live offers as rows of SkyPilot's catalog, so that it knows what was quoted, at the price that was quoted.
+"""Live offers as rows of SkyPilot's catalog, so that SkyPilot finds each quoted machine at its quoted price.
 
-SkyPilot downloads a catalog only where the file is missing or was downloaded before (`.meta/<file>.md5`); what is
-written here it takes for the user's and leaves alone. Prices come from nowhere else, and no network is needed.
-A file that no purchase brings (AWS's images and quota codes) is left to SkyPilot's download.
+SkyPilot downloads a catalog only if the file is missing or was downloaded before (`.meta/<file>.md5`). It treats the
+files written here as the user's and does not change them. SkyPilot has no other source of prices and needs no network.
+SkyPilot downloads the files that no purchase contains (AWS's images and quota codes).
 """
 
 import asyncio
@@ -18,27 +18,27 @@ Row = Mapping[str, str]
 
 _KEYS = {"images.csv": ("Tag", "Region"), "instance_quota_mapping.csv": ("InstanceType",)}
 _VMS_KEY = ("InstanceType", "Region", "AvailabilityZone")
-"""What makes a row another one; the rest is its content."""
+"""Columns that identify a row; the other columns are its content."""
 _COLUMNS = {
     "vms.csv": (
         "InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "GpuInfo", "Price", "SpotPrice",
         "Region",
     ),
 }  # fmt: skip
-"""Columns that SkyPilot's code names, whether or not a row has something there."""
+"""Columns that SkyPilot's code requires, even if no row has a value there."""
 _COMMON = {
     "common/accelerators.csv": "AcceleratorName,Clouds\n",
     "common/metadata.csv": "GPU,MemoryGB,Manufacturer\n",
 }
-_MOST = 2000
-"""Rows of a file; the oldest go first."""
+_MAX_ROWS = 2000
+"""Largest number of rows in a file; the oldest rows are removed first."""
 
 
 class SkyCatalog:
-    """The catalog of one API server."""
+    """Catalog files of one API server."""
 
     def __init__(self, home: Path) -> None:
-        """`home`: the server's `SKY_RUNTIME_DIR`."""
+        """Use the catalog folder below `home`, the server's `SKY_RUNTIME_DIR`."""
         self._root = home / ".sky" / "catalogs" / "v8"
         self._held: dict[tuple[str, ...], Row] = {}
         self._holders: Counter[tuple[str, ...]] = Counter()
@@ -46,52 +46,57 @@ class SkyCatalog:
 
     @asynccontextmanager
     async def holding(self, rows: Mapping[str, Sequence[Row]]) -> AsyncIterator[None]:
-        """While inside, SkyPilot reads these rows. Waits for a launch that needs another content in one of them."""
-        wanted = {(file, *_key(file, row)): row for file, given in rows.items() for row in given}
+        """Keep `rows` in the catalog files inside the context.
+
+        Waits for launches that need another content for the same row.
+        """
+        rows_by_key = {(file, *_key(file, row)): row for file, file_rows in rows.items() for row in file_rows}
         async with self._change:
-            await self._change.wait_for(lambda: all(self._held.get(key, row) == row for key, row in wanted.items()))
-            self._held |= wanted
-            self._holders.update(wanted.keys())
+            await self._change.wait_for(
+                lambda: all(self._held.get(key, row) == row for key, row in rows_by_key.items())
+            )
+            self._held |= rows_by_key
+            self._holders.update(rows_by_key.keys())
         try:
             # Under the condition's lock, so that no two writers merge into the same file.
             async with self._change:
-                await asyncio.to_thread(self._put, rows)
+                await asyncio.to_thread(self._write_rows, rows)
             yield
         finally:
             async with self._change:
-                for key in wanted:
+                for key in rows_by_key:
                     self._holders[key] -= 1
                     if not self._holders[key]:
                         del self._holders[key], self._held[key]
                 self._change.notify_all()
 
-    def _put(self, rows: Mapping[str, Sequence[Row]]) -> None:
+    def _write_rows(self, rows: Mapping[str, Sequence[Row]]) -> None:
         for file, header in _COMMON.items():
             if not (self._root / file).exists():
                 self._write(file, header)
-        for file, given in rows.items():
-            self._merge(file, given)
+        for file, file_rows in rows.items():
+            self._merge(file, file_rows)
 
-    def _merge(self, file: str, given: Sequence[Row]) -> None:
+    def _merge(self, file: str, new_rows: Sequence[Row]) -> None:
         name = file.rpartition("/")[2]
-        columns, known = list(_COLUMNS.get(name, ())), dict[tuple[str, ...], Row]()
+        columns, rows_by_key = list(_COLUMNS.get(name, ())), dict[tuple[str, ...], Row]()
         path = self._root / file
         if path.exists():
             with path.open(newline="", encoding="utf-8") as old:
                 reader = csv.DictReader(old)
                 columns += [column for column in reader.fieldnames or () if column not in columns]
-                known = {_key(file, row): row for row in reader}
-        for row in given:
+                rows_by_key = {_key(file, row): row for row in reader}
+        for row in new_rows:
             columns += [column for column in row if column not in columns]
-            known.pop(_key(file, row), None)
-            known[_key(file, row)] = row
-        for key in list(known)[: max(0, len(known) - _MOST)]:
+            rows_by_key.pop(_key(file, row), None)
+            rows_by_key[_key(file, row)] = row
+        for key in list(rows_by_key)[: max(0, len(rows_by_key) - _MAX_ROWS)]:
             if (file, *key) not in self._held:
-                del known[key]
+                del rows_by_key[key]
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(known.values())
+        writer.writerows(rows_by_key.values())
         self._write(file, text.getvalue())
 
     def _write(self, file: str, text: str) -> None:

@@ -1,7 +1,7 @@
-"""What a failed launch means: SkyPilot's exception class and its text, in the broker's words.
+"""Translation of SkyPilot's exception classes and texts into the broker's errors.
 
-Only what is known to be said before anything was created, or after SkyPilot has taken it away again, is a definite
-refusal. All else may have left a machine behind: OutcomeUnknown.
+A definite refusal requires a failure before any create, or one after which SkyPilot removed the machine.
+Any other failure may have left a machine behind and becomes OutcomeUnknown.
 """
 
 import re
@@ -11,7 +11,7 @@ from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, Provi
 from providers.aws.api import CLOCK
 from providers.common.image_errors import IMAGE_FIX, image_refused
 from providers.skypilot.api_client import Failure
-from providers.skypilot.shared import NOTHING
+from providers.skypilot.shared import NOTHING_REQUESTED
 
 _CAPACITY = re.compile(
     r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"
@@ -46,44 +46,48 @@ _FIXES = (
     (r"image .*(not found|unknown|denied)|toomanyrequests|failed to pull", IMAGE_FIX),
     (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
 )
-_AWAY = re.compile(
+_UNAVAILABLE = re.compile(
     r"Connection ?(Error|Reset|Refused|Aborted)|Timeout|timed out|temporar|unreachable|\b50[0234]\b", re.I
 )
-"""The cloud, or the way to it, was away for a moment."""
-AWAY_S = 10.0
-_REFUSES = {
+"""Messages for a short outage of the cloud or of the network."""
+UNAVAILABLE_RETRY_S = 10.0
+"""Seconds until the next launch after such an outage."""
+_REFUSAL_KINDS = {
     "NoCloudAccessError", "InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError",
     "ClusterOwnerIdentityMismatchError", "ResourcesMismatchError", "NotSupportedError", "InvalidClusterNameError",
     "InvalidSkyPilotConfigError", "ProvisionPrechecksError", "PermissionDeniedError", "UserRequestRejectedByPolicy",
 }  # fmt: skip
-"""Raised before SkyPilot asks a cloud for anything."""
+"""Exception classes that SkyPilot raises before it sends a request to any cloud."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 
 
-def meaning(failure: Failure, cloud: str, secrets: Iterable[str]) -> ProviderError:
-    """The broker's error for a failed launch on `cloud`, in one line without the `secrets`."""
-    nothing = failure.message.startswith(NOTHING)
-    said = one_line(failure.message.removeprefix(NOTHING), secrets)
-    kind = said.partition(":")[0] if nothing else failure.kind
-    text = f"{cloud}: {said}" if said else f"{cloud}: {kind}"
-    definite = nothing or failure.kind == "ResourcesUnavailableError"
-    if definite and image_refused(said):
+def error_for_failure(failure: Failure, cloud: str, secrets: Iterable[str]) -> ProviderError:
+    """Return the broker's error for a failed launch on `cloud`, in one line without the `secrets`."""
+    before_request = failure.message.startswith(NOTHING_REQUESTED)
+    message = one_line(failure.message.removeprefix(NOTHING_REQUESTED), secrets)
+    kind = message.partition(":")[0] if before_request else failure.kind
+    text = f"{cloud}: {message}" if message else f"{cloud}: {kind}"
+    is_definite = before_request or failure.kind == "ResourcesUnavailableError"
+    if is_definite and image_refused(message):
         return ImageRefused(f"{text}; {IMAGE_FIX}")
-    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, said, re.I)), None)
+    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, message, re.I)), None)
     refusal = Rejected(f"{text}; {fix}" if fix else text)
-    if kind in _REFUSES:
+    if kind in _REFUSAL_KINDS:
         return refusal
-    if definite and _CAPACITY.search(said):
+    if is_definite and _CAPACITY.search(message):
         return NoCapacity(text)
-    if nothing and fix is None and _AWAY.search(said):
-        return Throttled(text, after_s=AWAY_S)
-    if nothing or (fix is not None and definite):
+    if before_request and fix is None and _UNAVAILABLE.search(message):
+        return Throttled(text, after_s=UNAVAILABLE_RETRY_S)
+    if before_request or (fix is not None and is_definite):
         return refusal
     return OutcomeUnknown(text)
 
 
 def one_line(text: str, secrets: Iterable[str]) -> str:
-    """Without colours, line breaks and secrets, and not longer than people read; the causes are at the end."""
+    """Return `text` without colours, line breaks and secrets, cut to about 600 characters.
+
+    The end is kept longer than the beginning, because it names the causes.
+    """
     plain = " ".join(_ANSI.sub("", text).split())
     for secret in secrets:
         if secret:

@@ -1,4 +1,7 @@
-"""`Launcher` through SkyPilot: one pinned launch a name, carried out by an API server that the daemon may outlive."""
+"""`Launcher` that sends one pinned launch per instance name to a SkyPilot API server.
+
+The server keeps launching after the daemon has ended.
+"""
 
 import asyncio
 import logging
@@ -22,49 +25,53 @@ from broker.runtime.private_files import private_folder
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
 from providers.skypilot import ssh as sky_ssh
-from providers.skypilot import task_status as sky_job
+from providers.skypilot import task_status
 from providers.skypilot.api_client import Failure, SkyApi
 from providers.skypilot.catalog import SkyCatalog
-from providers.skypilot.errors import meaning
-from providers.skypilot.key_copies import KeyCopies, ReadKeys, words_of
+from providers.skypilot.errors import error_for_failure
+from providers.skypilot.key_copies import KeyCopies, ReadKeys, possible_secrets
 from providers.skypilot.server import SkyServer, user_of
 from trainer.contract.base import Config
 
 log = logging.getLogger(__name__)
 LAUNCH_BYTES = 400 * 1024**2
-"""Memory of one launch in SkyPilot's worker, measured."""
+"""Bytes that one launch takes in SkyPilot's worker, as measured."""
 TOOLS = ("rsync", "ssh")
-"""Programs that SkyPilot reaches machines with."""
+"""Programs that SkyPilot needs to reach machines."""
 SETTLE_S = 10.0
-"""A request that was sent and not answered, by a daemon that died or gave up, is in a server's list by then."""
+"""Seconds after which a server lists a request that a dead or cancelled caller had sent without an answer."""
 CANCEL_S = 20.0
-FORGET_AGAIN_S = 60.0
-"""A machine is told to go every second until it has gone; SkyPilot needs a process each time it is told to forget."""
+"""Timeout of a cancel, or of a check for running launches, in seconds."""
+PURGE_INTERVAL_S = 60.0
+"""Seconds between two purges of one name.
+
+The broker repeats a destroy every second until the machine is absent, and each purge starts a process of SkyPilot.
+"""
 
 
 class SkyConfig(Config):
-    """SkyPilot, through which rented machines are launched."""
+    """Settings of SkyPilot, which launches the rented machines."""
 
     url: str | None = None
-    """A SkyPilot API server of a team (0.14.1, with gpubroker's plugin); without it the daemon runs one of its own."""
+    """URL of a team's SkyPilot API server (0.14.1, with gpubroker's plugin). Default: the daemon starts its own."""
     token: Annotated[str, Field(repr=False)] = ""
-    """What the plugin of the server at `url` asks for (its `GPUBROKER_SKY_TOKEN`)."""
+    """Token of the plugin on the server at `url` (its `GPUBROKER_SKY_TOKEN`)."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Of the daemon's own server, on loopback; 0 takes a free one."""
+    """Loopback port of the daemon's own server; 0 selects a free port."""
     warm: bool = False
-    """Start that server with the daemon: 0.5 GB more, and a first launch that is about 10 s sooner."""
+    """Start that server together with the daemon: takes 0.5 GB of memory and saves about 10 s of the first launch."""
     launches: Annotated[int, Field(ge=1)] = 4
-    """At once; fewer while memory is short, since each takes about 0.4 GB."""
+    """Largest number of simultaneous launches; fewer while memory is short, since each takes about 0.4 GB."""
     launch_deadline_s: Annotated[float, Field(gt=0)] = 900.0
-    """A launch that takes longer, counted from its start, is cancelled; what it left is looked up and destroyed."""
+    """Seconds after which a launch is cancelled; machines that it left behind are found and destroyed."""
     env: dict[str, str] = Field(default_factory=dict, repr=False)
-    """More environment for the daemon's own server, e.g. another endpoint of a cloud."""
+    """Additional environment variables for the daemon's own server, e.g. another endpoint of a cloud."""
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """More of SkyPilot's own configuration for that server, e.g. `{"aws": {"use_internal_ips": true}}`."""
+    """Additional SkyPilot configuration for that server, e.g. `{"aws": {"use_internal_ips": true}}`."""
 
 
 class SkyLauncher:
-    """See `providers.common.cloud.Launcher`."""
+    """Launcher on SkyPilot; see `providers.common.cloud.Launcher`."""
 
     def __init__(
         self,
@@ -75,13 +82,17 @@ class SkyLauncher:
         keys: ReadKeys = dict,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`keys`, `env`: the clouds' credentials for the daemon's own server, see `providers.common.credentials`.
-        `keys` is
-        read before each launch.
+        """Prepare the launcher without a connection.
+
+        `keys`, `env`: the clouds' credentials for the daemon's own server, see `providers.common.credentials`.
+        The launcher calls `keys` before each launch.
         """
         self._config, self._state = config, state
         self._user = user_of(installation)
-        self._secrets = [config.token, *(word for value in (env or {}).values() for word in words_of(value.encode()))]
+        self._secrets = [
+            config.token,
+            *(word for value in (env or {}).values() for word in possible_secrets(value.encode())),
+        ]
         self._remote = None if config.url is None else SkyApi(config.url, token=config.token, user=self._user)
         self._server = None if self._remote is not None else SkyServer(
             state, installation=installation, port=config.port, env={**(env or {}), **config.env},
@@ -92,31 +103,31 @@ class SkyLauncher:
         self._slots = asyncio.Semaphore(config.launches)
         self._under_way: Counter[str] = Counter()
         self._unanswered: dict[str, float] = {}
-        """When a request for a name was left without an answer: the server may be about to take it in."""
+        """Monotonic time of the last request per name that got no answer; the server may still accept it."""
         self._running = 0
         self._warming: asyncio.Task[None] | None = None
-        self._used = False
-        """By launches, or by looking at those of a former daemon; a sweep does neither."""
+        self._is_used = False
+        """True after a launch, or after a check of a launch by a former daemon; a sweep does neither."""
         self._secrets_of: dict[str, Sequence[str]] = {}
-        """Of the account and of a task, by name, for those that were launched by this process."""
+        """Secrets of account and task, by the name of each machine that this process launched."""
         self._forgetting: dict[str, asyncio.Task[None]] = {}
         self._forgotten: dict[str, float] = {}
-        self._one_forgotten = asyncio.Lock()
+        self._purge_lock = asyncio.Lock()
 
     @property
     def id(self) -> str:
         return self._server.id if self._server is not None else f"url.{self._config.url}"
 
     async def warm(self) -> None:
-        """Starts the server, which takes about 10 s, before the first launch needs it. Raises as `launch`."""
+        """Start the server before the first launch needs it; this takes about 10 s. Raises the errors of `launch`."""
         await self._api()
 
     def warm_up(self) -> None:
-        """In the background, where the configuration wants it; the first launch tries again what fails."""
+        """Start the server in the background if `warm` is set. After a failure the first launch tries again."""
         if self._config.warm:
-            self._warming = asyncio.create_task(self._warmed())
+            self._warming = asyncio.create_task(self._try_warm())
 
-    async def _warmed(self) -> None:
+    async def _try_warm(self) -> None:
         try:
             await self.warm()
         except (Failure, ProviderError) as e:
@@ -125,8 +136,10 @@ class SkyLauncher:
     # ------------------------------------------------------------------------------------------------------ launching
 
     async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
-        """Whoever is cancelled here leaves the launch to the server, where `liveness` finds it and `cancel` ends it:
-        a daemon that is restarted picks up the machine.
+        """Launch the machine and wait for the result.
+
+        A cancelled call leaves the launch to the server: `liveness` reports it and `cancel` ends it.
+        A restarted daemon therefore takes over the machine.
         """
         self._under_way[name] += 1
         try:
@@ -142,14 +155,16 @@ class SkyLauncher:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 api = await self._api()
-                secrets += self._secrets_with(task)
+                secrets += self._known_secrets(task)
                 self._secrets_of[name] = secrets
                 rows = purchase.catalog if self._server is None else {}
                 with self._sending(name):
-                    request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin, rows)
+                    request = await api.launch(
+                        _task_yaml(name, purchase, task), name, purchase.config, purchase.pin, rows
+                    )
                 await api.result(request)
         except Failure as e:
-            raise meaning(e, purchase.cloud, secrets) from None
+            raise error_for_failure(e, purchase.cloud, secrets) from None
         except TimeoutError:
             await self.cancel(name)
             after = f"{self._config.launch_deadline_s:g} s"
@@ -157,8 +172,8 @@ class SkyLauncher:
                 f"{purchase.cloud}: {name} was not up after {after}; the launch was cancelled"
             ) from None
 
-    def _secrets_with(self, task: MachineTask) -> list[str]:
-        known = [*self._secrets, *(self._keys.words if self._keys else ())]
+    def _known_secrets(self, task: MachineTask) -> list[str]:
+        known = [*self._secrets, *(self._keys.secrets if self._keys else ())]
         return [*known, *task.secrets.values(), *(task.registry_login or ())[2:]]
 
     @contextmanager
@@ -174,7 +189,7 @@ class SkyLauncher:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """One of the launches at once; a second one also waits for memory."""
+        """Hold one of the launch slots. A second simultaneous launch also waits for free memory."""
         async with self._slots:
             while self._running and psutil.virtual_memory().available < 2 * LAUNCH_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(1.0)
@@ -185,8 +200,8 @@ class SkyLauncher:
                 self._running -= 1
 
     async def _api(self) -> SkyApi:
-        """A server that answers, is of our version and strips keys. Raises Rejected, OutcomeUnknown."""
-        self._used = True
+        """Return a server that answers, has the pinned version and runs the plugin. Raises Rejected, OutcomeUnknown."""
+        self._is_used = True
         if self._server is not None:
             missing = [tool for tool in TOOLS if shutil.which(tool, path=self._config.env.get("PATH")) is None]
             if missing:
@@ -197,7 +212,7 @@ class SkyLauncher:
         else:
             assert self._remote is not None
             api = self._remote
-            if not await api.healthy():
+            if not await api.is_healthy():
                 raise OutcomeUnknown(f"SkyPilot's API server at {self._config.url} does not answer")
         await api.require_plugin()
         return api
@@ -205,69 +220,72 @@ class SkyLauncher:
     # ---------------------------------------------------------------------------------------------------------- proof
 
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
-        self._used = True
+        self._is_used = True
         if self._under_way[name]:
             return Liveness.ALIVE
         former = self._server is not None and launched_by == self._server.former
         if launched_by != self.id and not former:
-            return await self._of_another(launched_by)
+            return await self._liveness_on_other_server(launched_by)
         if time.monotonic() < self._unanswered.get(name, float("-inf")) + SETTLE_S:
             return Liveness.UNKNOWN
         if self._server is None:
             assert self._remote is not None
-            return await self._listed(self._remote, name)
-        if not former and not self._server.started:
-            return Liveness.DEAD  # it has never begun anything, and only this process can start it
-        found = await self._listed(self._server.api(), name)
-        if found is Liveness.UNKNOWN and await asyncio.to_thread(self._server.dead, launched_by):
+            return await self._liveness_by_server(self._remote, name)
+        if not former and not self._server.is_running:
+            return Liveness.DEAD  # The server has launched nothing yet, and only this process can start it.
+        liveness = await self._liveness_by_server(self._server.api(), name)
+        if liveness is Liveness.UNKNOWN and await asyncio.to_thread(self._server.is_proven_dead, launched_by):
             return Liveness.DEAD
-        taken_over = self._server.adopted_at
-        if found is Liveness.DEAD and taken_over is not None and time.monotonic() < taken_over + SETTLE_S:
+        adopted_at = self._server.adopted_at
+        if liveness is Liveness.DEAD and adopted_at is not None and time.monotonic() < adopted_at + SETTLE_S:
             return Liveness.UNKNOWN
-        return found
+        return liveness
 
-    async def _of_another(self, launched_by: str) -> Liveness:
-        if self._server is not None and await asyncio.to_thread(self._server.dead, launched_by):
+    async def _liveness_on_other_server(self, launched_by: str) -> Liveness:
+        if self._server is not None and await asyncio.to_thread(self._server.is_proven_dead, launched_by):
             return Liveness.DEAD
         return Liveness.UNKNOWN
 
-    async def _listed(self, api: SkyApi, name: InstanceName) -> Liveness:
-        """What the server says: a launch is over when no request is unfinished and no worker acts on the name."""
+    async def _liveness_by_server(self, api: SkyApi, name: InstanceName) -> Liveness:
+        """Return ALIVE while the server has an unfinished request for the name or a worker acts on it."""
         try:
-            if await api.unfinished(name) or await api.launching(name):
+            if await api.unfinished(name) or await api.is_launching(name):
                 return Liveness.ALIVE
         except (Failure, ProviderError):
             return Liveness.UNKNOWN
         return Liveness.DEAD
 
     async def started(self, name: InstanceName) -> bool | str:
-        jobs = await asyncio.gather(*(sky_job.look(ssh) for ssh in await self._ways(name, tty=False)))
-        said = [job is not None and sky_job.verdict(job, self._secrets_of.get(name)) for job in jobs]
-        return next((one for one in said if isinstance(one, str)), all(said))
+        jobs = await asyncio.gather(*(task_status.read_job(ssh) for ssh in await self._ssh_commands(name, tty=False)))
+        results = [job is not None and task_status.start_result(job, self._secrets_of.get(name)) for job in jobs]
+        return next((result for result in results if isinstance(result, str)), all(results))
 
     # -------------------------------------------------------------------------------------------------- housekeeping
 
     async def cancel(self, name: InstanceName) -> None:
         with suppress(Failure, ProviderError, TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                api = self._live()
+                api = self._live_api()
                 if api is not None and (requests := await api.unfinished(name)):
                     await api.cancel(requests)
 
     async def forget(self, name: InstanceName) -> None:
-        """In the background, one at a time; SkyPilot's `down` acts on machines of this very name only."""
+        """Purge the name at SkyPilot in the background, one name at a time.
+
+        SkyPilot's `down` acts only on machines with exactly this name.
+        """
         self._secrets_of.pop(name, None)
         now = time.monotonic()
-        self._forgotten = {n: at for n, at in self._forgotten.items() if now < at + FORGET_AGAIN_S}
-        if name not in self._forgetting and name not in self._forgotten and self._live() is not None:
+        self._forgotten = {n: at for n, at in self._forgotten.items() if now < at + PURGE_INTERVAL_S}
+        if name not in self._forgetting and name not in self._forgotten and self._live_api() is not None:
             task = self._forgetting[name] = asyncio.create_task(self._purge(name))
             task.add_done_callback(lambda _: self._forgetting.pop(name, None))
 
     async def _purge(self, name: InstanceName) -> None:
-        async with self._one_forgotten:
+        async with self._purge_lock:
             with suppress(Failure, ProviderError, TimeoutError):
                 async with asyncio.timeout(self._config.launch_deadline_s):
-                    api = self._live()
+                    api = self._live_api()
                     if api is not None and not self._under_way[name] and not await api.unfinished(name):
                         await self._down(api, name)
 
@@ -279,31 +297,32 @@ class SkyLauncher:
                 raise
         self._forgotten[name] = time.monotonic()
 
-    def _live(self) -> SkyApi | None:
+    def _live_api(self) -> SkyApi | None:
         if self._server is None:
             return self._remote
-        return self._server.api() if self._server.started or self._server.former is not None else None
+        return self._server.api() if self._server.is_running or self._server.former is not None else None
 
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
-        """To the first machine; raises as `_ways`."""
-        return (await self._ways(name, tty=tty))[0]
+        """Return the ssh command for the first machine. Raises the errors of `_ssh_commands`."""
+        return (await self._ssh_commands(name, tty=tty))[0]
 
-    async def _ways(self, name: InstanceName, *, tty: bool) -> list[list[str]]:
-        """Ssh to each machine. Raises Rejected when none of that name was launched here, OutcomeUnknown when it cannot
-        be learned.
+    async def _ssh_commands(self, name: InstanceName, *, tty: bool) -> list[list[str]]:
+        """Return the ssh command for each machine.
+
+        Raises Rejected if SkyPilot has no machine of that name, and OutcomeUnknown if SkyPilot cannot be asked.
         """
-        api = self._live()
+        api = self._live_api()
         try:
-            way = await api.way_in(name) if api is not None else {}
+            login = await api.ssh_login(name) if api is not None else {}
         except Failure as e:
             raise OutcomeUnknown(f"{name}: {e}") from None
-        if not way:
+        if not login:
             raise Rejected(f"{name}: SkyPilot has no address of this machine; it is gone, or not up yet")
-        key = self._key_file(str(way["key"]))
-        return [sky_ssh.argv({**way, **node}, key, tty=tty) for node in way["nodes"]]
+        key = self._key_file(str(login["key"]))
+        return [sky_ssh.argv({**login, **node}, key, tty=tty) for node in login["nodes"]]
 
     def _key_file(self, key: str) -> Path:
-        """The key that opens all machines of this installation, for ssh to read."""
+        """Write the SSH key of all machines of this installation to a file, unless it is there, and return its path."""
         path = self._state / "ssh-key"
         if not path.exists() or path.read_text() != key:
             private_folder(path.parent)
@@ -314,40 +333,41 @@ class SkyLauncher:
         return path
 
     async def close(self) -> None:
-        """A server with launches under way goes on, for the next daemon to adopt; an idle one ends with this one.
+        """Close the connection and stop the daemon's own server if it is idle.
 
-        One that was not used here is left alone: it may be a living daemon's, beside which a sweep runs.
+        A server with unfinished launches keeps running, and the next daemon adopts it. A server that this process did
+        not use keeps running too: a sweep may run next to a living daemon.
         """
         if self._warming is not None:
-            await self._warming  # a server that is just being started would stay
-        idle = await self._idle()
+            await self._warming  # A server that is still starting would be missed and keep running.
+        may_stop = await self._may_stop_server()
         for task in [*self._forgetting.values()]:
             task.cancel()
         await asyncio.gather(*self._forgetting.values(), return_exceptions=True)
         if self._remote is not None:
             await self._remote.close()
         if self._server is not None:
-            await (self._server.stop() if idle else self._server.close())
+            await (self._server.stop() if may_stop else self._server.close())
 
-    async def _idle(self) -> bool:
-        api = self._live()
-        if self._server is None or not self._used or api is None or any(self._under_way.values()):
+    async def _may_stop_server(self) -> bool:
+        api = self._live_api()
+        if self._server is None or not self._is_used or api is None or any(self._under_way.values()):
             return False
         try:
             async with asyncio.timeout(CANCEL_S):
-                return await api.idle()
+                return await api.is_idle()
         except (Failure, ProviderError, TimeoutError):
             return False
 
     async def stop(self) -> None:
-        """Ends the daemon's own server as well, with whatever it launches."""
+        """Close the launcher and stop the daemon's own server with all its launches."""
         await self.close()
         if self._server is not None:
             await self._server.stop()
 
 
-def _yaml(name: InstanceName, purchase: Purchase, task: MachineTask) -> str:
-    """The task as SkyPilot reads it: pinned to one thing in one place, without autostop, storage or files."""
+def _task_yaml(name: InstanceName, purchase: Purchase, task: MachineTask) -> str:
+    """Return the task as YAML for SkyPilot: one instance type in one zone, without autostop, storage or files."""
     place = "/".join(part for part in (purchase.cloud, purchase.region, purchase.zone) if part)
     resources: dict[str, object] = {
         "infra": place,

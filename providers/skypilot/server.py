@@ -1,6 +1,7 @@
-"""SkyPilot's API server as a process of the daemon's: started, adopted, watched, and proven dead.
+"""The daemon's own SkyPilot API server: starts, adopts, watches and ends it, and proves that it is dead.
 
-Launches go on in a server when the daemon ends, so the next daemon adopts it, or lets it finish them and replaces it.
+A server keeps launching after the daemon has ended. The next daemon adopts the server, or replaces it after its
+launches have ended.
 """
 
 import asyncio
@@ -29,33 +30,35 @@ from providers.skypilot.server_locks import KILL_S, ServerLocks, kill_all, mark_
 from providers.skypilot.shared import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, TOKEN
 
 START_S = 120.0
-"""A server that does not answer for so long after its start, or later, is taken away."""
+"""Seconds after which a server that does not answer is killed, at its start and later."""
 TRIES = 3
-_KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+"""Number of starts before an error."""
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 _CONFIG: Mapping[str, Mapping[str, object]] = {"aws": {"remote_identity": "NO_UPLOAD"}}
-"""SkyPilot's own configuration; the plugin keeps keys off machines, this says so as well."""
+"""SkyPilot's default configuration. The plugin keeps keys off machines; this setting forbids the upload as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningServer:
-    """What the next daemon needs to know of a server."""
+    """Record of a server, from which the next daemon adopts it."""
 
     id: str
     port: int
     keeper: int
+    """Process id of the server's keeper; 0 before the keeper has started."""
     token: str = field(repr=False)
-    made_of: str
-    """Digest of versions, settings and environment: a server made of others is not adopted."""
+    fingerprint: str
+    """Digest of versions, settings and environment. A server with another fingerprint is not adopted."""
 
 
 def user_of(installation: Installation) -> str:
-    """SkyPilot's user id: names of machines and the SSH key depend on it, so it must never change."""
+    """Return SkyPilot's user id. It must never change, because machine names and the SSH key depend on it."""
     return hashlib.sha256(installation.encode()).hexdigest()[:8]
 
 
 class SkyServer:
-    """The one private server of a state folder."""
+    """The only private server of a state folder."""
 
     def __init__(
         self,
@@ -67,8 +70,10 @@ class SkyServer:
         config: Mapping[str, Mapping[str, object]],
         launch_s: float,
     ) -> None:
-        """`env`, `config` (SkyPilot's): what it is made of, beside the keys in its home, which may change.
-        `launch_s`: what a server that is to be replaced is given to finish its launches.
+        """Adopt the server of an earlier daemon if one runs; start none.
+
+        `env`, `config` (SkyPilot's): parts of the fingerprint. The keys in the server's home are no part of it.
+        `launch_s`: seconds that a server which must be replaced gets to finish its launches.
         """
         self._state, self._port, self._launch_s = state, port, launch_s
         self._user = user_of(installation)
@@ -78,15 +83,15 @@ class SkyServer:
         self._child: subprocess.Popen[bytes] | None = None
         self._running: RunningServer | None = None
         self._former: RunningServer | None = None
-        """An earlier daemon's that lives and is not made of the same."""
+        """Running server of an earlier daemon with another fingerprint; None: there is none."""
         self._api: SkyApi | None = None
         for folder in (state, self.home):
             private_folder(folder)
-        self._lives = ServerLocks(state)
+        self._locks = ServerLocks(state)
         self.adopted_at: float | None = None
-        """Monotonic time at which the server of an earlier daemon was found."""
+        """Monotonic time at which the server of an earlier daemon was adopted; None: this daemon started it."""
         self._adopt()
-        self._plan: tuple[str, int] | None = None if self._running else self._lives.new()
+        self._reserved: tuple[str, int] | None = None if self._running else self._locks.new()
 
     @property
     def home(self) -> Path:
@@ -94,12 +99,12 @@ class SkyServer:
 
     @property
     def id(self) -> str:
-        """Of the server that runs, else of the one that would be started now."""
+        """Id of the running server, or of the next one to be started."""
         if self._running is not None:
             return self._running.id
-        if self._plan is None:
-            self._plan = self._lives.new()
-        return self._plan[0]
+        if self._reserved is None:
+            self._reserved = self._locks.new()
+        return self._reserved[0]
 
     @property
     def user(self) -> str:
@@ -107,46 +112,49 @@ class SkyServer:
 
     @property
     def former(self) -> str | None:
-        """Id of an earlier daemon's server that lives and is to be replaced."""
+        """Id of an earlier daemon's running server that must be replaced; None: there is none."""
         return self._former.id if self._former is not None else None
 
     @property
-    def started(self) -> bool:
+    def is_running(self) -> bool:
         return self._running is not None
 
     # ------------------------------------------------------------------------------------------------------- running
 
     async def ready(self) -> SkyApi:
-        """The server's API, started or restarted as needed. Raises OutcomeUnknown when it does not come up."""
+        """Start or restart the server if needed and return its API. Raises OutcomeUnknown if it does not start."""
         async with self._starting:
             await self._replace()
             if self._running is not None and not await self._answers(START_S):
-                await asyncio.to_thread(self._take_away, self._running)
+                await asyncio.to_thread(self._terminate, self._running)
                 await self._forget()
             for _ in range(TRIES):
                 if self._running is not None:
                     return self.api()
-                await asyncio.to_thread(self._lives.reap, self.id)
+                await asyncio.to_thread(self._locks.reap, self.id)
                 await asyncio.to_thread(self._start)
-                if not await self._answers(START_S):  # somebody may have taken a port that was free
-                    await asyncio.to_thread(self._take_away, self._running)
+                if not await self._answers(START_S):  # Another program may have taken the port meanwhile.
+                    await asyncio.to_thread(self._terminate, self._running)
                     await self._forget()
             raise OutcomeUnknown(f"SkyPilot's API server does not start: see {self._state / 'server.log'}")
 
     def api(self) -> SkyApi:
-        """Of the server that runs, or is to be replaced, without a look at its health."""
-        known = self._running or self._former
-        if known is None:
+        """Return the client of the running server, or of the one to be replaced, without a health check."""
+        server_record = self._running or self._former
+        if server_record is None:
             raise OutcomeUnknown("SkyPilot's API server is not running")
         if self._api is None:
-            self._api = SkyApi(f"http://127.0.0.1:{known.port}", token=known.token, user=self._user)
+            self._api = SkyApi(f"http://127.0.0.1:{server_record.port}", token=server_record.token, user=self._user)
         return self._api
 
-    async def _answers(self, patience_s: float) -> bool:
-        """Waits for health as long as the keeper lives; False as well for a version that is not ours."""
-        deadline = time.monotonic() + patience_s
-        while self._running is not None and self._kept(self._running):
-            if await self.api().healthy():
+    async def _answers(self, timeout_s: float) -> bool:
+        """Wait until the server is healthy and return True; return False after `timeout_s` or once its keeper ended.
+
+        Raises Rejected for another version of SkyPilot.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._running is not None and self._keeper_lives(self._running):
+            if await self.api().is_healthy():
                 return True
             if time.monotonic() > deadline:
                 break
@@ -159,26 +167,26 @@ class SkyServer:
         self._running, self._former, self._api, self.adopted_at = None, None, None, None
 
     async def _replace(self) -> None:
-        """Ends a server that is not made of the same once its launches are through, or have had their time."""
+        """End a server with another fingerprint after its launches have ended, or after `launch_s`."""
         while (former := self._former) is not None:
-            late = self.adopted_at is None or time.monotonic() > self.adopted_at + self._launch_s
-            if late or not self._kept(former) or not await self._launches():
-                await asyncio.to_thread(self._take_away, former)
+            is_late = self.adopted_at is None or time.monotonic() > self.adopted_at + self._launch_s
+            if is_late or not self._keeper_lives(former) or not await self._is_launching():
+                await asyncio.to_thread(self._terminate, former)
                 await self._forget()
             else:
                 await asyncio.sleep(1.0)
 
-    async def _launches(self) -> bool:
+    async def _is_launching(self) -> bool:
         try:
-            return not await self.api().idle()
+            return not await self.api().is_idle()
         except (Failure, ProviderError):
             return False
 
     def _start(self) -> None:
-        server, lock = self._plan or self._lives.new()
-        self._plan = None
+        server, lock = self._reserved or self._locks.new()
+        self._reserved = None
         running = RunningServer(
-            id=server, port=self._port or free_port(), keeper=0, token=secrets.token_urlsafe(24), made_of=""
+            id=server, port=self._port or free_port(), keeper=0, token=secrets.token_urlsafe(24), fingerprint=""
         )
         self._write_home()
         env = self._environment(running)
@@ -190,9 +198,11 @@ class SkyServer:
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip
         os.close(lock)
-        known = RunningServer(**asdict(running) | {"keeper": self._child.pid, "made_of": self._made_of(running.id)})
-        write_private(self._state / "server.json", json.dumps(asdict(known)).encode())
-        self._running = known
+        server_record = RunningServer(
+            **asdict(running) | {"keeper": self._child.pid, "made_of": self._fingerprint(running.id)}
+        )
+        write_private(self._state / "server.json", json.dumps(asdict(server_record)).encode())
+        self._running = server_record
 
     def _write_home(self) -> None:
         config, plugins = self.home / ".sky" / "config.yaml", self._state / "plugins.yaml"
@@ -200,9 +210,9 @@ class SkyServer:
         write_private(plugins, yaml.safe_dump({"plugins": [{"class": PLUGIN}]}).encode())
 
     def _environment(self, running: RunningServer) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in (*_KEPT, *_PROXIES) if name in os.environ}
+        inherited = {name: os.environ[name] for name in (*_INHERITED, *_PROXIES) if name in os.environ}
         packages = str(Path(__file__).parents[2])
-        return kept | {
+        return inherited | {
             "HOME": str(self.home),
             "SKY_RUNTIME_DIR": str(self.home),
             "PYTHONPATH": packages,
@@ -211,8 +221,8 @@ class SkyServer:
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "SKYPILOT_USER_ID": self._user,
             "SKYPILOT_USER": "gpubroker",
-            "AWS_DEFAULT_REGION": "us-east-1",  # without any, boto3 does not even say who the account is
-            "SPT_NOENV": "1",  # setproctitle would write over the environment, and so over the mark
+            "AWS_DEFAULT_REGION": "us-east-1",  # Without a region boto3 cannot even identify the account.
+            "SPT_NOENV": "1",  # Otherwise setproctitle overwrites the environment, which contains the server's id.
             LOCK: running.id,
             STATE: str(self._state),
             TOKEN: running.token,
@@ -222,69 +232,76 @@ class SkyServer:
     # -------------------------------------------------------------------------------------------------------- adopting
 
     def _adopt(self) -> None:
-        """Takes over the server of an earlier daemon if it lives and is made of the same; else `ready` replaces it."""
+        """Adopt the server of an earlier daemon if it runs and has the same fingerprint.
+
+        `ready` replaces a running server with another fingerprint.
+        """
         with suppress(FileNotFoundError, ValueError, TypeError):
-            known = RunningServer(**json.loads((self._state / "server.json").read_bytes()))
-            if self._lives.free(known.id):
+            server_record = RunningServer(**json.loads((self._state / "server.json").read_bytes()))
+            if self._locks.is_unlocked(server_record.id):
                 return
             self.adopted_at = time.monotonic()
-            if hmac.compare_digest(known.made_of, self._made_of(known.id)):
-                self._running = known
+            if hmac.compare_digest(server_record.fingerprint, self._fingerprint(server_record.id)):
+                self._running = server_record
             else:
-                self._former = known
+                self._former = server_record
 
-    def _made_of(self, server: str) -> str:
-        """Keyed by the id, so that equal environments, which hold AWS's keys, do not look equal on disk."""
+    def _fingerprint(self, server: str) -> str:
+        """Return the fingerprint for a server.
+
+        It is keyed by the server's id, so that the file on disk does not show that two environments, which contain
+        AWS's keys, are equal.
+        """
         parts = [SKY_VERSION, PLUGIN_VERSION, sys.version, json.dumps([self._env, self._config], sort_keys=True)]
         return hmac.new(server.encode(), "\0".join(parts).encode(), "sha256").hexdigest()
 
     # ----------------------------------------------------------------------------------------------------------- death
 
-    def dead(self, server: str) -> bool:
-        """Whether it is proven that no process of `server` lives or will; for servers of this state folder only."""
-        return self._lives.is_proven_dead(server)
+    def is_proven_dead(self, server: str) -> bool:
+        """Return True if no process of `server` runs or will ever run; see `ServerLocks.is_proven_dead`."""
+        return self._locks.is_proven_dead(server)
 
-    def _take_away(self, running: RunningServer | None) -> None:
-        """Ends a server and everything that it started. Raises OutcomeUnknown when something does not go."""
+    def _terminate(self, running: RunningServer | None) -> None:
+        """End a server and all processes that it started. Raises OutcomeUnknown if a process does not end."""
         if running is None:
             return
-        if self._kept(running):
+        if self._keeper_lives(running):
             with suppress(ProcessLookupError):
                 os.kill(running.keeper, signal.SIGTERM)
             deadline = time.monotonic() + KILL_S
-            while self._kept(running) and time.monotonic() < deadline:
+            while self._keeper_lives(running) and time.monotonic() < deadline:
                 time.sleep(0.05)
         kill_all(running.id)
         if self._child is not None:
             self._child.wait(KILL_S)
             self._child = None
 
-    def _kept(self, running: RunningServer) -> bool:
-        """Whether the server's keeper lives; without one it is ending, or has ended."""
+    def _keeper_lives(self, running: RunningServer) -> bool:
+        """Return True if the server's keeper runs. Without a keeper the server is ending or has ended."""
         if self._child is not None and self._child.pid == running.keeper:
             return self._child.poll() is None
         return mark_of(running.keeper) == running.id
 
     async def close(self) -> None:
-        """Lets go of the connection; the server goes on with its launches."""
+        """Close the connection; the server continues its launches."""
         if self._api is not None:
             await self._api.close()
             self._api = None
-        if self._plan is not None:
-            self._lives.drop(*self._plan)
-            self._plan = None
+        if self._reserved is not None:
+            self._locks.drop(*self._reserved)
+            self._reserved = None
 
     async def stop(self) -> None:
-        """Ends the server too."""
+        """End the server and close the connection."""
         async with self._starting:
-            if (known := self._running or self._former) is not None:
-                await asyncio.to_thread(self._take_away, known)
+            if (server_record := self._running or self._former) is not None:
+                await asyncio.to_thread(self._terminate, server_record)
                 await self._forget()
         await self.close()
 
 
 def free_port() -> int:
-    """One that is free together with the second that follows from it."""
+    """Return a free port whose queue port (`_queue_port`) is free too."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", 0)) as first:
             port = int(first.getsockname()[1])
@@ -293,5 +310,5 @@ def free_port() -> int:
 
 
 def _queue_port(port: int) -> int:
-    """`get_queue_manager_port` of `sky/server/requests/queues/mp_queue.py`."""
+    """Return SkyPilot's second port, as `get_queue_manager_port` of `sky/server/requests/queues/mp_queue.py`."""
     return 50000 + (11 + port - 46580) % 10000

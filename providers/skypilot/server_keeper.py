@@ -1,8 +1,9 @@
 """The keeper of one SkyPilot API server: `python -m providers.skypilot.server_keeper LOCK_FD PORT LOG`.
 
-It starts the server, reaps whatever that leaves behind, and ends with it, taking everything away: a dead server's
-workers would finish launches that nobody knows of. LOCK_FD is the server's file under a shared flock, as each of its
-processes holds one. LOG is the file that all of them print to, which is kept within bounds. It outlives the daemon.
+The keeper starts the server, reaps its orphaned processes, and exits with the server. At its exit it kills all
+remaining processes, because workers of a dead server would finish launches that no daemon tracks.
+LOCK_FD is the server's file under a shared flock; each process of the server holds one. LOG is the file that all
+processes print to; the keeper limits its size. The keeper outlives the daemon.
 """
 
 import ctypes
@@ -18,10 +19,10 @@ import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _WAKE = {signal.SIGCHLD, signal.SIGTERM}
-LOG_BYTES = 16 * 1024**2
-"""A longer log becomes LOG.1, in place of the one before."""
-LOG_S = 60.0
-"""Between two looks at its length."""
+MAX_LOG_BYTES = 16 * 1024**2
+"""Bytes above which the log is moved to LOG.1, which replaces the previous LOG.1."""
+LOG_CHECK_S = 60.0
+"""Seconds between two checks of the log's size."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,28 +33,31 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAKE)
     server = _start(port)
     while not _reap(server):
-        shorten(log)
-        woken = signal.sigtimedwait(_WAKE, LOG_S)
+        rotate(log)
+        woken = signal.sigtimedwait(_WAKE, LOG_CHECK_S)
         if woken is not None and woken.si_signo == signal.SIGTERM:
             break
-    _take_away()
+    _kill_descendants()
 
 
-def shorten(log: Path) -> None:
-    """By a copy, not by a new name: every process goes on appending to the file that it was given."""
+def rotate(log: Path) -> None:
+    """Copy a log that is too long to LOG.1 and truncate it.
+
+    A rename would not help: each process keeps appending to the file that it has open.
+    """
     with suppress(OSError):
-        if log.stat().st_size > LOG_BYTES:
+        if log.stat().st_size > MAX_LOG_BYTES:
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)
 
 
 def _start(port: str) -> int:
-    me = os.getpid()
+    keeper = os.getpid()
 
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKE)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != me:  # the keeper died before that took effect
+        if os.getppid() != keeper:  # the keeper died before that took effect
             os._exit(1)
 
     argv = [sys.executable, "-m", "sky.server.server", "--host", "127.0.0.1", "--port", port]
@@ -61,7 +65,7 @@ def _start(port: str) -> int:
 
 
 def _reap(server: int) -> bool:
-    """Reaps every ended descendant; whether the server was among them."""
+    """Reap every ended descendant and return True if the server was one of them."""
     ended = False
     with suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -69,10 +73,10 @@ def _reap(server: int) -> bool:
     return ended
 
 
-def _take_away() -> None:
-    """SIGKILLs everything: as a subreaper, every orphan is below this process."""
-    myself = psutil.Process()
-    while children := myself.children(recursive=True):
+def _kill_descendants() -> None:
+    """Send SIGKILL to all descendants. This process is a subreaper, so each orphan is a descendant of it."""
+    keeper = psutil.Process()
+    while children := keeper.children(recursive=True):
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()

@@ -1,8 +1,9 @@
-"""Which SkyPilot API servers of a state folder live, and which names their workers act on: files that they lock.
+"""Lock files that prove which SkyPilot API servers of a state folder run, and which clusters their workers act on.
 
-Every server has an id and a file named after it, under a shared flock of each of its processes: an exclusive one proves
-that all of them are gone, in any PID namespace. The file is removed then, and as an id names its folder, one of ours
-without a file is a dead server's. The mark of a server in its processes' environment is a second proof.
+Each server has an id and a file of that name. Each of its processes holds a shared flock on the file, so an exclusive
+flock proves that all of them have ended, in any PID namespace. The file is then removed. An id contains its folder's
+id, so an id of this folder without a file belongs to a dead server. A second proof is the environment of all processes:
+no process carries the server's id.
 """
 
 import fcntl
@@ -21,18 +22,19 @@ from broker.runtime.private_files import private_folder
 from providers.skypilot.shared import DEAD, LAUNCHING, LOCK, SERVERS
 
 KILL_S = 15.0
+"""Seconds within which killed processes must end."""
 
 
 class ServerLocks:
-    """The servers of one state folder."""
+    """Lock files of the servers of one state folder."""
 
     def __init__(self, state: Path) -> None:
         self._servers = state / SERVERS
         private_folder(self._servers)
-        self._folder = _name_of(state)
+        self._folder = _folder_id(state)
 
     def new(self) -> tuple[str, int]:
-        """An id and its file under a shared lock of ours, until a keeper has taken that over."""
+        """Return a new id and the descriptor of its file under a shared lock, which a keeper takes over."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
         server = f"{socket.gethostname()}.{boot}.{self._folder}.{os.urandom(4).hex()}"
         lock = os.open(self._servers / server, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -40,18 +42,21 @@ class ServerLocks:
         return server, lock
 
     def drop(self, server: str, lock: int) -> None:
-        """Of one that was never started."""
+        """Remove the file of a server that was never started."""
         (self._servers / server).unlink(missing_ok=True)
         os.close(lock)
 
     def is_proven_dead(self, server: str) -> bool:
-        """Whether it is proven that no process of `server` lives or will; for servers of this folder only."""
+        """Return True if no process of `server` runs or will ever run.
+
+        Returns False for servers of other folders, whose processes cannot be checked.
+        """
         if not server or "/" in server:
             return False
         try:
             lock = os.open(self._servers / server, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            return server.rsplit(".", 2)[1:-1] == [self._folder] and not marked(server)
+            return server.rsplit(".", 2)[1:-1] == [self._folder] and not marked_pids(server)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,29 +66,32 @@ class ServerLocks:
             os.fsync(lock)
         finally:
             os.close(lock)
-        return not marked(server)
+        return not marked_pids(server)
 
-    def free(self, server: str) -> bool:
-        """Whether nobody holds the server's file any more."""
-        return not _held(self._servers / server)
+    def is_unlocked(self, server: str) -> bool:
+        """Return True if no process holds a lock on the server's file."""
+        return not _is_locked(self._servers / server)
 
-    def reap(self, but: str) -> None:
-        """What other servers left behind finishes launches and holds ports: it ends. Raises OutcomeUnknown."""
+    def reap(self, except_server: str) -> None:
+        """Kill all processes of other servers, because they would finish launches and hold ports.
+
+        Raises OutcomeUnknown if a process does not end.
+        """
         for path in self._servers.iterdir():
-            if path.name != but:
+            if path.name != except_server:
                 kill_all(path.name)
                 if self.is_proven_dead(path.name):
                     path.unlink(missing_ok=True)
 
 
-def _name_of(state: Path) -> str:
-    """Of the folder, in the ids of all servers that it ever had."""
-    path, mine = state / "folder", os.urandom(4).hex()
+def _folder_id(state: Path) -> str:
+    """Return the id of the state folder, which is part of the ids of all its servers; create it if missing."""
+    path, new_id = state / "folder", os.urandom(4).hex()
     if not path.exists():
-        fresh = path.with_name(f"folder.{mine}")
-        fresh.write_text(mine)
+        fresh = path.with_name(f"folder.{new_id}")
+        fresh.write_text(new_id)
         with suppress(FileExistsError):
-            os.link(fresh, path)  # whole or not at all, and whoever is first
+            os.link(fresh, path)  # A link is atomic, and the first of several processes wins.
         fresh.unlink()
     return path.read_text()
 
@@ -93,43 +101,44 @@ def _name_of(state: Path) -> str:
 
 @contextmanager
 def launch_lock(state: Path, cluster: str) -> Iterator[None]:
-    """A shared flock on the cluster's name while a worker acts on it, which a request's status does not tell:
-    a cancelled one is marked before its worker has stopped.
+    """Hold a shared flock on the cluster's file while a worker acts on the cluster.
+
+    The status of a request does not show this: a request is marked as cancelled before its worker has stopped.
     """
     path = state / LAUNCHING / cluster
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
-            if os.fstat(lock.fileno()).st_nlink == 0:  # its last worker has just removed it
+            if os.fstat(lock.fileno()).st_nlink == 0:  # The last worker of this cluster has just removed the file.
                 continue
             try:
                 yield
             finally:
-                _remove(path, lock.fileno())
+                _remove_unless_locked(path, lock.fileno())
             return
 
 
 def is_launching(state: Path, cluster: str) -> bool:
-    return _held(state / LAUNCHING / cluster)
+    return _is_locked(state / LAUNCHING / cluster)
 
 
-def tidy(state: Path) -> None:
-    """Names that workers had when they were killed."""
+def remove_stale_launch_files(state: Path) -> None:
+    """Remove the files of clusters whose workers were killed."""
     for path in (state / LAUNCHING).glob("*"):
         with path.open("rb") as lock:
-            _remove(path, lock.fileno())
+            _remove_unless_locked(path, lock.fileno())
 
 
-def _remove(path: Path, lock: int) -> None:
-    """Unless another worker, or somebody who looks, has it locked."""
+def _remove_unless_locked(path: Path, lock: int) -> None:
+    """Remove the file unless another worker, or a check, holds a lock on it."""
     with suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_nlink:
             path.unlink()
 
 
-def _held(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +153,10 @@ def _held(path: Path) -> bool:
 
 
 def mark_of(pid: int) -> str | None:
-    """The server that a process belongs to; None for one that is gone, or is nobody's we may look at."""
+    """Return the id of the server that a process belongs to.
+
+    None: the process has ended, belongs to no server, or its environment may not be read.
+    """
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -153,14 +165,14 @@ def mark_of(pid: int) -> str | None:
     return next((line[len(mark) :].decode() for line in raw.split(b"\0") if line.startswith(mark)), None)
 
 
-def marked(server: str) -> list[int]:
+def marked_pids(server: str) -> list[int]:
     return [pid for pid in psutil.pids() if mark_of(pid) == server]
 
 
 def kill_all(server: str) -> None:
-    """SIGKILLs every process that carries the server's mark, until none is left. Raises OutcomeUnknown."""
+    """Send SIGKILL to all processes of the server until none is left. Raises OutcomeUnknown after `KILL_S`."""
     deadline = time.monotonic() + KILL_S
-    while victims := [pid for pid in marked(server) if _lives(pid)]:
+    while victims := [pid for pid in marked_pids(server) if _lives(pid)]:
         if time.monotonic() > deadline:
             raise OutcomeUnknown(f"processes of SkyPilot's API server do not end: {victims}; kill them")
         for pid in victims:

@@ -1,4 +1,4 @@
-"""What the daemon and its part inside SkyPilot's API server must agree on; importable without SkyPilot."""
+"""Constants shared by the daemon and its plugin inside SkyPilot's API server. Needs no SkyPilot to be imported."""
 
 import hashlib
 from importlib.resources import files
@@ -6,9 +6,9 @@ from importlib.resources import files
 SKY_VERSION = "0.14.1"
 PLUGIN = "providers.skypilot.plugin.plugin.GpuBroker"
 _PARTS = (
-    "skypilot/shared.py", "skypilot/server_locks.py", "skypilot/ssh.py", "skypilot/plugin/fresh_keys.py",
-    "skypilot/plugin/patch.py", "skypilot/plugin/patches.py", "skypilot/plugin/aws_patches.py",
-    "skypilot/plugin/task_start.py", "skypilot/plugin/plugin.py", "machine/start.sh",
+    "skypilot/shared.py", "skypilot/server_locks.py", "skypilot/ssh.py", "skypilot/plugin/patch.py",
+    "skypilot/plugin/patches.py", "skypilot/plugin/aws_patches.py", "skypilot/plugin/task_start.py",
+    "skypilot/plugin/plugin.py", "machine/start.sh",
 )  # fmt: skip
 
 
@@ -18,27 +18,27 @@ def _version() -> str:
 
 
 PLUGIN_VERSION = _version()
-"""Follows from the plugin's code: a server with another one is not adopted."""
+"""Digest of the plugin's code. The daemon does not adopt a server with another version."""
 CLOUDS = ("aws", "lambda", "runpod", "vast")
-"""SkyPilot's names of what we buy from."""
+"""Clouds that the broker buys from, by SkyPilot's names."""
 
 LOCK = "GPUBROKER_SKY_SERVER"
-"""Variable with the server's id: it marks every process of a server, and names the file that each holds an flock on."""
+"""Variable with the server's id. It marks each process of a server and names the file on which each holds an flock."""
 STATE = "GPUBROKER_SKY_STATE"
-"""Variable with the folder of the two kinds of lock."""
+"""Variable with the folder that holds the locks of servers and of launches."""
 TOKEN = "GPUBROKER_SKY_TOKEN"
-"""Variable with the secret that every request must carry."""
+"""Variable with the secret that each request to the server must carry."""
 TOKEN_HEADER = "X-Gpubroker-Token"
 
 SERVERS, LAUNCHING = "servers", "launching"
-"""Folders below the state folder: a file per server, a file per cluster."""
+"""Subfolders of the state folder with one file per server and one file per cluster that is being launched."""
 DEAD = b"dead"
-"""Content of a server's file once its death was proven: no process begins under its name any more."""
+"""Content of a server's file after the proof that the server is dead. No process starts under that id again."""
 PIN = "GPUBROKER_PIN"
 """Variable of one launch request: `Purchase.pin` as JSON."""
 ROWS = "GPUBROKER_ROWS"
 """Variable of one launch request to a team's server: `Purchase.catalog` as JSON."""
-ANYWHERE = "community"
-"""RunPod's zone of community hosts, which have no data centre."""
-NOTHING = "nothing was asked for: "
-"""Start of what a launch says that failed before any machine was asked for; the exception's class follows."""
+COMMUNITY_ZONE = "community"
+"""Zone in the catalog for RunPod's community hosts, which have no data centre."""
+NOTHING_REQUESTED = "nothing was asked for: "
+"""Prefix of the error of a launch that failed before any create request; the exception's class follows."""

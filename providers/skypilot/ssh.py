@@ -1,6 +1,6 @@
-"""The way to launched machines: ssh, as the daemon and its part inside SkyPilot's API server use it.
+"""SSH access to launched machines, for the daemon and for the plugin inside SkyPilot's API server.
 
-Files are handed over in a pipe, so that no secret is in an argument list, of here or of there.
+Files travel through a pipe, so that no secret appears in an argument list of either machine.
 """
 
 import io
@@ -14,31 +14,36 @@ from pathlib import Path
 from typing import Any
 
 ANSWER_S = 600.0
-"""Until a machine that its cloud calls ready answers by SSH, as SkyPilot has it."""
-REFUSE_S = 30.0
-"""Until one that answers does what it is told: it may still be booting."""
+"""Seconds within which a machine that its cloud lists as ready must answer by SSH; SkyPilot uses the same limit."""
+COMMAND_RETRY_S = 30.0
+"""Seconds for which a command that fails is repeated on a machine that answers, because it may still be booting."""
 TRY_S = 60.0
-AGAIN_S = 1.0
+"""Timeout of one SSH call in seconds."""
+RETRY_DELAY_S = 1.0
+"""Seconds between two calls."""
 DELIVER = "umask 077; mkdir -p ~/.gpubroker && tar -xf - -C ~/.gpubroker --no-same-owner"
 START = "umask 077; exec bash ~/.gpubroker/start.sh"
 _OPTIONS = (
     "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "IdentitiesOnly=yes", "LogLevel=ERROR",
     "BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
 )  # fmt: skip
-_NO_WAY = 255
-"""What ssh ends with when it does not get through."""
+_SSH_FAILED = 255
+"""Exit exit_code of ssh for a connection that failed."""
 
 
-def argv(way: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
-    """Ssh to the machine of `way` (host, port, user, proxy); a word for the remote shell may be appended."""
-    options = [*_OPTIONS, *([f"ProxyCommand={way['proxy']}"] if way.get("proxy") else [])]
+def argv(login: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
+    """Return the ssh command for `login` (host, port, user, proxy).
+
+    One more word, the command for the remote shell, may be appended.
+    """
+    options = [*_OPTIONS, *([f"ProxyCommand={login['proxy']}"] if login.get("proxy") else [])]
     flags = [word for option in options for word in ("-o", option)]
-    login = f"{way['user']}@{way['host']}"
-    return ["ssh", "-F", "none", "-tt" if tty else "-T", "-i", str(key), "-p", str(way["port"]), *flags, login]
+    target = f"{login['user']}@{login['host']}"
+    return ["ssh", "-F", "none", "-tt" if tty else "-T", "-i", str(key), "-p", str(login["port"]), *flags, target]
 
 
-def packed(files: Mapping[str, str]) -> bytes:
-    """A tar of files that only their owner reads."""
+def owner_only_tar(files: Mapping[str, str]) -> bytes:
+    """Return a tar archive of `files` (text by name) that only their owner may read."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for name, text in files.items():
@@ -49,20 +54,24 @@ def packed(files: Mapping[str, str]) -> bytes:
     return data.getvalue()
 
 
-def start(nodes: Sequence[tuple[Sequence[str], bytes]]) -> None:
-    """Runs `start.sh` on machines, each an ssh and a tar with it, once all of them answer and have their files.
+def start_tasks(nodes: Sequence[tuple[Sequence[str], bytes]]) -> None:
+    """Run `start.sh` on all machines after each of them has received its files.
 
-    Raises RuntimeError with what the first that does not said.
+    `nodes`: the ssh command and the tar archive of each machine.
+    Raises RuntimeError with the output of the first machine that fails.
     """
-    _on_all(nodes, lambda node, stop: _tell(node[0], DELIVER, node[1], stop))
-    _on_all(nodes, lambda node, stop: _tell(node[0], START, b"", stop))
+    _on_all(nodes, lambda node, stop: _run_remote(node[0], DELIVER, node[1], stop))
+    _on_all(nodes, lambda node, stop: _run_remote(node[0], START, b"", stop))
 
 
 def _on_all(
     nodes: Sequence[tuple[Sequence[str], bytes]],
     do: Callable[[tuple[Sequence[str], bytes], threading.Event], None],
 ) -> None:
-    """The first in this thread, which a cancelled launch interrupts, and the others beside it."""
+    """Call `do` for all nodes at once: for the first one in this thread, for the others in a pool.
+
+    A cancelled launch interrupts this thread.
+    """
     stop = threading.Event()
     with ThreadPoolExecutor(max(1, len(nodes) - 1)) as pool:
         others = [pool.submit(do, node, stop) for node in nodes[1:]]
@@ -75,20 +84,20 @@ def _on_all(
             raise
 
 
-def _tell(ssh: Sequence[str], command: str, given: bytes, stop: threading.Event) -> None:
-    begun = time.monotonic()
-    answered: float | None = None
+def _run_remote(ssh: Sequence[str], command: str, stdin: bytes, stop: threading.Event) -> None:
+    started_at = time.monotonic()
+    answered_at: float | None = None
     while True:
         try:
-            done = subprocess.run([*ssh, command], input=given, capture_output=True, timeout=TRY_S)
-            code, said = done.returncode, done.stderr.decode("utf-8", "replace").strip()
+            process = subprocess.run([*ssh, command], input=stdin, capture_output=True, timeout=TRY_S)
+            exit_code, output = process.returncode, process.stderr.decode("utf-8", "replace").strip()
         except subprocess.TimeoutExpired:
-            code, said = _NO_WAY, f"no answer within {TRY_S:g} s"
-        if code == 0:
+            exit_code, output = _SSH_FAILED, f"no answer within {TRY_S:g} s"
+        if exit_code == 0:
             return
         now = time.monotonic()
-        if code != _NO_WAY:
-            answered = answered or now
-        late = now > begun + ANSWER_S or (answered is not None and now > answered + REFUSE_S)
-        if late or stop.wait(AGAIN_S):
-            raise RuntimeError(f"gpubroker: ssh to {ssh[-1]} ended with {code}: {said[-400:]}")
+        if exit_code != _SSH_FAILED:
+            answered_at = answered_at or now
+        is_late = now > started_at + ANSWER_S or (answered_at is not None and now > answered_at + COMMAND_RETRY_S)
+        if is_late or stop.wait(RETRY_DELAY_S):
+            raise RuntimeError(f"gpubroker: ssh to {ssh[-1]} ended with {exit_code}: {output[-400:]}")

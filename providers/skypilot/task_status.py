@@ -1,6 +1,6 @@
-"""How the task of a launched machine fares: SkyPilot's launch has returned by then, and `setup` and `run` follow.
+"""Status of the task on a launched machine, read over SSH from the files that `machine/start.sh` writes.
 
-Read over SSH from what `machine/start.sh` writes down.
+SkyPilot's launch returns before `setup` and `run` start, so their result must be read from the machine.
 """
 
 import asyncio
@@ -15,37 +15,40 @@ from typing import BinaryIO
 
 from providers.skypilot.errors import one_line
 
-LOOK_S = 30.0
-"""One look takes no longer."""
-MOST = 256 * 1024
-"""Bytes of an answer that are read: a host may send what it likes, for as long as it is listened to."""
+READ_S = 30.0
+"""Timeout of one status read in seconds."""
+MAX_ANSWER_BYTES = 256 * 1024
+"""Largest number of bytes read of an answer, because an untrusted host could send data without end."""
 SETTLED_S = 60.0
-"""A trainer that cannot run at all (`docker run` is refused) has ended by then."""
+"""Seconds of running after which a task counts as started. A trainer that cannot run at all fails earlier."""
 _SHELL = "sh -s"
-_SAYS = re.compile(rb"([A-Z_]+) (-?\d+)")
-"""First line of an answer."""
+_STATUS_LINE = re.compile(rb"([A-Z_]+) (-?\d+)")
+"""First line of an answer: the status and the seconds since `run` began."""
 _FAILED = frozenset({"FAILED", "FAILED_SETUP"})
 _ENDED = re.compile(r"gpubroker-run: the trainer ended with (\d+)")
-_TELLS = frozenset({0, 64, 65, 70, 71, 75})
-"""Exit codes of a trainer that ran, as in machine/run.sh: how it went is in its final.json."""
-_OURS = ("gpubroker-setup: ", "gpubroker-run: ")
+_TRAINER_EXIT_CODES = frozenset({0, 64, 65, 70, 71, 75})
+"""Exit codes of a trainer that ran, as in machine/run.sh. Its final.json contains the result."""
+_SCRIPT_PREFIXES = ("gpubroker-setup: ", "gpubroker-run: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkyJob:
+    """State of the task on one machine."""
+
     status: str
-    """SETTING_UP, RUNNING, SUCCEEDED, FAILED, FAILED_SETUP."""
+    """SETTING_UP, RUNNING, SUCCEEDED, FAILED or FAILED_SETUP."""
     ran_s: float
-    """Since `run` began, by the machine's clock; 0 before."""
+    """Seconds since `run` began, by the machine's clock; 0 before."""
     log: str
-    """The end of what it prints."""
+    """End of the task's output."""
 
 
-async def look(ssh: Sequence[str]) -> SkyJob | None:
-    """`ssh`: argv to which a word for the machine's shell may be appended. None: nothing can be learned just now.
+async def read_job(ssh: Sequence[str]) -> SkyJob | None:
+    """Return the state of the machine's task, or None if the machine does not answer.
 
-    The pipe of the answer is our own: asyncio's PIPE holds `wait` up for ever once its reader is paused, full.
+    `ssh`: argv to which a word for the machine's shell may be appended.
+    The answer uses an own pipe, because with asyncio's PIPE `wait` hangs once its reader is full and paused.
     """
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as answers:
@@ -56,8 +59,8 @@ async def look(ssh: Sequence[str]) -> SkyJob | None:
         finally:
             os.close(writing)
         try:
-            async with asyncio.timeout(LOOK_S):
-                head, _, log = (await _ask(process, answers)).partition(b"\n")
+            async with asyncio.timeout(READ_S):
+                head, _, log = (await _read_answer(process, answers)).partition(b"\n")
         except (TimeoutError, ConnectionError):
             return None
         finally:
@@ -65,58 +68,63 @@ async def look(ssh: Sequence[str]) -> SkyJob | None:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-    says = _SAYS.fullmatch(head)
-    if says is None:
+    status_line = _STATUS_LINE.fullmatch(head)
+    if status_line is None:
         return None
-    return SkyJob(status=says[1].decode(), ran_s=max(0.0, float(says[2])), log=log.decode("utf-8", "replace"))
+    return SkyJob(
+        status=status_line[1].decode(), ran_s=max(0.0, float(status_line[2])), log=log.decode("utf-8", "replace")
+    )
 
 
-async def _ask(process: asyncio.subprocess.Process, answers: BinaryIO) -> bytes:
-    """Hands over our script; the first `MOST` bytes of what is answered, and a little more."""
+async def _read_answer(process: asyncio.subprocess.Process, answers: BinaryIO) -> bytes:
+    """Send `look.sh` to the machine's shell and return its output, cut soon after `MAX_ANSWER_BYTES` bytes."""
     assert process.stdin is not None
     process.stdin.write(_script())
     process.stdin.close()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, answers)
-    said = b""
+    answer = b""
     try:
-        while len(said) <= MOST and (more := await reader.read(MOST)):
-            said += more
+        while len(answer) <= MAX_ANSWER_BYTES and (chunk := await reader.read(MAX_ANSWER_BYTES)):
+            answer += chunk
     finally:
         transport.close()
-    return said
+    return answer
 
 
-def verdict(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:
-    """See `providers.common.cloud.Launcher.started`. `secrets`: of account and task; None: the task's are unknown,
-    and only what our own scripts say is told on.
+def start_result(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:
+    """Return True once the task has started, False before, and the cause as a sentence if it failed.
+
+    See `providers.common.cloud.Launcher.started`. `secrets`: words of account and task to hide. None: the task's
+    secrets are unknown, so the cause quotes only lines of the broker's own scripts.
     """
     lines = _task_lines(job.log)
-    ended = next((int(found[1]) for line in reversed(lines) if (found := _ENDED.match(line))), None)
-    if job.status in _FAILED or (ended is not None and ended not in _TELLS):
-        return _cause(job.status, lines, secrets)
-    return job.status == "SUCCEEDED" or ended is not None or (job.status == "RUNNING" and job.ran_s >= SETTLED_S)
+    exit_code = next((int(match[1]) for line in reversed(lines) if (match := _ENDED.match(line))), None)
+    if job.status in _FAILED or (exit_code is not None and exit_code not in _TRAINER_EXIT_CODES):
+        return _failure_message(job.status, lines, secrets)
+    has_ended = job.status == "SUCCEEDED" or exit_code is not None
+    return has_ended or (job.status == "RUNNING" and job.ran_s >= SETTLED_S)
 
 
-def _cause(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> str:
-    """What our scripts said last, and what the program said that they had called."""
-    ours = [line for line in lines if line.startswith(_OURS)]
-    theirs = [line for line in lines if not line.startswith(_OURS)]
-    if not ours:
+def _failure_message(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> str:
+    """Return the last line of the broker's scripts and the last line of the program that they called."""
+    script_lines = [line for line in lines if line.startswith(_SCRIPT_PREFIXES)]
+    program_lines = [line for line in lines if not line.startswith(_SCRIPT_PREFIXES)]
+    if not script_lines:
         cause = f"the machine's task ended as {status}"
-    elif ended := _ENDED.match(ours[-1]):
+    elif ended := _ENDED.match(script_lines[-1]):
         cause = f"the trainer cannot run on this machine (exit code {ended[1]}); check trainer.image"
     else:
-        cause = ours[-1].partition(": ")[2]
-    if theirs and secrets is not None:
-        cause = f"{cause} (it said: {theirs[-1]})"
+        cause = script_lines[-1].partition(": ")[2]
+    if program_lines and secrets is not None:
+        cause = f"{cause} (output: {program_lines[-1]})"
     return one_line(cause, secrets or ())
 
 
 def _task_lines(log: str) -> list[str]:
     lines = _COLOUR.sub("", log).replace("\r", "\n").split("\n")
-    return [line for one in lines if (line := one.strip())]
+    return [stripped for line in lines if (stripped := line.strip())]
 
 
 def _script() -> bytes:

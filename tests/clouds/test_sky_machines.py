@@ -123,7 +123,7 @@ async def test_an_image_that_cannot_be_pulled_is_told_of(house: tuple[Clouds, Aw
     await sky.launch(mine, of_lambda(), task_of(boot, docker_run=True))
     assert await heard(sky, mine) == (
         f"cannot pull {image}; check trainer.image, and the registry's login if it is private "
-        f"(it said: Error response from daemon: *** for {image} not found: *** unknown)"
+        f"(output: Error response from daemon: *** for {image} not found: *** unknown)"
     )
 
 

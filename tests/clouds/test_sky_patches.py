@@ -71,13 +71,13 @@ async def test_placement_groups_of_machines_that_are_gone_are_deleted(aws: tuple
 
 READY = """
 from sky.provision.common import ProvisionRecord
-from providers.skypilot.plugin.task_start import ready, started_by_us
+from providers.skypilot.plugin.task_start import started_over_ssh, without_runtime_setup
 
 def left(record):
-    done = ready(record).runtime_metadata
+    done = without_runtime_setup(record).runtime_metadata
     return (done.has_ray, done.has_skylet, done.has_job_queue, done.runtime_setup_done, done.setup_done)
 
-execute = started_by_us(lambda *given: given)
+execute = started_over_ssh(lambda *given: given)
 print(left(ProvisionRecord("aws", "r", None, "c", "i", [], [])))
 try:
     print(execute("self", "handle", "task", True))

@@ -17,7 +17,7 @@ import pytest
 from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
 from providers.skypilot.launcher import SkyLauncher
-from providers.skypilot.server_keeper import LOG_BYTES
+from providers.skypilot.server_keeper import MAX_LOG_BYTES
 from providers.skypilot.shared import TOKEN_HEADER
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
@@ -57,7 +57,7 @@ async def dies(sky: SkyLauncher) -> None:
 async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -> None:
     log = state / "sky/server.log"
     sky = opened(state)
-    log.write_bytes(b"x" * (LOG_BYTES + 1))
+    log.write_bytes(b"x" * (MAX_LOG_BYTES + 1))
     planned = sky.id
     assert await sky.liveness(planned, NAME) is Liveness.DEAD, "nothing was ever started"
     await asyncio.gather(sky.warm(), sky.warm())
@@ -71,7 +71,7 @@ async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -
     await sky.stop()
     assert processes(state) == {}
     assert await sky.liveness(planned, NAME) is Liveness.DEAD
-    assert log.stat().st_size < LOG_BYTES < log.with_name("server.log.1").stat().st_size
+    assert log.stat().st_size < MAX_LOG_BYTES < log.with_name("server.log.1").stat().st_size
 
 
 async def test_only_the_daemon_gets_in(state: Path) -> None:

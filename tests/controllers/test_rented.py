@@ -231,7 +231,7 @@ async def test_an_image_that_two_machines_are_refused_ends_the_job(house: Build)
     broker = house(Rented)
     cloud = cloud_of(broker)
     job = await broker.submit(retry={"max": 5})
-    said = "lambda: cannot pull x (it said: manifest unknown)"
+    said = "lambda: cannot pull x (output: manifest unknown)"
     for number in (1, 2):
         cloud.shown[name_of(job, number)] = {"fault": said, "image_refused": True}
     async with broker.running():

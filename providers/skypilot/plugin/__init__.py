@@ -1,1 +1,1 @@
-"""Runs inside the SkyPilot API server."""
+"""Plugin that runs inside the SkyPilot API server."""

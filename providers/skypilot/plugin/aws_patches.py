@@ -1,4 +1,4 @@
-"""What our plugin changes in SkyPilot's AWS: no role, and what SkyPilot has no setting for."""
+"""Changes of the plugin in SkyPilot's AWS: no instance role, and options that SkyPilot has no setting for."""
 
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -8,12 +8,18 @@ from sky.adaptors import aws
 
 from providers.skypilot.plugin.patch import Replacement, pin
 
-LEFT_S = 3600
-"""A placement group is asked machines for within seconds: one that is older was filled, and is empty again."""
+UNUSED_GROUP_S = 3600
+"""Age in seconds from which an empty placement group is deleted.
+
+A new group gets its machines within seconds, so an older empty group has lost its machines.
+"""
 
 
 def no_instance_role(original: Replacement) -> Replacement:
-    """SkyPilot would create and attach a role with all rights on EC2 and S3, which anybody on the machine can use."""
+    """Return a function that attaches no role.
+
+    SkyPilot would create a role with all rights on EC2 and S3, which every program on the machine can use.
+    """
 
     def _configure_iam_role(iam: Any) -> dict[str, str]:
         return {}
@@ -22,18 +28,23 @@ def no_instance_role(original: Replacement) -> Replacement:
 
 
 def machine_as_bought(original: Replacement) -> Replacement:
-    """No role where we asked for none; a machine that shuts down is gone; our KMS key and placement group."""
+    """Return `bootstrap_instances` that changes the machine's configuration.
+
+    It removes an empty role, makes a shutdown terminate the machine, and sets KMS key and placement group.
+    """
 
     def bootstrap_instances(region: str, cluster_name: str, config: Any) -> Any:
         config = original(region, cluster_name, config)
-        node, bought = config.node_config, pin()
+        node, purchase_pin = config.node_config, pin()
         if not node.get("IamInstanceProfile"):
             node.pop("IamInstanceProfile", None)
         node["InstanceInitiatedShutdownBehavior"] = "terminate"
-        for disk in node["BlockDeviceMappings"] if "kms_key" in bought else ():
-            disk["Ebs"] |= {"KmsKeyId": bought["kms_key"], "Encrypted": True}
-        if "placement_group" in bought:
-            group = _placement_group(aws.client("ec2", region_name=region), cluster_name, bought["placement_group"])
+        for disk in node["BlockDeviceMappings"] if "kms_key" in purchase_pin else ():
+            disk["Ebs"] |= {"KmsKeyId": purchase_pin["kms_key"], "Encrypted": True}
+        if "placement_group" in purchase_pin:
+            group = _placement_group(
+                aws.client("ec2", region_name=region), cluster_name, purchase_pin["placement_group"]
+            )
             node["Placement"] = {**node.get("Placement", {}), "GroupName": group}
         return config
 
@@ -41,16 +52,17 @@ def machine_as_bought(original: Replacement) -> Replacement:
 
 
 def _placement_group(ec2: Any, cluster: str, prefix: str) -> str:
-    """A new group; its name ends in the time of its creation by AWS's clock, which all brokers share.
+    """Create a placement group and return its name, which ends in its creation time by AWS's clock.
 
-    Groups of machines that are gone are deleted here: with their machines, which need minutes to go, they cannot be.
-    One in use AWS refuses to delete. Another launch's is empty until its machines are asked for: only an old one goes.
+    All brokers share AWS's clock. The function also deletes groups of earlier machines: a group cannot be deleted
+    together with its machines, whose termination takes minutes. AWS refuses to delete a group in use. The group of
+    another launch is empty before its create, so only groups older than `UNUSED_GROUP_S` are deleted.
     """
-    found = ec2.describe_placement_groups()
-    now = int(parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp())
-    for name in (group["GroupName"] for group in found["PlacementGroups"]):
-        owner, _, made = name.rpartition("-")
-        if owner.startswith(prefix) and made.isdigit() and (owner == cluster or now - int(made) > LEFT_S):
+    answer = ec2.describe_placement_groups()
+    now = int(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp())
+    for name in (group["GroupName"] for group in answer["PlacementGroups"]):
+        owner, _, created = name.rpartition("-")
+        if owner.startswith(prefix) and created.isdigit() and (owner == cluster or now - int(created) > UNUSED_GROUP_S):
             with suppress(aws.botocore_exceptions().ClientError):
                 ec2.delete_placement_group(GroupName=name)
     fresh = f"{cluster}-{now}"

@@ -1,6 +1,6 @@
-"""One change of SkyPilot, and what it may ask of the server and the launch under way.
+"""Replacement of one attribute of SkyPilot, and accessors to the environment of the server and the current launch.
 
-A SkyPilot that is not exactly the one that a change was written for is refused.
+A patch refuses a SkyPilot other than the version for which it was written.
 """
 
 import functools
@@ -18,14 +18,17 @@ Replacement = Callable[..., Any]
 
 
 class Patch:
-    """One attribute of SkyPilot, replaced by what `make` returns for the original; twice is once."""
+    """Replacement of one attribute of SkyPilot by the result of `make(original)`. Applying it again does nothing."""
 
     def __init__(self, module: str, attribute: str, parameters: str | None, make: Callable[[Any], Any]) -> None:
-        """`parameters`: names that the original must have, in order; None for a plain value."""
+        """Describe the patch without applying it.
+
+        `parameters`: names of the original's parameters, in order, separated by spaces; None: they are not checked.
+        """
         self.module, self.attribute, self._parameters, self._make = module, attribute, parameters, make
 
     def apply(self) -> None:
-        """Raises RuntimeError with one line when SkyPilot is not what the patch was written for."""
+        """Replace the attribute. Raises RuntimeError with one line if SkyPilot is not the expected version."""
         path = self.attribute.split(".")
         holder: Any = importlib.import_module(self.module)
         for part in path[:-1]:
@@ -38,10 +41,10 @@ class Patch:
                 f"gpubroker: {self.module}.{self.attribute} is not in this SkyPilot: install {SKY_VERSION}"
             )
         if self._parameters is not None:
-            found = " ".join(inspect.signature(original).parameters)
-            if found != self._parameters:
+            parameters = " ".join(inspect.signature(original).parameters)
+            if parameters != self._parameters:
                 raise RuntimeError(
-                    f"gpubroker: {self.module}.{self.attribute}({found}) is not SkyPilot {SKY_VERSION}'s"
+                    f"gpubroker: {self.module}.{self.attribute}({parameters}) is not SkyPilot {SKY_VERSION}'s"
                 )
         replacement = self._make(original)
         if callable(replacement):
@@ -55,12 +58,12 @@ def state_folder() -> Path:
     return Path(os.environ.get(STATE) or "~/.sky/gpubroker").expanduser()
 
 
-def private() -> bool:
-    """Whether this server is a daemon's own; a team's goes on doing what others need of it."""
+def is_private_server() -> bool:
+    """Return True on a daemon's own server; a team's server keeps its normal behaviour for its other users."""
     return bool(os.environ.get(LOCK))
 
 
 def pin() -> dict[str, str]:
-    """Which exact thing the launch under way has to buy."""
-    found: dict[str, str] = json.loads(os.environ.get(PIN, "{}"))
-    return found
+    """Return `Purchase.pin` of the current launch; empty: the launch is not restricted."""
+    purchase_pin: dict[str, str] = json.loads(os.environ.get(PIN, "{}"))
+    return purchase_pin

@@ -1,7 +1,7 @@
-"""What our plugin changes in SkyPilot, each change one row of `PATCHES`.
+"""Changes that the plugin makes in SkyPilot, each one row of `PATCHES`.
 
-Account keys never reach a machine, a purchase is the one that was quoted, and what a launch does can be proven from
-outside. A SkyPilot that is not exactly the one they were written for is refused.
+They keep account keys off machines, buy exactly what was quoted, and make the state of a launch provable from outside.
+The plugin refuses a SkyPilot other than the version for which they were written.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,25 +17,26 @@ import pandas
 from sky import exceptions
 from sky.utils import annotations, registry, status_lib
 
-from providers.skypilot.plugin import aws_patches as sky_aws
-from providers.skypilot.plugin import fresh_keys as sky_keys
-from providers.skypilot.plugin import task_start as sky_start
-from providers.skypilot.plugin.patch import Patch, Replacement, pin, private, state_folder
+from providers.skypilot.plugin import aws_patches, task_start
+from providers.skypilot.plugin.patch import Patch, Replacement, is_private_server, pin, state_folder
 from providers.skypilot.server_locks import launch_lock
-from providers.skypilot.shared import ANYWHERE, CLOUDS, NOTHING, ROWS
+from providers.skypilot.shared import CLOUDS, COMMUNITY_ZONE, NOTHING_REQUESTED, ROWS
 
 # -------------------------------------------------------------------------------------------------------- one launch
 
 
 def _launch_under_lock(original: Replacement) -> Replacement:
-    """Holds the name's lock, and says why a cloud refused where SkyPilot says only that nothing was left to try."""
+    """Return `launch` under the cluster's lock, with the clouds' own errors in its exception.
+
+    SkyPilot's exception says only that no option is left.
+    """
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         cluster = kwargs.get("cluster_name")
         if cluster is None:
             return original(*args, **kwargs)
         _causes.clear()
-        _asked.clear()
+        _creates.clear()
         with launch_lock(state_folder(), cluster):
             try:
                 return original(*args, **kwargs)
@@ -43,30 +45,34 @@ def _launch_under_lock(original: Replacement) -> Replacement:
                     e.args = ("; ".join(dict.fromkeys(_causes)), *e.args[1:])
                 raise
             except Exception as e:
-                if _asked:
+                if _creates:
                     raise
-                raise RuntimeError(f"{NOTHING}{type(e).__name__}: {e}") from e
+                raise RuntimeError(f"{NOTHING_REQUESTED}{type(e).__name__}: {e}") from e
 
     return launch
 
 
 _causes: list[str] = []
-_asked: list[str] = []
-"""What clouds said, and what they were asked for, in the launch under way: a worker carries out one at a time."""
+"""Errors of the clouds in the current launch; a worker carries out one launch at a time."""
+_creates: list[str] = []
+"""Names of the clouds that were asked for machines in the current launch."""
 
 
-def _counted(original: Replacement) -> Replacement:
-    """Before this, nothing is created; after it, only the task is left to be started."""
+def _records_creates(original: Replacement) -> Replacement:
+    """Return `run_instances` that records the create and marks the machines as set up.
+
+    Before this function nothing has been created; after it only the task must be started.
+    """
 
     def run_instances(provider_name: str, *args: Any, **kwargs: Any) -> Any:
-        _asked.append(provider_name)
-        return sky_start.ready(original(provider_name, *args, **kwargs))
+        _creates.append(provider_name)
+        return task_start.without_runtime_setup(original(provider_name, *args, **kwargs))
 
     return run_instances
 
 
-def _remembered(original: Replacement) -> Replacement:
-    """SkyPilot tells this function alone what a cloud said."""
+def _records_causes(original: Replacement) -> Replacement:
+    """Return the function that also records the cloud's error, because SkyPilot passes it to no other function."""
 
     def update_blocklist_on_error(
         blocked_resources: Any, launchable_resources: Any, region: Any, zones: Any, error: Exception
@@ -84,7 +90,10 @@ def _remembered(original: Replacement) -> Replacement:
 
 
 def _no_credentials(original: Replacement) -> Replacement:
-    """Machines get no credential file of any cloud, and with them goes SkyPilot's own SSH key of all machines."""
+    """Return a function without credential files.
+
+    No machine gets a credential file of any cloud, nor SkyPilot's SSH key for all machines.
+    """
 
     def get_cloud_credential_file_mounts(*args: Any, **kwargs: Any) -> dict[str, str]:
         return {}
@@ -92,14 +101,36 @@ def _no_credentials(original: Replacement) -> Replacement:
     return get_cloud_credential_file_mounts
 
 
+def _fresh_keys(original: Replacement) -> Replacement:
+    """Return the function that drops cached keys before each request.
+
+    A worker serves many requests, and three clients read their keys only once. SkyPilot itself drops AWS's session
+    with each request.
+    """
+
+    def override_request_env_and_config(*args: Any, **kwargs: Any) -> Any:
+        if (adaptor := sys.modules.get("sky.adaptors.vast")) is not None:
+            adaptor._vast_sdk = None  # type: ignore[attr-defined]
+        if (runpod := sys.modules.get("runpod")) is not None:
+            runpod.api_key = (runpod.get_credentials(runpod.profile) or {}).get("api_key")  # type: ignore[attr-defined]
+        if (machines := sys.modules.get("sky.provision.lambda_cloud.instance")) is not None:
+            machines._lambda_client = None  # type: ignore[attr-defined]
+        return original(*args, **kwargs)
+
+    return override_request_env_and_config
+
+
 # ------------------------------------------------------------------------------------------------------------- RunPod
 
 
-def _anywhere(original: Replacement) -> Replacement:
-    """A catalog needs a zone, which SkyPilot takes for the data centre; community hosts have none."""
+def _without_community_zone(original: Replacement) -> Replacement:
+    """Return `launch` without a data centre for community hosts.
+
+    A catalog row needs a zone, and SkyPilot uses it as the data centre, but community hosts have none.
+    """
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **{**kwargs, "zone": None if kwargs["zone"] == ANYWHERE else kwargs["zone"]})
+        return original(*args, **{**kwargs, "zone": None if kwargs["zone"] == COMMUNITY_ZONE else kwargs["zone"]})
 
     return launch
 
@@ -108,7 +139,7 @@ def _anywhere(original: Replacement) -> Replacement:
 
 
 class _GuardedVast:
-    """Vast's SDK as SkyPilot uses it, buying the ask that was quoted and writing no key to the machine."""
+    """Vast's SDK for SkyPilot that buys the quoted ask and writes no key to the machine."""
 
     def __init__(self, sdk: Any) -> None:
         self._sdk = sdk
@@ -117,14 +148,17 @@ class _GuardedVast:
         return getattr(self._sdk, name)
 
     def search_offers(self, **kwargs: Any) -> Any:
-        """The ask itself, where SkyPilot would buy the first that it finds; whether it stands is said at the sale."""
+        """Return the quoted ask alone, because SkyPilot buys the first result.
+
+        The purchase fails if the ask no longer exists.
+        """
         ask = pin().get("ask")
         return self._sdk.search_offers(**kwargs) if ask is None else [{"id": int(ask)}]
 
     def create_instance(self, **kwargs: Any) -> Any:
         key = self._sdk.client.api_key
         kwargs["onstart_cmd"] = kwargs.get("onstart_cmd", "").replace(f'echo "{key}" > ~/.vast_api_key;', "")
-        kwargs["cancel_unavail"] = True  # else a machine that is taken meanwhile is ours all the same, stopped
+        kwargs["cancel_unavail"] = True  # Otherwise Vast creates a stopped instance if the machine is no longer free.
         if key in json.dumps(kwargs, default=str):
             raise RuntimeError("gpubroker: the account key would have reached the machine; nothing was created")
         return self._sdk.create_instance(**kwargs)
@@ -140,13 +174,17 @@ def _guarded_vast(original: Replacement) -> Replacement:
     return vast
 
 
-# ------------------------------------------------------------------------------------------- states SkyPilot knows not
+# -------------------------------------------------------------------------------------------- unknown machine states
 
 
-def _known_states(
-    cloud: str, known: dict[str, Any], gone: frozenset[str]
+def _state_patches(
+    cloud: str, known: dict[str, Any], ended: frozenset[str]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(query_instances that knows no unknown state, _filter_instances that does not wait for what has ended)."""
+    """Return patches for states that SkyPilot does not know.
+
+    The first is for `query_instances`: an unknown state becomes INIT. The second is for `_filter_instances`: it raises
+    for a machine that has ended instead of waiting for it.
+    """
 
     def querying(original: Replacement) -> Replacement:
         def query_instances(
@@ -156,9 +194,12 @@ def _known_states(
             non_terminated_only: bool = True,
             retry_if_missing: bool = False,
         ) -> dict[str, tuple[Any, str | None]]:
-            listed = importlib.import_module(f"sky.provision.{cloud}.instance")
-            instances = listed._filter_instances(cluster_name_on_cloud, None)
-            return {i: (known.get(one["status"], status_lib.ClusterStatus.INIT), None) for i, one in instances.items()}
+            module = importlib.import_module(f"sky.provision.{cloud}.instance")
+            instances = module._filter_instances(cluster_name_on_cloud, None)
+            return {
+                instance_id: (known.get(instance["status"], status_lib.ClusterStatus.INIT), None)
+                for instance_id, instance in instances.items()
+            }
 
         return query_instances
 
@@ -167,10 +208,10 @@ def _known_states(
             cluster_name_on_cloud: str, status_filters: list[str] | None, head_only: bool = False
         ) -> dict[str, Any]:
             if status_filters == ["RUNNING"]:
-                for one in original(cluster_name_on_cloud, sorted(gone), head_only).values():
-                    raise RuntimeError(f"gpubroker: {one['name']} is {one['status']} before it was ready")
-            found: dict[str, Any] = original(cluster_name_on_cloud, status_filters, head_only)
-            return found
+                for instance in original(cluster_name_on_cloud, sorted(ended), head_only).values():
+                    raise RuntimeError(f"gpubroker: {instance['name']} is {instance['status']} before it was ready")
+            instances: dict[str, Any] = original(cluster_name_on_cloud, status_filters, head_only)
+            return instances
 
         return _filter_instances
 
@@ -178,8 +219,8 @@ def _known_states(
 
 
 _INIT, _UP, _STOPPED = status_lib.ClusterStatus.INIT, status_lib.ClusterStatus.UP, status_lib.ClusterStatus.STOPPED
-_runpod = _known_states("runpod", {"RUNNING": _UP}, frozenset({"EXITED", "TERMINATED", "DEAD"}))
-_vast = _known_states(
+_runpod = _state_patches("runpod", {"RUNNING": _UP}, frozenset({"EXITED", "TERMINATED", "DEAD"}))
+_vast = _state_patches(
     "vast",
     {"RUNNING": _UP, "EXITED": _STOPPED, "STOPPED": _STOPPED, "OFFLINE": _STOPPED},
     frozenset({"EXITED", "STOPPED", "OFFLINE"}),
@@ -188,28 +229,29 @@ _vast = _known_states(
 # ----------------------------------------------------------------------------------------------------------- catalogs
 
 
-def _fresh_frame(original: Replacement) -> Replacement:
-    """Reads a catalog again at the first use in each request: RunPod's bid is what stands there.
+def _fresh_catalog(original: Replacement) -> Replacement:
+    """Return `_load_df` that reads a catalog again at the first use in each request.
 
-    A team's server has catalogs of its own; there the purchase's rows come with the request and go before them.
+    RunPod's bid is the price in the catalog. A team's server has its own catalogs; there the request contains the
+    purchase's rows, and they replace the catalog's rows for the same machines.
     """
 
     @annotations.lru_cache(scope="request")
     def _load_df(self: Any) -> Any:
         self._df = None
         frame = inspect.unwrap(original)(self)
-        given = [rows for file, rows in json.loads(os.environ.get(ROWS, "{}")).items() if self._filename.endswith(file)]
-        if not given:
+        sent = [rows for file, rows in json.loads(os.environ.get(ROWS, "{}")).items() if self._filename.endswith(file)]
+        if not sent:
             return frame
-        mine = pandas.read_csv(io.StringIO(pandas.DataFrame(given[0]).to_csv(index=False)))
-        same = frame["InstanceType"].isin(mine["InstanceType"]) & frame["Region"].isin(mine["Region"])
-        return pandas.concat([mine, frame[~same]], ignore_index=True)
+        purchase = pandas.read_csv(io.StringIO(pandas.DataFrame(sent[0]).to_csv(index=False)))
+        is_replaced = frame["InstanceType"].isin(purchase["InstanceType"]) & frame["Region"].isin(purchase["Region"])
+        return pandas.concat([purchase, frame[~is_replaced]], ignore_index=True)
 
     return _load_df  # type: ignore[no-any-return]
 
 
-def _fresh_aws(original: Replacement) -> Replacement:
-    """AWS's frame, mapped to the account's zones, is kept in a variable of its own."""
+def _fresh_aws_catalog(original: Replacement) -> Replacement:
+    """Return the function that also drops AWS's catalog, which SkyPilot caches in a separate variable."""
 
     def clear_request_level_cache() -> None:
         setattr(importlib.import_module("sky.catalog.aws_catalog"), "_user_df", None)  # noqa: B010
@@ -221,13 +263,15 @@ def _fresh_aws(original: Replacement) -> Replacement:
 # ---------------------------------------------------------------------------------------------- a server of one daemon
 
 
-def _no_doubt(original: Replacement) -> Replacement:
-    """All our clouds are in use: what is bought was listed with the same key a moment ago, and SkyPilot's own check,
-    made once and cached, would leave out for good a cloud that did not answer then.
+def _all_clouds_enabled(original: Replacement) -> Replacement:
+    """Return a function that enables all clouds on a daemon's own server.
+
+    The broker listed each purchase with the same key a moment before. SkyPilot checks once and caches the result, so
+    it would exclude for good a cloud that did not answer at that time.
     """
 
     def get_cached_enabled_clouds_or_refresh(*args: Any, **kwargs: Any) -> Any:
-        if not private():
+        if not is_private_server():
             return original(*args, **kwargs)
         return [registry.CLOUD_REGISTRY.from_str(cloud) for cloud in CLOUDS]
 
@@ -235,24 +279,27 @@ def _no_doubt(original: Replacement) -> Replacement:
 
 
 def _no_check(original: Replacement) -> Replacement:
-    """A server asks every cloud when it starts."""
+    """Return `check` that does nothing on a daemon's own server, because the check at its start asks every cloud."""
 
     def check(*args: Any, **kwargs: Any) -> Any:
-        return {} if private() else original(*args, **kwargs)
+        return {} if is_private_server() else original(*args, **kwargs)
 
     return check
 
 
 def _no_daemons(original: Any) -> Any:
-    """Watching machines is the native half's part; each of these costs a process of 170 MB."""
-    return [] if private() else original
+    """Return no background daemons on a daemon's own server.
+
+    The broker watches the machines itself, and each background daemon is a process of 170 MB.
+    """
+    return [] if is_private_server() else original
 
 
 # ---------------------------------------------------------------------------------------------------------- endpoints
 
 
 def _endpoint(variable: str, path: str) -> Callable[[str], str]:
-    """A cloud's address, moved by a variable: for tests and for proxies."""
+    """Return a function that replaces a cloud's address by that in `variable`, for tests and proxies."""
     base = os.environ.get(variable)
     return lambda original: base.rstrip("/") + path if base else original
 
@@ -266,35 +313,38 @@ _QUERY = "cluster_name cluster_name_on_cloud provider_config non_terminated_only
 
 PATCHES = (
     Patch("sky.execution", "launch", None, _launch_under_lock),
-    Patch("sky.provision", "run_instances", "provider_name region cluster_name cluster_name_on_cloud config", _counted),
+    Patch(
+        "sky.provision", "run_instances", "provider_name region cluster_name cluster_name_on_cloud config",
+        _records_creates,
+    ),
     Patch(
         "sky.backends.cloud_vm_ray_backend", "FailoverCloudErrorHandlerV2.update_blocklist_on_error",
-        "blocked_resources launchable_resources region zones error", _remembered,
+        "blocked_resources launchable_resources region zones error", _records_causes,
     ),
     Patch(
         "sky.backends.cloud_vm_ray_backend", "CloudVmRayBackend._execute", "self handle task dryrun",
-        sky_start.started_by_us,
+        task_start.started_over_ssh,
     ),
-    Patch("sky.backends.wheel_utils", "build_sky_wheel", "", sky_start.no_wheel),
-    Patch("sky.provision.runpod.instance", "POLL_INTERVAL", None, lambda _: sky_start.POLL_S["runpod"]),
-    Patch("sky.provision.vast.instance", "POLL_INTERVAL", None, lambda _: sky_start.POLL_S["vast"]),
+    Patch("sky.backends.wheel_utils", "build_sky_wheel", "", task_start.no_wheel),
+    Patch("sky.provision.runpod.instance", "POLL_INTERVAL", None, lambda _: task_start.POLL_S["runpod"]),
+    Patch("sky.provision.vast.instance", "POLL_INTERVAL", None, lambda _: task_start.POLL_S["vast"]),
     Patch("sky.check", "get_cloud_credential_file_mounts", "excluded_clouds", _no_credentials),
-    Patch("sky.provision.aws.config", "_configure_iam_role", "iam", sky_aws.no_instance_role),
-    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", sky_aws.machine_as_bought),
+    Patch("sky.provision.aws.config", "_configure_iam_role", "iam", aws_patches.no_instance_role),
+    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", aws_patches.machine_as_bought),
     Patch("sky.adaptors.vast", "vast", "", _guarded_vast),
-    Patch("sky.provision.runpod.utils", "launch", _POD, _anywhere),
+    Patch("sky.provision.runpod.utils", "launch", _POD, _without_community_zone),
     Patch("sky.provision.vast.instance", "_filter_instances", _FILTER, _vast[1]),
     Patch("sky.provision.runpod.instance", "_filter_instances", _FILTER, _runpod[1]),
     Patch("sky.provision.vast", "query_instances", _QUERY, _vast[0]),
     Patch("sky.provision.runpod", "query_instances", _QUERY, _runpod[0]),
     Patch(
         "sky.server.requests.executor", "override_request_env_and_config", "request_body request_id request_name",
-        sky_keys.fresh_keys,
+        _fresh_keys,
     ),
-    Patch("sky.catalog.common", "LazyDataFrame._load_df", "self", _fresh_frame),
-    Patch("sky.utils.annotations", "clear_request_level_cache", "", _fresh_aws),
+    Patch("sky.catalog.common", "LazyDataFrame._load_df", "self", _fresh_catalog),
+    Patch("sky.utils.annotations", "clear_request_level_cache", "", _fresh_aws_catalog),
     Patch(
-        "sky.check", "get_cached_enabled_clouds_or_refresh", "capability raise_if_no_cloud_access", _no_doubt,
+        "sky.check", "get_cached_enabled_clouds_or_refresh", "capability raise_if_no_cloud_access", _all_clouds_enabled,
     ),
     Patch("sky.check", "check", None, _no_check),
     Patch("sky.server.daemons", "INTERNAL_REQUEST_DAEMONS", None, _no_daemons),

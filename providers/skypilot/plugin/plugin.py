@@ -1,4 +1,4 @@
-"""gpubroker's part inside SkyPilot's API server, loaded through its plugin door into every one of its processes."""
+"""gpubroker's plugin for SkyPilot's API server, which loads it into each of its processes."""
 
 import fcntl
 import hmac
@@ -14,13 +14,13 @@ from sky.server import plugins
 
 from providers.skypilot.plugin.patch import state_folder
 from providers.skypilot.plugin.patches import PATCHES
-from providers.skypilot.plugin.task_start import way_in
-from providers.skypilot.server_locks import is_launching, tidy
+from providers.skypilot.plugin.task_start import ssh_login
+from providers.skypilot.server_locks import is_launching, remove_stale_launch_files
 from providers.skypilot.shared import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
 
 
 class GpuBroker(plugins.BasePlugin):
-    """The class that `SKYPILOT_SERVER_PLUGINS_CONFIG` names."""
+    """Plugin class that the file of `SKYPILOT_SERVER_PLUGINS_CONFIG` names."""
 
     @property
     def name(self) -> str:
@@ -37,17 +37,18 @@ class GpuBroker(plugins.BasePlugin):
         for patch in PATCHES:
             patch.apply()
         if extension_context.app is not None:
-            tidy(state_folder())
-            _guard_door(extension_context.app)
+            remove_stale_launch_files(state_folder())
+            _guard_http(extension_context.app)
 
 
 # ------------------------------------------------------------------------------------------------------ proof of life
 
 
 def _hold_server_lock() -> None:
-    """A shared flock on the server's file until this process ends; a server that was declared dead does not begin.
+    """Hold a shared flock on the server's file until this process ends.
 
-    It is left open on purpose: the kernel lets go of it with the process.
+    Raises RuntimeError if the server was declared dead. The file stays open on purpose: the kernel releases the lock
+    when the process ends.
     """
     server = os.environ.get(LOCK)
     if not server or server in _held:
@@ -65,28 +66,28 @@ _held: dict[str, int] = {}
 # ----------------------------------------------------------------------------------------------------- the HTTP server
 
 
-def _guard_door(app: FastAPI) -> None:
-    """Only who has the token gets in: the port is on loopback, but so is every user of this host."""
+def _guard_http(app: FastAPI) -> None:
+    """Require the token for each request, because every user of this host can reach the loopback port."""
     token = os.environ.get(TOKEN)
 
-    async def knock(request: Request, call_next: Callable[[Request], Any]) -> Any:
+    async def require_token(request: Request, call_next: Callable[[Request], Any]) -> Any:
         if token and not hmac.compare_digest(request.headers.get(TOKEN_HEADER, ""), token):
             return JSONResponse({"detail": "this API server belongs to a gpubroker daemon"}, status_code=401)
         return await call_next(request)
 
-    app.middleware("http")(knock)
+    app.middleware("http")(require_token)
     app.add_api_route("/gpubroker/launching/{cluster}", _is_launching, methods=["GET"])
-    app.add_api_route("/gpubroker/ssh/{cluster}", _way_in, methods=["GET"])
+    app.add_api_route("/gpubroker/ssh/{cluster}", _ssh_login, methods=["GET"])
 
 
 def _is_launching(cluster: str) -> dict[str, bool]:
-    """Whether a worker acts on the name at this moment, whatever the request's status says."""
+    """Return whether a worker acts on the cluster now; the status of its request does not show this."""
     return {"launching": is_launching(state_folder(), Path(cluster).name)}
 
 
-def _way_in(cluster: str) -> dict[str, Any]:
-    """Address and login of each machine; empty for a cluster that SkyPilot has no record of."""
+def _ssh_login(cluster: str) -> dict[str, Any]:
+    """Return address and login of each machine; empty for a cluster that SkyPilot has no record of."""
     from sky import global_user_state
 
-    way = way_in(global_user_state.get_handle_from_cluster_name(cluster))
-    return way and way | {"key": way["key"].read_text()}
+    login = ssh_login(global_user_state.get_handle_from_cluster_name(cluster))
+    return login and login | {"key": login["key"].read_text()}

@@ -1,7 +1,8 @@
-"""Starts the task on launched machines, by SSH, in place of SkyPilot's job queue, Ray and agents: none is put on them.
+"""Starts the task on launched machines by SSH, without SkyPilot's job queue, Ray and agents on the machines.
 
-SkyPilot knows machines whose runtime is ready without it (`ProvisionRuntimeMetadata`), and ours are said to be such.
-Its own takes half a minute to set up, and downloads from three places. Launches of others go on as before.
+SkyPilot supports machines that need no runtime setup (`ProvisionRuntimeMetadata`); the plugin declares its machines as
+such. SkyPilot's runtime takes half a minute to set up and downloads from three places. Launches of other users of a
+team's server do not change.
 """
 
 import dataclasses
@@ -20,31 +21,32 @@ from providers.skypilot.plugin.patch import Replacement, state_folder
 from providers.skypilot.shared import PIN
 
 POLL_S = {"runpod": 2, "vast": 5}
-"""Between two looks whether a machine runs, where SkyPilot has 5 and 10 s."""
+"""Seconds between two checks whether a machine runs, by cloud; SkyPilot uses 5 and 10 s."""
 
 
-def ours() -> bool:
-    """Whether the launch under way is gpubroker's: a team's server has others, too."""
+def is_ours() -> bool:
+    """Return True if the current launch is gpubroker's; a team's server also runs other launches."""
     return PIN in os.environ
 
 
-def ready(record: common.ProvisionRecord) -> common.ProvisionRecord:
-    """The machines as they are, with nothing more for SkyPilot to set up."""
-    done = common.ProvisionRuntimeMetadata(
+def without_runtime_setup(record: common.ProvisionRecord) -> common.ProvisionRecord:
+    """Return the record of a create with the mark that SkyPilot has nothing to set up on its machines."""
+    metadata = common.ProvisionRuntimeMetadata(
         has_ray=False, has_skylet=False, has_job_queue=False, runtime_setup_done=True, setup_done=True
     )
-    return dataclasses.replace(record, runtime_metadata=done) if ours() else record
+    return dataclasses.replace(record, runtime_metadata=metadata) if is_ours() else record
 
 
 def no_wheel(original: Replacement) -> Replacement:
-    """SkyPilot would build its wheel for machines, for which pip downloads what builds it, and go through its own files
-    at each launch. An empty folder is in its place.
+    """Return `build_sky_wheel` that returns an empty folder for gpubroker's launches.
+
+    SkyPilot would build its wheel for the machines: pip downloads the build tools, and each launch scans its files.
     """
 
     def build_sky_wheel() -> tuple[Path, str]:
-        if not ours():
-            built: tuple[Path, str] = original()
-            return built
+        if not is_ours():
+            wheel: tuple[Path, str] = original()
+            return wheel
         folder = state_folder() / "no-wheel"
         folder.mkdir(parents=True, exist_ok=True)
         return folder, folder.name
@@ -52,32 +54,32 @@ def no_wheel(original: Replacement) -> Replacement:
     return build_sky_wheel
 
 
-def started_by_us(original: Replacement) -> Replacement:
-    """SkyPilot would hand `setup` and `run` to its job queue."""
+def started_over_ssh(original: Replacement) -> Replacement:
+    """Return `_execute` that starts gpubroker's tasks over SSH; SkyPilot would use its job queue."""
 
     def _execute(self: Any, handle: Any, task: Any, dryrun: bool = False) -> Any:
-        if not ours():
+        if not is_ours():
             return original(self, handle, task, dryrun)
-        way = way_in(handle)
-        if not way:
+        login = ssh_login(handle)
+        if not login:
             raise RuntimeError("gpubroker: SkyPilot has no address of what it launched")
         env = task_lib.get_plaintext_envs_and_secrets(task.envs_and_secrets)
         env["SKYPILOT_NODE_IPS"] = "\n".join(handle.cached_internal_ips)
         scripts = {"start.sh": _start_script(), "setup.sh": task.setup, "run.sh": task.run}
         nodes = []
-        for rank, node in enumerate(way["nodes"]):
-            given = env | {"SKYPILOT_NODE_RANK": str(rank)}
-            lines = [f"{name}={shlex.quote(value)}\n" for name, value in given.items()]
-            data = sky_ssh.packed({"env": "".join(lines), **scripts})
-            nodes.append((sky_ssh.argv({**way, **node}, way["key"], tty=False), data))
-        sky_ssh.start(nodes)
+        for rank, node in enumerate(login["nodes"]):
+            node_env = env | {"SKYPILOT_NODE_RANK": str(rank)}
+            lines = [f"{name}={shlex.quote(value)}\n" for name, value in node_env.items()]
+            data = sky_ssh.owner_only_tar({"env": "".join(lines), **scripts})
+            nodes.append((sky_ssh.argv({**login, **node}, login["key"], tty=False), data))
+        sky_ssh.start_tasks(nodes)
         return None
 
     return _execute
 
 
-def way_in(handle: Any) -> dict[str, Any]:
-    """Addresses of all machines, the first one's first, and the login; empty while they are not known."""
+def ssh_login(handle: Any) -> dict[str, Any]:
+    """Return the addresses of all machines, the head node first, and the login; empty before SkyPilot has them."""
     hosts = getattr(handle, "cached_external_ips", None)
     ports = getattr(handle, "cached_external_ssh_ports", None)
     if not hosts or not ports:

@@ -23,7 +23,7 @@ DAEMON = "Error response from daemon: "
     ],
 )
 def test_the_registry_refuses(said: str) -> None:
-    assert image_refused(f"cannot pull ghcr.io/me/trainer; check trainer.image (it said: {said})")
+    assert image_refused(f"cannot pull ghcr.io/me/trainer; check trainer.image (output: {said})")
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_the_registry_refuses(said: str) -> None:
     ],
 )
 def test_a_host_or_a_moment_is_at_fault(said: str) -> None:
-    assert not image_refused(f"cannot pull ghcr.io/me/trainer; check trainer.image (it said: {said})")
+    assert not image_refused(f"cannot pull ghcr.io/me/trainer; check trainer.image (output: {said})")

@@ -95,7 +95,7 @@ async def test_who_is_cancelled_while_waiting_holds_nothing(tmp_path: Path) -> N
 
 
 async def test_the_oldest_rows_go_but_never_one_that_is_bought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sky_catalog, "_MOST", 3)
+    monkeypatch.setattr(sky_catalog, "_MAX_ROWS", 3)
     catalog = SkyCatalog(tmp_path)
     async with catalog.holding({FILE: [row("first")]}):
         for kind in ("second", "third", "fourth", "fifth"):

@@ -4,8 +4,8 @@ import pytest
 
 from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from providers.skypilot.api_client import Failure
-from providers.skypilot.errors import meaning, one_line
-from providers.skypilot.shared import NOTHING
+from providers.skypilot.errors import error_for_failure, one_line
+from providers.skypilot.shared import NOTHING_REQUESTED
 
 NONE_LEFT = "QueryError: There are no longer any instances available with the requested specifications."
 SOLD_OUT = "RuntimeError: Failed to launch instances.; ClientError: An error occurred (InsufficientInstanceCapacity)"
@@ -37,11 +37,16 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("ResourcesUnavailableError", "ConnectionError: reset by peer", OutcomeUnknown, "reset by peer"),
         ("ResourcesUnavailableError", "Failed to provision all possible resources: image_id=x", OutcomeUnknown, ""),
         ("ResourcesMismatchError", "the cluster exists with other resources", Rejected, ""),
-        ("RuntimeError", f"{NOTHING}AuthenticationError: Unauthorized request", Rejected, "gpubroker doctor"),
-        ("RuntimeError", f"{NOTHING}ResourcesMismatchError: other resources", Rejected, ""),
-        ("RuntimeError", f"{NOTHING}ValueError: Invalid zone 'x' for region 'y'", Rejected, "ask for another place"),
-        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", Throttled, "no route to host"),
-        ("RuntimeError", f"{NOTHING}QueryError: out of stock", NoCapacity, "out of stock"),
+        ("RuntimeError", f"{NOTHING_REQUESTED}AuthenticationError: Unauthorized request", Rejected, "gpubroker doctor"),
+        ("RuntimeError", f"{NOTHING_REQUESTED}ResourcesMismatchError: other resources", Rejected, ""),
+        (
+            "RuntimeError",
+            f"{NOTHING_REQUESTED}ValueError: Invalid zone 'x' for region 'y'",
+            Rejected,
+            "ask for another place",
+        ),
+        ("RuntimeError", f"{NOTHING_REQUESTED}ConnectionError: no route to host", Throttled, "no route to host"),
+        ("RuntimeError", f"{NOTHING_REQUESTED}QueryError: out of stock", NoCapacity, "out of stock"),
         ("AuthenticationError", "Unauthorized request", OutcomeUnknown, ""),
         ("CommandError", "setup failed with return code 1", OutcomeUnknown, ""),
         ("BrokenProcessPool", "a worker died", OutcomeUnknown, ""),
@@ -52,11 +57,11 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
 def test_only_what_left_nothing_behind_is_a_refusal(
     kind: str, message: str, expected: type[ProviderError], says: str
 ) -> None:
-    found = meaning(Failure(kind=kind, message=message), "aws", [])
+    found = error_for_failure(Failure(kind=kind, message=message), "aws", [])
     assert type(found) is expected
     assert str(found).startswith("aws: ")
     assert says in str(found)
-    assert NOTHING not in str(found)
+    assert NOTHING_REQUESTED not in str(found)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +86,12 @@ def test_only_what_left_nothing_behind_is_a_refusal(
 def test_what_a_person_must_mend_is_a_refusal_with_the_fix(said: str, fix: str) -> None:
     for failure in (
         Failure(kind="ResourcesUnavailableError", message=said),
-        Failure(kind="RuntimeError", message=f"{NOTHING}ValueError: {said}"),
+        Failure(kind="RuntimeError", message=f"{NOTHING_REQUESTED}ValueError: {said}"),
     ):
-        found = meaning(failure, "cloud", [])
+        found = error_for_failure(failure, "cloud", [])
         assert type(found) is Rejected
         assert fix in str(found).rpartition("; ")[2]
-    assert type(meaning(Failure(kind="RuntimeError", message=said), "cloud", [])) is OutcomeUnknown
+    assert type(error_for_failure(Failure(kind="RuntimeError", message=said), "cloud", [])) is OutcomeUnknown
 
 
 def test_a_message_is_one_short_line_without_secrets() -> None:

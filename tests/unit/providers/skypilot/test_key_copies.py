@@ -32,7 +32,7 @@ def test_a_changed_source_is_written_anew_and_an_unchanged_one_left_alone(tmp_pa
         copies.refresh()
         assert reading.read() == b"renewed by SkyPilot itself", "renamed: who reads the old one reads all of it"
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"api_key = the-second-key\n", 0o600)
-    assert {"the-first-key", "the-second-key"} <= copies.words
+    assert {"the-first-key", "the-second-key"} <= copies.secrets
 
 
 def test_files_that_are_gone_at_the_source_go_as_well(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
-from providers.skypilot.launcher import SkyConfig, SkyLauncher, _yaml
+from providers.skypilot.launcher import SkyConfig, SkyLauncher, _task_yaml
 from providers.skypilot.server import user_of
 from providers.skypilot.shared import PLUGIN_VERSION, SKY_VERSION
 from providers.skypilot.ssh import argv
@@ -34,7 +34,7 @@ def opened(state: Path) -> SkyLauncher:
 
 
 def test_a_task_is_pinned_to_one_thing_in_one_place() -> None:
-    assert yaml.safe_load(_yaml(NAME, BOUGHT, TASK)) == {
+    assert yaml.safe_load(_task_yaml(NAME, BOUGHT, TASK)) == {
         "name": NAME,
         "num_nodes": 2,
         "resources": {
@@ -167,6 +167,6 @@ async def test_skypilot_is_not_told_to_forget_a_name_again_and_again(
     async with TestServer(app, host="127.0.0.1") as server:
         sky = SkyLauncher(SkyConfig(url=str(server.make_url(""))), installation=Installation("abcd"), state=tmp_path)
         assert await forget(5) == 1
-        monkeypatch.setattr("providers.skypilot.launcher.FORGET_AGAIN_S", 0.0)
+        monkeypatch.setattr("providers.skypilot.launcher.PURGE_INTERVAL_S", 0.0)
         assert await forget(1) == 2, "its launch may have gone on meanwhile"
         await sky.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from providers.skypilot import server_keeper as sky_host
 from providers.skypilot import shared as sky_facts
-from providers.skypilot.server_locks import ServerLocks, is_launching, launch_lock, tidy
+from providers.skypilot.server_locks import ServerLocks, is_launching, launch_lock, remove_stale_launch_files
 from providers.skypilot.shared import LAUNCHING, SERVERS
 
 NAME = "gb-abcd-aaaaaaaaaaaaa"
@@ -43,7 +43,7 @@ def test_a_name_is_locked_while_any_worker_acts_on_it_and_then_gone(tmp_path: Pa
     with launch_lock(tmp_path, NAME):
         with launch_lock(tmp_path, NAME):
             assert is_launching(tmp_path, NAME)
-        tidy(tmp_path)
+        remove_stale_launch_files(tmp_path)
         assert is_launching(tmp_path, NAME), "the other has ended, and one acts on it yet"
     assert not is_launching(tmp_path, NAME)
     assert list((tmp_path / LAUNCHING).iterdir()) == []
@@ -68,21 +68,21 @@ def test_workers_that_come_and_go_at_once_never_lock_a_file_that_is_gone(tmp_pat
 def test_the_name_of_a_killed_worker_is_tidied_up(tmp_path: Path) -> None:
     (tmp_path / LAUNCHING).mkdir()
     (tmp_path / LAUNCHING / NAME).touch()
-    tidy(tmp_path)
+    remove_stale_launch_files(tmp_path)
     assert list((tmp_path / LAUNCHING).iterdir()) == []
 
 
 def test_the_log_is_kept_within_bounds_and_its_writers_go_on(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with log.open("ab", buffering=0) as writer:
-        writer.write(b"x" * sky_host.LOG_BYTES)
-        sky_host.shorten(log)
-        assert log.stat().st_size == sky_host.LOG_BYTES
+        writer.write(b"x" * sky_host.MAX_LOG_BYTES)
+        sky_host.rotate(log)
+        assert log.stat().st_size == sky_host.MAX_LOG_BYTES
         writer.write(b"y")
-        sky_host.shorten(log)
+        sky_host.rotate(log)
         writer.write(b"after\n")
     assert log.read_bytes() == b"after\n"
-    assert (tmp_path / "server.log.1").stat().st_size == sky_host.LOG_BYTES + 1
+    assert (tmp_path / "server.log.1").stat().st_size == sky_host.MAX_LOG_BYTES + 1
 
 
 def test_the_plugins_version_follows_from_all_of_its_code() -> None:

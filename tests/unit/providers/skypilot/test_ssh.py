@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from providers.skypilot import ssh as sky_ssh
-from providers.skypilot.ssh import packed, start
+from providers.skypilot.ssh import owner_only_tar, start_tasks
 
 SSH = """#!/bin/bash
 # The machine of the home that is the first argument; what was said and asked stays in its folder.
@@ -56,20 +56,20 @@ class Machine:
 def task(
     setup: str = "echo set up; umask", run: str = 'echo "$SECRET $SKYPILOT_NODE_RANK"; echo once >>times'
 ) -> bytes:
-    return packed({"env": ENV, "start.sh": script(), "setup.sh": setup, "run.sh": run})
+    return owner_only_tar({"env": ENV, "start.sh": script(), "setup.sh": setup, "run.sh": run})
 
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sky_ssh, "AGAIN_S", 0.01)
+    monkeypatch.setattr(sky_ssh, "RETRY_DELAY_S", 0.01)
 
 
 def test_a_task_is_run_once_whatever_connections_break(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m")
     (machine.home / "deaf").write_text("3")
     (machine.home / "breaks").touch()
-    start([(machine.ssh, task())])
-    start([(machine.ssh, task())])
+    start_tasks([(machine.ssh, task())])
+    start_tasks([(machine.ssh, task())])
     assert machine.text("code") == "0\n"
     assert machine.text("log").splitlines()[:2] == ["set up", "0022"]
     assert "it is $HOME 0" in machine.text("log")
@@ -82,14 +82,14 @@ def test_secrets_are_read_by_nobody_else_and_do_not_stay(tmp_path: Path) -> None
     subprocess.run([*machine.ssh, sky_ssh.DELIVER], input=task(), check=True)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (machine.folder, machine.folder / "env")}
     assert modes == {".gpubroker": 0o700, "env": 0o600}
-    start([(machine.ssh, task())])
+    start_tasks([(machine.ssh, task())])
     machine.text("code")
     assert not (machine.folder / "env").exists()
 
 
 def test_what_fails_in_setup_is_not_run(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "m")
-    start([(machine.ssh, task(setup="echo gpubroker-setup: no; exit 3"))])
+    start_tasks([(machine.ssh, task(setup="echo gpubroker-setup: no; exit 3"))])
     assert machine.text("code") == "3\n"
     assert not (machine.folder / "running").exists()
     assert not (machine.folder / "times").exists()
@@ -100,18 +100,18 @@ def test_none_of_several_machines_begins_before_all_answer(tmp_path: Path, monke
     machines = [Machine(tmp_path / name) for name in ("a", "b")]
     (machines[1].home / "deaf").write_text("1000")
     with pytest.raises(RuntimeError, match="ended with 255: Connection refused"):
-        start([(machine.ssh, task()) for machine in machines])
+        start_tasks([(machine.ssh, task()) for machine in machines])
     assert not (machines[0].folder / "started").exists()
     (machines[1].home / "deaf").unlink()
-    start([(machine.ssh, task()) for machine in machines])
+    start_tasks([(machine.ssh, task()) for machine in machines])
     assert [machine.text("code") for machine in machines] == ["0\n", "0\n"]
 
 
 def test_a_machine_that_answers_and_does_not_do_it_is_given_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sky_ssh, "REFUSE_S", 0.1)
+    monkeypatch.setattr(sky_ssh, "COMMAND_RETRY_S", 0.1)
     machine = Machine(tmp_path / "m")
     machine.folder.touch()
     with pytest.raises(RuntimeError, match=r"ended with 1: mkdir: cannot create directory"):
-        start([(machine.ssh, task())])
+        start_tasks([(machine.ssh, task())])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from providers.skypilot import task_status as sky_job
-from providers.skypilot.task_status import SkyJob, look, verdict
+from providers.skypilot.task_status import SkyJob, read_job, start_result
 
 NOT_FOUND = "Error response from daemon: manifest unknown"
 PULL = f"""{NOT_FOUND}
@@ -39,7 +39,7 @@ def job(status: str, log: str = "", ran_s: float = 0.0) -> SkyJob:
 
 
 async def test_a_machine_is_asked_how_it_fares(tmp_path: Path) -> None:
-    seen = await look(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
+    seen = await read_job(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
     assert seen is not None
     assert (seen.status, 100 <= seen.ran_s < 130) == ("RUNNING", True)
     assert seen.log.endswith(PULL)
@@ -54,21 +54,21 @@ async def test_a_machine_is_asked_how_it_fares(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 async def test_where_a_machine_stands(tmp_path: Path, running_s: float | None, code: int | None, status: str) -> None:
-    seen = await look(machine(tmp_path, running_s=running_s, code=code))
+    seen = await read_job(machine(tmp_path, running_s=running_s, code=code))
     assert seen is not None
     assert seen.status == status
 
 
 async def test_a_machine_on_which_nothing_was_started_yet_has_no_job(tmp_path: Path) -> None:
-    assert await look(shell(tmp_path)) is None
-    assert await look(["false"]) is None
+    assert await read_job(shell(tmp_path)) is None
+    assert await read_job(["false"]) is None
     (tmp_path / ".gpubroker").mkdir()
-    assert await look(shell(tmp_path)) is None
+    assert await read_job(shell(tmp_path)) is None
 
 
 async def test_a_machine_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sky_job, "LOOK_S", 0.2)
-    assert await look(["sh", "-c", "exec sleep 60", "0"]) is None
+    monkeypatch.setattr(sky_job, "READ_S", 0.2)
+    assert await read_job(["sh", "-c", "exec sleep 60", "0"]) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ async def test_a_machine_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, expected: bool) -> None:
-    assert verdict(seen, []) is expected
+    assert start_result(seen, []) is expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, ex
         (
             job("FAILED_SETUP", PULL),
             "cannot pull r.example/t@sha256:0; check trainer.image, and the registry's login if it is private"
-            f" (it said: {NOT_FOUND})",
+            f" (output: {NOT_FOUND})",
         ),
         (
             job("FAILED_SETUP", "gpubroker-setup: no trainer in this image"),
@@ -100,30 +100,30 @@ def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, ex
         (
             # The machine waits to end itself, and so it is still said to run.
             job("RUNNING", "docker: no runtime\ngpubroker-run: the trainer ended with 125", 1),
-            "the trainer cannot run on this machine (exit code 125); check trainer.image (it said: docker: no runtime)",
+            "the trainer cannot run on this machine (exit code 125); check trainer.image (output: docker: no runtime)",
         ),
         (job("FAILED"), "the machine's task ended as FAILED"),
     ],
 )
 def test_a_failure_is_told_in_one_line_with_what_to_do(seen: SkyJob, expected: str) -> None:
-    assert verdict(seen, []) == expected
+    assert start_result(seen, []) == expected
 
 
 def test_no_secret_is_told() -> None:
     log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch s3cret"
-    told = verdict(job("FAILED_SETUP", log), ["s3cret"])
-    assert told == "cannot fetch *** (it said: GET https://store.example/t?key=***)"
+    told = start_result(job("FAILED_SETUP", log), ["s3cret"])
+    assert told == "cannot fetch *** (output: GET https://store.example/t?key=***)"
 
 
 def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> None:
     """A former daemon has launched it."""
     log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch the trainer"
-    assert verdict(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"
+    assert start_result(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"
 
 
 async def test_a_host_that_answers_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what it sends within the time of one look is kept in the daemon's memory."""
-    monkeypatch.setattr(sky_job, "LOOK_S", 600.0)
+    monkeypatch.setattr(sky_job, "READ_S", 600.0)
     begun = time.monotonic()
-    assert await look(["sh", "-c", "exec yes", "0"]) is None
+    assert await read_job(["sh", "-c", "exec yes", "0"]) is None
     assert time.monotonic() - begun < 300
