@@ -14,6 +14,7 @@ from broker.estimator.architecture.model_states import STATES, divided, embedded
 from broker.estimator.memory import device_overhead as shown
 from broker.estimator.memory.device_overhead import Estimate
 from broker.estimator.memory.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
+from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import (
     READ_WORDS,
     UNREAD,
@@ -26,7 +27,6 @@ from broker.estimator.memory.simulator.library_versions import (
     repeats_keys,
     table_bytes,
 )
-from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.tape import CATEGORIES as CATEGORIES
 from broker.estimator.memory.simulator.types import Step
 

@@ -9,8 +9,8 @@ from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, fa
 from broker.estimator.architecture.lora_targets import choose
 from broker.estimator.memory.estimate import adapted_modules
 from broker.estimator.memory.evidence import FORMULA, TRACED_OPTIMIZERS, evidence_of
+from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import is_quantised
-from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.types import Step
 
 GPU_CONTEXT = GIB * 3 // 4

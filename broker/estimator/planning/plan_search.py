@@ -12,7 +12,7 @@ from itertools import product
 from broker.domain.workload import MemoryNeed, Parallelism, Plan, Workload
 from broker.estimator.memory.evidence import evidence_of
 from broker.estimator.memory.job_memory import GPU_CONTEXT, divides, gathered, memory, numerics_of
-from broker.estimator.memory.simulator.simulate import simulate
+from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.types import Step
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.roofline import RooflineStep

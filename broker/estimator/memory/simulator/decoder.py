@@ -10,8 +10,8 @@ from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec, layer_matrices
 from broker.estimator.architecture.model_states import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.estimator.memory.simulator.decoder_layer import Layer
-from broker.estimator.memory.simulator.embedding_adapters import adapt_embeddings, adapt_head
 from broker.estimator.memory.simulator.fsdp import world_of
+from broker.estimator.memory.simulator.layer_ops import adapt_embeddings, adapt_head
 from broker.estimator.memory.simulator.layer_sampling import Depth
 from broker.estimator.memory.simulator.tape import CATEGORIES, EARLIER, Tape, Tensor, Weight
 from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak

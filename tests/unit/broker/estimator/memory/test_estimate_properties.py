@@ -19,8 +19,8 @@ from broker.estimator.memory.estimate import (
     estimate,
     numerics,
 )
+from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import is_fourth, loss_of, release_of
-from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.types import Step
 from tests.unit.broker.estimator.memory.test_estimate import of
 

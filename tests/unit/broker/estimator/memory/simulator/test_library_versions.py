@@ -7,8 +7,8 @@ import pytest
 
 from broker.domain.workload import ModelShape
 from broker.estimator.memory.estimate import EstimateOptions, estimate, numerics
+from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import is_read, loss_of, release_of, repeats_keys, table_bytes
-from broker.estimator.memory.simulator.simulate import simulate
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.types import Step
 from broker.model_catalog import catalog as catalogue

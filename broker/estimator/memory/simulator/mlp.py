@@ -1,30 +1,55 @@
-"""Tensors of a mixture of experts: every token passes through some experts, whose outputs are weighted and summed.
+"""Simulation of an MLP, and of a mixture of experts: each token passes through some experts, which are summed.
 
 All experts are assumed to get equally many tokens.
 """
 
-from typing import Protocol
-
-from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import Numerics
-from broker.estimator.memory.simulator.tape import Tape, Tensor
+from broker.estimator.memory.simulator.activations import activate
+from broker.estimator.memory.simulator.layer_ops import LayerOps
+from broker.estimator.memory.simulator.tape import Tensor
 
 MOST_TURNS = 8
 """Largest number of simulated turns. With more experts, one turn represents several."""
 
 
-class Experts(Protocol):
-    """The layer that contains the mixture."""
+class Mlp(LayerOps):
+    """MLP of a layer, or its mixture of experts."""
 
-    tape: Tape
-    shape: ModelShape
-    numerics: Numerics
-    tokens: int
+    def activate(self, x: Tensor) -> Tensor:
+        """Apply the MLP's activation; the caller still holds `x`."""
+        return activate(self.tape, x, self.shape.activation, autocast=self.numerics.autocast)
 
-    def mlp(self, x: Tensor) -> Tensor: ...
+    def feed(self, x: Tensor) -> Tensor:
+        """Apply the MLP or the mixture of experts."""
+        return _mixture(self, x) if self.shape.experts else self.mlp(x)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Apply the gated or plain MLP; the caller still holds its input."""
+        tape, names = self.tape, self.build.names
+        if "fc" in names:
+            wide = self.linear(x, "fc")
+            bent = self.activate(wide)
+            tape.drop(wide)
+            out = self.linear(bent, "proj")
+            tape.drop(bent)
+            return out
+        if "gate_up" in names:
+            fused = self.linear(x, "gate_up")
+            gate, up = tape.split(fused, (fused.count // 2, fused.count // 2))
+            tape.drop(fused)
+        else:
+            gate = self.linear(x, "gate")
+        bent = self.activate(gate)
+        if "gate_up" not in names:
+            tape.drop(gate)
+            up = self.linear(x, "up")
+        product = tape.product(bent, up)
+        tape.drop(bent, up, *([gate] if "gate_up" in names else []))
+        out = self.linear(product, "down")
+        tape.drop(product)
+        return out
 
 
-def mixture(layer: Experts, x: Tensor) -> Tensor:
+def _mixture(layer: Mlp, x: Tensor) -> Tensor:
     """Return the mixture's output, in place of an MLP; the caller still holds `x`."""
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     scores = tape.op([x], tokens * s.experts, 4, saves=[x] if layer.numerics.full else [], saves_out=True)
@@ -34,7 +59,7 @@ def mixture(layer: Experts, x: Tensor) -> Tensor:
     return total
 
 
-def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
+def _at_once(layer: Mlp, x: Tensor, scores: Tensor) -> Tensor:
     """Run all experts in one matrix product, as transformers 5 does."""
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     layer.tokens = tokens * s.active_experts
@@ -48,7 +73,7 @@ def _at_once(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
     return total
 
 
-def _in_turn(layer: Experts, x: Tensor, scores: Tensor) -> Tensor:
+def _in_turn(layer: Mlp, x: Tensor, scores: Tensor) -> Tensor:
     """Run one expert after another, as transformers 4 does (MixtralSparseMoeBlock).
 
     Tensors that a turn names live until the next turn replaces them.

@@ -1,0 +1,151 @@
+"""Simulation of attention: rotary positions, heads, and the fused, eager and materialised kernels."""
+
+from collections.abc import Sequence
+
+from broker.estimator.memory.simulator.layer_ops import LayerOps
+from broker.estimator.memory.simulator.tape import Tensor
+
+
+class Attention(LayerOps):
+    """Attention of a layer, from its normed input to the weighted values."""
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Apply rotary positions: products with cosines and sines, which need no gradient."""
+        if not self.build.rotary:
+            x.retain()
+            return x
+        extra = x.count * x.width
+        return self.tape.op([x], x.count, x.width, scratch=2 * extra, back=extra)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values as the attention takes them."""
+        q, k, v = self._turned_heads(x)
+        # the copies of a single head are a view
+        if self.numerics.repeated_keys and k.count != q.count and self.shape.kv_heads > 1:
+            q, k, v = self._repeated([q, k, v])
+        return q, k, v
+
+    def _turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s, tape = self.shape, self.tape
+        if "qkv" in self.build.names:
+            return self._fused_heads(self.linear(x, "qkv"))
+        raw = [self.linear(x, role) for role in ("q", "k", "v")]
+        if self.build.head_norms or s.head_norms:
+            for number, parts in enumerate((s.heads, s.kv_heads)):
+                normed = self.norm(raw[number], parts)
+                tape.drop(raw[number])
+                raw[number] = normed
+        turned = self.rotate(raw[0]), self.rotate(raw[1])
+        tape.drop(raw[0], raw[1])
+        return *turned, raw[2]
+
+    def _fused_heads(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split the fused projection into views; it lives as long as any of them. Falcon copies its keys and values."""
+        s, tape = self.shape, self.tape
+        q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
+        views = tape.split(fused, (q, kv, kv))
+        if self.numerics.presents:
+            views[1].retain()
+            self.presents.append(views[1])
+        tape.drop(fused)
+        if self.build.broadcast:
+            wide = self.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
+            copies = [tape.op([v], wide, v.width, back=fused.size) for v in views[1:]]
+            tape.drop(*views[1:])
+            views = [views[0], *copies]
+        turned = self.rotate(views[0]), self.rotate(views[1])
+        tape.drop(views[0], views[1])
+        return *turned, views[2]
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Apply scaled dot-product attention, by a fused kernel if possible. The caller still holds the inputs."""
+        n, s, tape = self.numerics, self.shape, self.tape
+        grouped, width = k.count != q.count, 2 if n.compute == 2 else q.width
+        shared = grouped and not n.repeated_keys  # a single head is repeated as a view, which every kernel accepts
+        written = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
+        masked = self.masked and n.attention != "eager" and not (written and self.build.broadcast)
+        named: list[Tensor] = []
+        if masked and grouped:  # no kernel shares keys under a mask
+            q, (k, v, *named) = self.cast(q, width), self._for_every_head(q.count, width, k, v)
+        else:
+            q, k, v = [self.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
+        if n.attention == "eager":
+            return self._eager(q, k, v)
+        bias = None
+        if masked:  # in the type of the queries
+            bias = tape.new(self.rows * self.length * self.length, q.width)
+        elif written:
+            return self._written_out(q, k, v)
+        sums = tape.new(self.tokens * s.heads, 4)
+        padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
+        back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped and not bias else 0)
+        masks = [bias] if bias else []
+        out = tape.op([q, k, v], q.count, q.width, saves=[q, k, v, sums, *masks], back=back, saves_out=True)
+        tape.drop(q, k, v, sums, *masks, *named)
+        return out
+
+    def _for_every_head(self, count: int, width: int, *heads: Tensor) -> list[Tensor]:
+        """Repeat keys and values for the queries' heads and then cast them; both versions live meanwhile.
+
+        The repetition of a single head is a view, which a cast materialises (`repeat_kv` in transformers'
+        sdpa_attention.py).
+        """
+        made, named, tape = [], [], self.tape
+        for t in heads:
+            if self.shape.kv_heads > 1:
+                named.append(tape.op([t], count, t.width))
+                made.append(self.cast(named[-1], width))
+            elif t.width == width:
+                made.append(self.cast(t, width))
+            else:
+                made.append(tape.op([t], count, width, back=count * t.width))
+        return made + named
+
+    def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Apply torch's attention without a fused kernel: in float32, with all scores materialised."""
+        tape, width = self.tape, q.width
+        scores = self.rows * self.shape.heads * self.length * self.length
+        wide = [self.cast(t, 4) for t in (q, k, v)]
+        tape.drop(q, k, v)
+        if not self.build.broadcast:  # repeated for every head of a group
+            wide = self._repeated(wide)
+        scaled = [tape.op([t], t.count, 4) for t in wide[:2]]
+        expanded = q.count * 4 if self.build.broadcast and self.rows == 1 else 0
+        if self.build.broadcast and self.rows > 1:  # a view for one row, a copy for several rows
+            scaled, wide = self._repeated(scaled), self._repeated(wide)
+        product = tape.op(scaled, scores, 4, saves=scaled, back=expanded)
+        tape.drop(*scaled)
+        masked = tape.op([product], scores, 4, passthrough_grad=True)
+        tape.drop(product)
+        soft = tape.op([masked], scores, 4, saves_out=True)
+        tape.drop(masked)
+        narrow = tape.new(scores, width) if width != 4 else self.cast(soft, 4)
+        out = tape.op([soft, wide[2]], q.count, 4, saves=[soft, wide[2]], back=expanded)
+        result = self.cast(out, width)
+        tape.drop(soft, narrow, out, *wide)
+        return result
+
+    def _repeated(self, heads: Sequence[Tensor]) -> list[Tensor]:
+        """Expand keys and values to the size of the queries, which come first in `heads`."""
+        more = [self.tape.op([t], heads[0].count, t.width) for t in heads[1:]]
+        self.tape.drop(*heads[1:])
+        return [heads[0], *more]
+
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Apply transformers' own attention: product, scale, mask, softmax in float32; keys and values are repeated."""
+        tape = self.tape
+        scores = self.rows * self.shape.heads * self.length * self.length
+        if k.count != q.count:
+            q, k, v = self._repeated([q, k, v])
+        product = tape.op([q, k], scores, q.width, saves=[q, k])
+        scaled = tape.op([product], scores, q.width)
+        tape.drop(product)
+        masked = tape.op([scaled], scores, q.width, passthrough_grad=True)
+        tape.drop(scaled)
+        soft = tape.op([masked], scores, 4, saves_out=True)
+        tape.drop(masked)
+        weights = self.cast(soft, q.width)
+        tape.drop(soft)
+        out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
+        tape.drop(weights, q, k, v)
+        return out

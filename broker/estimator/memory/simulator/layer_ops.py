@@ -1,0 +1,187 @@
+"""Operations that all layers are made of: casts, matrix products, adapters, dropout and norms.
+
+The saved tensors follow from torch's derivatives.yaml, the order of frees from the code of transformers 5.17 and peft
+0.21. The reference is trainer/memtrace/tracer.py, which runs that code itself.
+"""
+
+from broker.domain.workload import ModelShape
+from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
+from broker.estimator.memory.simulator.tape import EARLIER, Tape, Tensor, Weight
+
+
+class LayerOps:
+    """Tape, shape and weights of one layer over `rows` rows of `length` tokens, with its basic operations."""
+
+    def __init__(
+        self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int, *, masked: bool = False
+    ) -> None:
+        self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, family_spec(shape)
+        self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
+        self.casts: list[Weight] = []
+        """Weights whose half-precision copies autocast keeps until it ends."""
+        self.presents: list[Tensor] = []
+        """Keys and values that the layer returned, as views."""
+        self.weights: dict[str, Weight] = {}
+        n, self.sizes = numerics, linears(shape)
+        for role, (inputs, outputs) in self.sizes.items():
+            many = copies(shape, role)
+            self.weights[role] = Weight(inputs * outputs * many, n.weight, trained=n.full, grad_width=n.trained)
+            if role in n.adapted:
+                for end, width in (("A", inputs), ("B", outputs)):
+                    size = width * n.rank * many
+                    self.weights[role + end] = Weight(size, n.adapters, trained=True, grad_width=n.adapters)
+
+    def cast(self, x: Tensor, width: int) -> Tensor:
+        """Return `x` cast to the width, or `x` itself with one more reference if it already has that width."""
+        if x.width == width:
+            x.retain()
+            return x
+        return self.tape.op([x], x.count, width)
+
+    def forget(self) -> None:
+        """Free the copies of weights that autocast kept, at its end."""
+        for w in self.casts:
+            assert w.cast is not None
+            self.tape.drop(w.cast)
+            w.cast = None
+        self.casts.clear()
+
+    def part(self) -> None:
+        """Release the presents that the layer returned in addition to its output."""
+        self.tape.drop(*self.presents)
+        self.presents.clear()
+
+    def matrix(self, x: Tensor, w: Weight, outputs: int) -> Tensor:
+        """Return `x` times a matrix of this layer or of the head."""
+        n, tape = self.numerics, self.tape
+        into = self.cast(x, n.compute) if n.autocast else self.cast(x, max(x.width, w.width))
+        saves, width, copy = [], into.width, None
+        if n.autocast and w.width != n.compute:
+            copy = w.cast or tape.new(w.count, n.compute)
+            saves.append(copy)
+        if w.trained:
+            saves.append(into)
+        trained = [(w, width)] if w.trained else []
+        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, saves_matrix=True)
+        tape.drop(into)
+        if copy is not None and w.cast is None:
+            if self.build.cached_casts:
+                w.cast = copy
+                self.casts.append(w)
+            else:
+                tape.drop(copy)
+        return made
+
+    def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
+        """Return `x` times a quantised matrix.
+
+        bitsandbytes unpacks the matrix for each use; the result has the type of the input. A matrix of 8 bits is always
+        computed with in fp16.
+        """
+        width = 2 if self.numerics.bits == 8 else self.numerics.compute
+        into = self.cast(x, width)
+        beside = count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens)
+        unpacked = count * width + beside
+        out = self.tape.op([into], self.tokens * outputs, width, scratch=unpacked, back=unpacked)
+        self.tape.drop(into)
+        made = self.cast(out, x.width)
+        self.tape.drop(out)
+        return made
+
+    def linear(self, x: Tensor, role: str) -> Tensor:
+        """Return the output of one of the layer's linear modules, with its adapter."""
+        inputs, outputs = self.sizes[role]
+        w = self.weights[role]
+        made = self.quantised(x, inputs * outputs, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
+        return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
+
+    def adapt(self, x: Tensor, base: Tensor, role: str, outputs: int) -> Tensor:
+        """Add peft's LoRA, in the adapters' own type; under autocast in half precision."""
+        n, tape = self.numerics, self.tape
+        kept = n.bits and n.autocast  # peft's bitsandbytes layers do not cast then
+        into = self.cast(x, x.width if kept else n.adapters)
+        dropped = self.dropout(into) if n.dropout else self.cast(into, into.width)
+        low = self.matrix(dropped, self.weights[role + "A"], n.rank)
+        tape.drop(dropped)
+        high = self.matrix(low, self.weights[role + "B"], outputs)
+        tape.drop(low)
+        scaled = tape.op([high], high.count, high.width)
+        tape.drop(high)
+        added = tape.op([base, scaled], base.count, max(base.width, scaled.width), passthrough_grad=True)
+        tape.drop(base, scaled, into)
+        result = self.cast(added, base.width)
+        tape.drop(added)
+        return result
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Apply dropout, which saves its mask."""
+        mask = self.tape.new(x.count, self.numerics.mask or x.width)
+        made = self.tape.op([x], x.count, x.width, saves=[mask], saves_own_output=True)
+        self.tape.drop(mask)
+        return made
+
+    def norm(self, x: Tensor, parts: int = 1) -> Tensor:
+        """Normalise `x`. `parts`: heads of a row that are normalised separately."""
+        n, tape, kind = self.numerics, self.tape, self.build.norm
+        weight = 4 if n.norms_float32 else n.weight
+        w = Weight(x.count // self.tokens // parts, weight, trained=n.full, grad_width=n.trained)
+        trained = [(w, n.trained)] if n.full else []
+        wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
+        if kind == "layer":
+            sums = tape.new(self.tokens * parts * 2, 4)
+            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, saves_own_output=True)
+            tape.drop(wide, sums)
+            return out
+        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
+        root = tape.op([squares], self.tokens * parts, 4)
+        tape.drop(squares)
+        normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
+        tape.drop(wide, root)
+        if kind == "gemma":
+            scale = tape.new(w.count, 4)  # the weight plus one
+            kept = [scale, normal] if n.full else [scale]
+            scaled = tape.op([normal], x.count, 4, saves=kept, weights=trained)
+            out = self.cast(scaled, x.width)
+            tape.drop(scale, normal, scaled)
+            return out
+        narrow, width = tape.after(normal, self.cast(normal, x.width)), max(x.width, weight)
+        # the weight's gradient before it is summed, or the input's before it is cast
+        wide_gradient = n.full or narrow.width < width
+        out = tape.op(
+            [narrow], x.count, width, saves=[narrow] if n.full else [], weights=trained,
+            back=x.count * width if wide_gradient else 0,
+        )  # fmt: skip
+        tape.drop(narrow)
+        return out
+
+
+def _weights(layer: LayerOps, role: str, inputs: int, outputs: int, *, accumulated: bool) -> None:
+    n = layer.numerics
+    for end, width in (("A", inputs), ("B", outputs)):
+        weight = Weight(width * n.rank, n.adapters, trained=True, grad_width=n.adapters)
+        weight.gradient = EARLIER if accumulated else None
+        layer.weights[role + end] = weight
+
+
+def adapt_head(layer: LayerOps, x: Tensor, logits: Tensor, *, accumulated: bool) -> Tensor:
+    """Add the head's adapter; consumes the logits."""
+    vocabulary = layer.shape.vocabulary
+    _weights(layer, "head", layer.shape.hidden, vocabulary, accumulated=accumulated)
+    return layer.adapt(x, logits, "head", vocabulary)
+
+
+def adapt_embeddings(layer: LayerOps, x: Tensor, *, accumulated: bool) -> Tensor:
+    """Add the adapter of the embeddings; consumes `x`.
+
+    Peft looks up rows of the first matrix and multiplies them by the second, without dropout.
+    """
+    tape, n, hidden = layer.tape, layer.numerics, layer.shape.hidden
+    _weights(layer, "embeddings", layer.shape.vocabulary, hidden, accumulated=accumulated)
+    first = layer.weights["embeddingsA"]
+    low = tape.op((), layer.tokens * n.rank, n.adapters, weights=[(first, n.adapters)])
+    high = layer.matrix(low, layer.weights["embeddingsB"], hidden)
+    tape.drop(low)
+    scaled = tape.after(high, tape.op([high], high.count, high.width))
+    added = tape.op([x, scaled], x.count, x.width, passthrough_grad=True)
+    tape.drop(x, scaled)
+    return added
