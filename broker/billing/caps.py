@@ -37,32 +37,32 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
     return replace(moved, sent=moved.sent + saves + attempt.line.rows_bytes)
 
 
-def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: DrainBudget) -> Decimal:
+def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, drain_budget: DrainBudget) -> Decimal:
     """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
     would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints.
     """
     offer = line.offer
-    least_s = max(lead_s(offer, caps, tempo), offer.billing_minimum_s)
+    least_s = max(lead_s(offer, caps, drain_budget), offer.billing_minimum_s)
     price = ceiling(offer, offer.usd_per_hour)
-    saves = _saves(every_s, tempo.detect_s + tempo.drain_s) * _save_bytes(line)
+    saves = _saves(every_s, drain_budget.detect_s + drain_budget.drain_s) * _save_bytes(line)
     moved = Traffic(sent=saves + line.rows_bytes)
     return machine_cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, moved)
 
 
-def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> bool:
+def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget) -> bool:
     """True when the job must drain now: spent + highest rate x `drain_lead_s` + last saves reaches the cap.
 
     Then spend <= cap holds while the cloud ends billing within `caps.teardown_s` of destroy. Where it takes t seconds
     longer, the overshoot is at most rate x t.
     """
-    lead = timedelta(seconds=drain_lead_s(attempt, caps, tempo))
+    lead = timedelta(seconds=drain_lead_s(attempt, caps, drain_budget))
     others = job.spent_usd - attempt.charged_usd
     known = latest_price(attempt)
     highest = replace(known, since=now, usd_per_hour=ceiling(attempt.line.offer, known.usd_per_hour))
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
     # What was charged before it was known to run later than the create is spent, and worked off.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
-    during_s = tempo.detect_s + tempo.drain_s
+    during_s = drain_budget.detect_s + drain_budget.drain_s
     moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, during_s)))
     return others + machines + moved >= limit(attempt, job)
 
@@ -79,7 +79,7 @@ def reservation(job: Job) -> Decimal:
     return max(ZERO, job.cap_usd - job.spent_usd)
 
 
-def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: DrainBudget) -> Decimal:
+def reserved(job: Job, line: QuoteLine, caps: Caps, drain_budget: DrainBudget) -> Decimal:
     """What an attempt reserves: all that is left under the cap, or less where `max_duration` allows less: the highest
     rate for the time that is left and a drain, and the traffic of a save at each interval. What a script sends is not
     known before.
@@ -88,7 +88,7 @@ def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: DrainBudget) -> Decim
     unknown = line.memory is None and traffic_cost(line.offer, Traffic(sent=GIB)) > 0
     if most is None or unknown:
         return left
-    left_s = max(0.0, most - job.machine_s) + lead_s(line.offer, caps, tempo)
+    left_s = max(0.0, most - job.machine_s) + lead_s(line.offer, caps, drain_budget)
     price = ceiling(line.offer, line.offer.usd_per_hour)
     moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line) + line.rows_bytes)
     hours = machine_cost(line.offer, line.nodes, timedelta(seconds=left_s), price)

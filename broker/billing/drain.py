@@ -34,10 +34,12 @@ def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
     return min(drain_s, max(LEAST_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
 
 
-def drain_lead_s(attempt: Attempt, caps: Caps, tempo: DrainBudget) -> float:
+def drain_lead_s(attempt: Attempt, caps: Caps, drain_budget: DrainBudget) -> float:
     """Seconds before the cap at which a drain must start: tick, drain, hands, teardown, list lag and a quantum."""
-    return lead_s(attempt.line.offer, caps, replace(tempo, drain_s=capped_drain_s(attempt, tempo.drain_s)))
+    return lead_s(
+        attempt.line.offer, caps, replace(drain_budget, drain_s=capped_drain_s(attempt, drain_budget.drain_s))
+    )
 
 
-def lead_s(offer: Offer, caps: Caps, tempo: DrainBudget) -> float:
-    return tempo.lead_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s
+def lead_s(offer: Offer, caps: Caps, drain_budget: DrainBudget) -> float:
+    return drain_budget.lead_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s

@@ -19,11 +19,11 @@ def time_left_s(job: Job, now: datetime) -> float | None:
     return min(left, default=None)
 
 
-def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> bool:
+def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget) -> bool:
     """True when the job must drain now to be over at its deadline, and before its `max_duration` is used up."""
     if job.spec.deadline is None and job.spec.max_duration is None:
         return False
-    lead_s = drain_lead_s(attempt, caps, tempo)
+    lead_s = drain_lead_s(attempt, caps, drain_budget)
     running = replace(job, machine_s=job.machine_s + machine_s(attempt, now))
     left_s = time_left_s(running, now)
     return left_s is not None and left_s <= lead_s

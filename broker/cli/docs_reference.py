@@ -241,7 +241,7 @@ FILES = {
     "reference/spec.md": spec,
     "reference/spec.schema.json": json_schema,
 }
-TAILS = {"design/lifecycle.md": lifecycle.tables}
+TAILS = {"design/lifecycle.md": lifecycle.markdown_tables}
 """Pages of which only what follows `MARK` is generated."""
 
 

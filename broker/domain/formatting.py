@@ -18,17 +18,19 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
-def unsold(asked: Iterable[str], sold: Collection[str]) -> tuple[str, ...]:
+def unsold_regions(requested: Iterable[str], sold: Collection[str]) -> tuple[str, ...]:
     """Return each of `asked` that is not in `sold`, with similar names.
 
     The result is empty while nothing at all is sold.
     """
-    return tuple(_named(region, sorted(sold)) for region in sorted(set(asked) - set(sold))) if sold else ()
+    return (
+        tuple(_with_suggestions(region, sorted(sold)) for region in sorted(set(requested) - set(sold))) if sold else ()
+    )
 
 
-def _named(region: str, choices: list[str]) -> str:
+def _with_suggestions(region: str, choices: list[str]) -> str:
     """Return `us-est-1 (did you mean us-east-1?)`, or a list of the choices where no name is similar."""
-    same = [one for one in choices if one.lower() == region.lower()]
+    same = [choice for choice in choices if choice.lower() == region.lower()]
     near = same or difflib.get_close_matches(region, choices, n=3)
     if near:
         return f"{region} (did you mean {' or '.join(near)}?)"

@@ -18,20 +18,20 @@ _BOARDS = frozenset({"h100", "h200", "a100"})
 """Models that are sold on boards of different speed."""
 
 
-def gpu_name(said: str) -> str:
+def gpu_name(name: str) -> str:
     """Return the canonical name: `NVIDIA A100-SXM4-80GB` becomes `a100-80gb-sxm`.
 
     A bare `H100` becomes `h100`, which matches every H100. The name of an unknown product keeps its words, joined by
     hyphens.
     """
-    every = re.findall(r"[a-z0-9]+", said.lower())
-    text = "-".join([word for word in every if word != "nvidia"] or every)
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    text = "-".join([word for word in words if word != "nvidia"] or words)
     text = re.sub(r"\bpci-?e(-?xpress)?\b", "pcie", text)
     text = re.sub(r"\b(\d+)-?g(i?b)?\b", r"\1gb", text)
-    return _known(text.split("-")) or text
+    return _canonical(text.split("-")) or text
 
 
-def _known(words: list[str]) -> str | None:
+def _canonical(words: list[str]) -> str | None:
     """Return the canonical name, or None if a word is unknown: a slice or a reduced board is another product."""
     models = [_ALIASES.get(word, word) for word in words if _ALIASES.get(word, word) in _SIZES]
     sizes = [int(word.removesuffix("gb")) for word in words if re.fullmatch(r"\d{1,4}gb", word)]
@@ -49,6 +49,6 @@ def _known(words: list[str]) -> str | None:
         parts = [model, f"{size}gb" if size else "", "" if (size, form) == (40, "sxm") else form]
     else:
         # which distinguishes two boards from the third
-        told = f"{size}gb" if model == "h100" and size and not form else ""
-        parts = [model, "nvl" if size == 94 else form or told]
+        memory = f"{size}gb" if model == "h100" and size and not form else ""
+        parts = [model, "nvl" if size == 94 else form or memory]
     return "-".join(part for part in parts if part)

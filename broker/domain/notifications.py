@@ -94,8 +94,8 @@ class Delivery:
 
     @property
     def kind(self) -> str:
-        told = self.event or self.notice
-        return told.kind if told is not None else ""
+        message = self.event or self.notice
+        return message.kind if message is not None else ""
 
     @property
     def refresh(self) -> bool:

@@ -247,7 +247,7 @@ class Quote:
     expires_at: datetime
     proposed_cap_usd: Decimal | None
     """Money spent already + 1.25 x P90 of the best line; None: no line is kept or its time is unknown."""
-    kept: int = 0
+    kept_count: int = 0
     drops: Mapping[DropReason, int] = field(default_factory=dict)
     """Number of dropped offers by reason."""
     cheapest_usd: Decimal | None = None

@@ -61,9 +61,9 @@ class Budget(Config):
 
     @model_validator(mode="after")
     def _once(self) -> Self:
-        seen = [(threshold.at, threshold.action) for threshold in self.thresholds]
-        for at, action in seen:
-            if seen.count((at, action)) > 1:
+        pairs = [(threshold.at, threshold.action) for threshold in self.thresholds]
+        for at, action in pairs:
+            if pairs.count((at, action)) > 1:
                 raise ValueError(f"{action} at {at} is given twice; keep one")
         return self
 
@@ -117,8 +117,8 @@ class Policy(Config):
     @property
     def scope(self) -> str:
         """Description of the jobs that it applies to."""
-        whose = " of ".join(filter(None, (self.user and f"user {self.user}", self.team and f"team {self.team}")))
-        return whose or "installation"
+        owner = " of ".join(filter(None, (self.user and f"user {self.user}", self.team and f"team {self.team}")))
+        return owner or "installation"
 
     def covers(self, team: str, owner: str) -> bool:
         """Return True for jobs of `owner` in `team`."""
@@ -126,7 +126,7 @@ class Policy(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptPolicy:
+class StoredPolicy:
     """A policy as the store keeps it."""
 
     id: int

@@ -19,7 +19,7 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
     "preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom",
 )  # fmt: skip
 
-MOST_NODES = 16
+MAX_NODES = 16
 """Maximum number of machines of one attempt."""
 Name = Annotated[
     str, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "must be 1 to 63 of a-z, 0-9 and -, with no - at an end")
@@ -95,7 +95,7 @@ class Resources(Config):
 
     gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of GPUs; `auto` takes what the estimate needs."""
-    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
     """Machines that train together; AWS and Lambda support several. They share each training step equally, so they must
     divide `global_batch`, and its micro-batches where `micro_batch` is a number. For a script, the first machine's
     checkpoint folder is saved and restored on all of them.
@@ -229,6 +229,6 @@ class JobSpec(Config):
         return self
 
 
-def idle_policy(own: IdlePolicy | None, of_team: IdlePolicy | None) -> IdlePolicy:
+def idle_policy(job_policy: IdlePolicy | None, team_policy: IdlePolicy | None) -> IdlePolicy:
     """Return the job's own idle policy, or its team's, or the default."""
-    return own or of_team or IdlePolicy()
+    return job_policy or team_policy or IdlePolicy()

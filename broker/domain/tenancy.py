@@ -28,7 +28,7 @@ class Tenant:
     operator: bool = False
     """True: the caller sees every team."""
 
-    def did(
+    def audit_entry(
         self,
         action: str,
         target: str,
@@ -86,7 +86,7 @@ class AuditEntry:
     """The database's time; None: not stored yet."""
 
 
-def withheld(own: Collection[str], wanted: Sequence[str]) -> list[str]:
+def ungrantable_scopes(own: Collection[str], wanted: Sequence[str]) -> list[str]:
     """Return the scopes of `wanted` that a caller with the scopes `own` may neither grant nor revoke, in their order.
 
     An operator may grant all. Other callers may grant only scopes they have, and none that reaches across teams.
@@ -96,7 +96,7 @@ def withheld(own: Collection[str], wanted: Sequence[str]) -> list[str]:
     return [scope for scope in wanted if scope not in own or scope in OPERATOR_SCOPES]
 
 
-def over_since(ends: Sequence[datetime | None], now: datetime) -> datetime | None:
+def last_expiry(ends: Sequence[datetime | None], now: datetime) -> datetime | None:
     """Return the time at which the last token ended; None: a token is valid, or there are none.
 
     `ends`: expiry of each token; None: it never expires.
@@ -107,6 +107,6 @@ def over_since(ends: Sequence[datetime | None], now: datetime) -> datetime | Non
     return max(times) if max(times) <= now else None
 
 
-def stays(team: str) -> bool:
+def is_permanent_team(team: str) -> bool:
     """Return True for the team that cannot be deleted: it has the operator's own token."""
     return team == DEFAULT_TEAM

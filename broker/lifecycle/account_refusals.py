@@ -14,7 +14,7 @@ from broker.domain.offer import ACCOUNT, Offer
 
 BLOCK_S = 600.0
 """Seconds for which an account is not used after its first refusal; doubled after each further one."""
-MOST_S = 3600.0
+MAX_BLOCK_S = 3600.0
 """Longest block: a user who has repaired an account waits no longer than this."""
 
 _QUOTA = re.compile(r"\bquotas?\b|VcpuLimitExceeded|InstanceLimitExceeded|MaxSpotInstanceCountExceeded", re.I)
@@ -42,7 +42,7 @@ class AccountRefusal:
     """
 
     key: str
-    words: str
+    message: str
 
 
 def account_keys(offer: Offer) -> tuple[str, str, str]:
@@ -59,30 +59,32 @@ def provider_key(name: str) -> str:
     return f"{ACCOUNT}{name}/"
 
 
-def of_account(offer: Offer, message: str) -> AccountRefusal | None:
+def account_refusal(offer: Offer, message: str) -> AccountRefusal | None:
     """Return the account refusal that a message describes; None: it concerns this offer or request only."""
     _, cloud, kind = account_keys(offer)
     if _CREDIT.search(message):
-        return AccountRefusal(key=cloud, words=f"{offer.cloud} refuses: insufficient balance; add credit at the cloud")
+        return AccountRefusal(
+            key=cloud, message=f"{offer.cloud} refuses: insufficient balance; add credit at the cloud"
+        )
     if _QUOTA.search(message):
-        what = f"{'spot' if offer.spot else 'on-demand'} {offer.accelerator} in {offer.region}"
-        words = f"{offer.cloud} refuses: the account's quota for {what} is used up; raise it at the cloud"
-        return AccountRefusal(key=kind, words=words)
+        machines = f"{'spot' if offer.spot else 'on-demand'} {offer.accelerator} in {offer.region}"
+        message = f"{offer.cloud} refuses: the account's quota for {machines} is used up; raise it at the cloud"
+        return AccountRefusal(key=kind, message=message)
     if _KEY.search(message):
-        words = f"{offer.cloud} refuses the key, or what it may do; check it with `gpubroker doctor`"
-        return AccountRefusal(key=cloud, words=words)
+        message = f"{offer.cloud} refuses the key, or what it may do; check it with `gpubroker doctor`"
+        return AccountRefusal(key=cloud, message=message)
     return None
 
 
-def account_refused(attempt: Attempt) -> bool:
+def refused_by_account(attempt: Attempt) -> bool:
     """Return True if the account refused the create and no machine exists: it costs neither money nor a retry.
 
     Its detail then begins with the words of the refusal. A refusal before any cloud was asked has other words.
     """
     if attempt.reason is not Reason.REJECTED or not refused(attempt):
         return False
-    found = of_account(attempt.line.offer, attempt.detail)
-    return found is not None and attempt.detail.startswith(found.words)
+    refusal = account_refusal(attempt.line.offer, attempt.detail)
+    return refusal is not None and attempt.detail.startswith(refusal.message)
 
 
 def refused_in_a_row(earlier: Sequence[Attempt]) -> Sequence[Attempt]:
@@ -90,26 +92,26 @@ def refused_in_a_row(earlier: Sequence[Attempt]) -> Sequence[Attempt]:
 
     A boot proves that earlier refusals no longer apply. `earlier`: in the order of their numbers.
     """
-    up = max((place for place, one in enumerate(earlier, 1) if one.first_beat_at is not None), default=0)
-    return [one for one in earlier[up:] if refused(one) or one.reason is Reason.IMAGE]
+    up = max((place for place, attempt in enumerate(earlier, 1) if attempt.first_beat_at is not None), default=0)
+    return [attempt for attempt in earlier[up:] if refused(attempt) or attempt.reason is Reason.IMAGE]
 
 
 def block_s(refusal: AccountRefusal, earlier: Sequence[Attempt]) -> float:
     """Return the block time in seconds, doubled for each repetition of the same refusal to this job."""
-    same = sum(_key(one) == refusal.key for one in refused_in_a_row(earlier) if account_refused(one))
-    return float(min(MOST_S, BLOCK_S * 2 ** min(same, 16)))
+    same = sum(_key(attempt) == refusal.key for attempt in refused_in_a_row(earlier) if refused_by_account(attempt))
+    return float(min(MAX_BLOCK_S, BLOCK_S * 2 ** min(same, 16)))
 
 
 def _key(attempt: Attempt) -> str | None:
-    found = of_account(attempt.line.offer, attempt.detail)
-    return None if found is None else found.key
+    refusal = account_refusal(attempt.line.offer, attempt.detail)
+    return None if refusal is None else refusal.key
 
 
-def told_refusals(blocks: Mapping[str, str], asked: Sequence[str]) -> Iterator[str]:
+def refusing_accounts(blocks: Mapping[str, str], providers: Sequence[str]) -> Iterator[str]:
     """Return the reasons of refusing accounts of the providers that a job may use (`asked`; empty: all), each once."""
-    said = {why for key, why in blocks.items() if key.startswith(ACCOUNT) and _may_use(key, asked)}
-    return iter(sorted(said))
+    reasons = {why for key, why in blocks.items() if key.startswith(ACCOUNT) and _may_use(key, providers)}
+    return iter(sorted(reasons))
 
 
-def _may_use(key: str, asked: Sequence[str]) -> bool:
-    return not asked or any(key.startswith(provider_key(name)) for name in asked)
+def _may_use(key: str, providers: Sequence[str]) -> bool:
+    return not providers or any(key.startswith(provider_key(name)) for name in providers)

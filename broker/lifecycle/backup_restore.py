@@ -12,7 +12,7 @@ from trainer.contract.documents import Desired, Final
 
 AHEAD = 16
 """Attempt numbers after a job's latest to check: an unsent attempt leaves no trace, but later ones may."""
-_BY_BROKER = frozenset({Reason.STOPPED, Reason.CAPPED})
+_ENDING_REASONS = frozenset({Reason.STOPPED, Reason.CAPPED})
 """Drain reasons that end the job."""
 
 
@@ -21,29 +21,31 @@ def possible_attempts(job: Job) -> Mapping[AttemptId, int]:
     return {attempt_id(job.id, number): number for number in range(job.attempts + 1, job.attempts + 1 + AHEAD)}
 
 
-def unknown(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...]:
+def attempts_without_row(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...]:
     """Return attempts that have keys below the job's checkpoints but no number issued by this database."""
     issued = {attempt_id(job.id, number) for number in range(1, job.attempts + 1)}
     return tuple(sorted({key.split("/")[2] for key in checkpoints} - issued))
 
 
-def drained_for(desired: Desired) -> Reason | None:
+def drain_reason(desired: Desired) -> Reason | None:
     """Return the reason of a drain that only the broker's order records; None: it does not end the job."""
-    return next((reason for reason in _BY_BROKER if reason.value == desired.reason), None)
+    return next((reason for reason in _ENDING_REASONS if reason.value == desired.reason), None)
 
 
 def still_running_message(number: int, machine: str, final: Final | None) -> str:
     """Return why a job waits for the machine of such an attempt, and what a user can do, in one line."""
-    now = "may train on" if final is None else f"has ended ({final.outcome.value})"
+    now = "may still train" if final is None else f"has ended ({final.outcome.value})"
     wait = "wait until it is gone, or end it" if final is None else "end it"
     return (
-        f"attempt {number} was bought after the backup that this database comes from and {now}: {machine} stands and "
+        f"attempt {number} was bought after the backup that this database comes from and {now}: {machine} exists and "
         f"bills; {wait}: gpubroker sweep --once --destroy --spared"
     )
 
 
-def not_proven(number: int, silent: Iterable[str]) -> str:
+def unproven_message(number: int, silent: Iterable[str]) -> str:
     """Return why a job waits until the clouds answer whether such an attempt has machines."""
     clouds = ", ".join(sorted(silent))
-    told = f"{clouds} did not answer; see gpubroker doctor" if clouds else "the clouds are asked"
-    return f"attempt {number} was bought after the backup that this database comes from; does its machine stand? {told}"
+    status = f"{clouds} did not answer; see gpubroker doctor" if clouds else "the clouds are asked"
+    return (
+        f"attempt {number} was bought after the backup that this database comes from; does its machine exist? {status}"
+    )

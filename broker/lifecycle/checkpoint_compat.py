@@ -5,26 +5,26 @@ from typing import Any
 
 from broker.domain.spec import JobSpec
 
-FREE = frozenset({"alpha", "dropout", "rslora"})
+UNSHAPED = frozenset({"alpha", "dropout", "rslora"})
 """Method settings that shape no tensor."""
 
 
-def incompatibility(was: JobSpec, now: JobSpec) -> tuple[str, str] | None:
+def incompatibility(origin: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
     """Return (field, fault) of a job that is to start from a checkpoint of `was`; None: it fits."""
-    if (was.train is None) != (now.train is None):
-        kinds = ("script", "train") if was.train is None else ("train", "script")
+    if (origin.train is None) != (spec.train is None):
+        kinds = ("script", "train") if origin.train is None else ("train", "script")
         return "init_from", f"that job is a {kinds[0]} and this one is a {kinds[1]}; leave it out"
-    if was.train is None or now.train is None:
+    if origin.train is None or spec.train is None:
         return None
-    old, new = (_shaping(spec) for spec in (was, now))
+    old, new = (_shaping_settings(spec) for spec in (origin, spec))
     for field, value in new.items():
         if field in old and old[field] != value:
-            told = f"{value}, and what init_from names was trained with {old[field]}"
-            return field, f"{told}; set it so, or leave init_from out"
+            difference = f"{value}, but the job of init_from was trained with {old[field]}"
+            return field, f"{difference}; set it so, or leave init_from out"
     return None
 
 
-def _shaping(spec: JobSpec) -> Mapping[str, Any]:
+def _shaping_settings(spec: JobSpec) -> Mapping[str, Any]:
     """Return the settings that determine weights and states, the most informative first."""
     assert spec.train is not None
     train = spec.train
@@ -40,5 +40,5 @@ def _fields(values: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _fields(value, f"{place}.{name}")
-        elif name not in FREE:
+        elif name not in UNSHAPED:
             yield f"{place}.{name}", value

@@ -33,7 +33,7 @@ LIMIT, FORGIVEN = 0.9, 0.25
 MAX_BLOCK_S = 7 * 86_400.0
 MEMORY_S = 7 * 86_400.0
 """An end before this has decayed to less than a hundredth."""
-MOST = 50
+MAX_ATTEMPTS = 50
 """Attempts of a host that are read."""
 
 
@@ -62,20 +62,20 @@ def score(history: Sequence[Attempt], now: datetime) -> float:
 
     An end in the future (another broker's clock) counts as now.
     """
-    return sum(weight(one) * exp2(-_age_s(one, now) / _half_life_s(one)) for one in history)
+    return sum(weight(attempt) * exp2(-_age_s(attempt, now) / _half_life_s(attempt)) for attempt in history)
 
 
 def judge_host(history: Sequence[Attempt], now: datetime) -> Block | None:
     """Return the block after the latest attempt, which is the first of `history`; None: the host is not avoided."""
     if not history or not weight(history[0]):
         return None
-    reached = score(history, now)
-    if reached < LIMIT:
+    current = score(history, now)
+    if current < LIMIT:
         return None
-    for_s = min(MAX_BLOCK_S, _half_life_s(history[0]) * log2(reached / FORGIVEN))
-    times = sum(1 for one in history if weight(one))
+    for_s = min(MAX_BLOCK_S, _half_life_s(history[0]) * log2(current / FORGIVEN))
+    times = sum(1 for attempt in history if weight(attempt))
     last = history[0].detail or (history[0].reason.value if history[0].reason else "")
-    return Block(for_s=for_s, reason=f"left alone for {for_s / 3600:.0f} h, failed {times} x: {last}")
+    return Block(for_s=for_s, reason=f"avoided for {for_s / 3600:.0f} h, failed {times} x: {last}")
 
 
 def _age_s(attempt: Attempt, now: datetime) -> float:

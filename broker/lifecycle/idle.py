@@ -9,16 +9,16 @@ from broker.domain.job import Signal
 from broker.domain.spec import IdleAction, IdleKind, IdlePolicy
 from trainer.contract.documents import Beat
 
-LEAST_SAMPLES = 5
+MIN_SAMPLES = 5
 """A few samples between two kernels prove nothing."""
-LEAST_BYTES = 10 << 20
+MIN_BYTES = 10 << 20
 """The agent's own polls of the store receive less than this within `download_s`."""
 SETUP = frozenset({"starting", "loading"})
-OVER = frozenset({"draining", "done"})
+ENDING = frozenset({"draining", "done"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class IdleWatch:
     """State of one start of an agent, in the watcher's own monotonic seconds."""
 
     beat: Beat
@@ -29,9 +29,9 @@ class Watched:
     idle_since_s: float | None = None
     """Start of the samples that all show unused GPUs; None: the latest sample does not."""
     idle_samples: int = 0
-    moved_s: float
+    active_s: float
     """Time at which set-up last reported or received something."""
-    moved_bytes: int
+    active_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +44,34 @@ class Idle:
     """One line for users."""
 
 
-def watch(known: Watched | None, beat: Beat, at_s: float, policy: IdlePolicy) -> Watched:
+def watch(known: IdleWatch | None, beat: Beat, at_s: float, policy: IdlePolicy) -> IdleWatch:
     """Return `known` updated by a heartbeat; a repeated heartbeat changes nothing."""
     if known is None or known.beat.boot != beat.boot:
-        idle = _does_nothing(beat, policy)
-        return Watched(
+        idle = _is_unused(beat, policy)
+        return IdleWatch(
             beat=beat,
             at_s=at_s,
             step_s=at_s,
             idle_since_s=at_s if idle else None,
             idle_samples=int(idle),
-            moved_s=at_s,
-            moved_bytes=beat.network_bytes or 0,
+            active_s=at_s,
+            active_bytes=beat.network_bytes or 0,
         )
     if known.beat.seq == beat.seq:
         return known
-    idle, moved = _does_nothing(beat, policy), _moved(known, beat)
-    return Watched(
+    idle, active = _is_unused(beat, policy), _is_active(known, beat)
+    return IdleWatch(
         beat=beat,
         at_s=at_s,
         step_s=known.step_s if _progress(known.beat) == _progress(beat) else at_s,
         idle_since_s=(at_s if known.idle_since_s is None else known.idle_since_s) if idle else None,
         idle_samples=known.idle_samples + 1 if idle else 0,
-        moved_s=at_s if moved else known.moved_s,
-        moved_bytes=(beat.network_bytes or 0) if moved else known.moved_bytes,
+        active_s=at_s if active else known.active_s,
+        active_bytes=(beat.network_bytes or 0) if active else known.active_bytes,
     )
 
 
-def _does_nothing(beat: Beat, policy: IdlePolicy) -> bool:
+def _is_unused(beat: Beat, policy: IdlePolicy) -> bool:
     return beat.gpu_utilisation is not None and beat.gpu_utilisation < policy.gpu_below
 
 
@@ -79,32 +79,32 @@ def _progress(beat: Beat) -> tuple[int, int]:
     return beat.step, beat.checkpoint.step if beat.checkpoint else 0
 
 
-def _moved(known: Watched, beat: Beat) -> bool:
+def _is_active(known: IdleWatch, beat: Beat) -> bool:
     """Return True if set-up reported progress or received data.
 
     Where the system counts no bytes, only its reports count.
     """
-    said = (known.beat.phase, known.beat.message, known.beat.step) != (beat.phase, beat.message, beat.step)
-    return said or (beat.network_bytes or 0) - known.moved_bytes >= LEAST_BYTES
+    has_changed = (known.beat.phase, known.beat.message, known.beat.step) != (beat.phase, beat.message, beat.step)
+    return has_changed or (beat.network_bytes or 0) - known.active_bytes >= MIN_BYTES
 
 
-def judge_idle(watched: Watched, policy: IdlePolicy) -> Idle | None:
+def judge_idle(watched: IdleWatch, policy: IdlePolicy) -> Idle | None:
     """Return the idleness that the samples prove; None: the machine works, or may work."""
     beat, at_s = watched.beat, watched.at_s
-    if beat.phase in OVER:
+    if beat.phase in ENDING:
         return None
     if beat.phase in SETUP:
-        still_s = at_s - watched.moved_s
+        still_s = at_s - watched.active_s
         if still_s < policy.download_s:
             return None
-        message = f"set-up has stood still for {still_s / 60:.0f} min ({beat.message or beat.phase})"
+        message = f"set-up has made no progress for {still_s / 60:.0f} min ({beat.message or beat.phase})"
         return Idle(kind="download", action=policy.download_action, message=message)
     still_s = at_s - watched.step_s
     if beat.step and beat.total_steps and beat.phase == "training" and still_s >= policy.no_progress_s:
         message = f"no step for {still_s / 60:.0f} min, at step {beat.step} of {beat.total_steps}"
         return Idle(kind="no_progress", action=policy.action, message=message)
     since_s = watched.idle_since_s
-    enough = since_s is not None and at_s - since_s >= policy.window_s and watched.idle_samples >= LEAST_SAMPLES
+    enough = since_s is not None and at_s - since_s >= policy.window_s and watched.idle_samples >= MIN_SAMPLES
     if not enough or still_s < policy.window_s:
         return None
     message = (
@@ -114,13 +114,13 @@ def judge_idle(watched: Watched, policy: IdlePolicy) -> Idle | None:
     return Idle(kind="gpu", action=policy.action, message=message)
 
 
-def idle_signal(found: Idle) -> Signal | None:
+def idle_signal(idle: Idle) -> Signal | None:
     """Return the signal to raise; None: users are only notified.
 
     Set-up without progress is a fault of the machine or its network, so its job continues elsewhere.
     """
-    if found.action == "notify":
+    if idle.action == "notify":
         return None
-    if found.kind == "download":
+    if idle.kind == "download":
         return Signal.HUNG
-    return Signal.IDLE if found.action == "drain" else Signal.IDLE_NOW
+    return Signal.IDLE if idle.action == "drain" else Signal.IDLE_NOW

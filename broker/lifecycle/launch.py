@@ -8,7 +8,7 @@ from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt
 from broker.domain.money import show
 from broker.domain.offer import Offer
-from broker.lifecycle.liveness import TAKEN_AWAY, fault, mismatch
+from broker.lifecycle.liveness import TAKEN_AWAY, fault_message, mismatch_message
 from broker.lifecycle.state_machine import AttemptEvent
 from trainer.contract.documents import Final
 
@@ -56,11 +56,11 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.CREATED
     if any(machine.state in TAKEN_AWAY for machine in look.seen):
         return AttemptEvent.GONE
-    if mismatch(attempt.line.offer, look.seen):
+    if mismatch_message(attempt.line.offer, look.seen):
         return AttemptEvent.MISMATCH
     if look.beating and adoptable:
         return AttemptEvent.CREATED
-    if fault(look.seen):
+    if fault_message(look.seen):
         return AttemptEvent.SETUP_FAILED
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
     if look.absent and look.dead_s is not None:

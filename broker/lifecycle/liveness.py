@@ -95,60 +95,73 @@ class AttemptObservation:
         return max(math.inf if self.beat_age_s is None else self.beat_age_s, self.peers_silent_s or 0.0)
 
 
-def recorded_machines(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
+def recorded_machines(attempt: Attempt, listed: tuple[Observed, ...]) -> tuple[Observed, ...]:
     """Return the listed machines with recorded handles, once all nodes are recorded.
 
     Extra machines are then ignored, because they are being destroyed and prove nothing about the attempt.
     """
     recorded = {handle.id for handle in attempt.handles}
-    return tuple(o for o in seen if o.handle.id in recorded) if len(recorded) >= attempt.line.nodes else seen
+    return (
+        tuple(machine for machine in listed if machine.handle.id in recorded)
+        if len(recorded) >= attempt.line.nodes
+        else listed
+    )
 
 
-def liveness(expected_nodes: int, seen: AttemptObservation, patience: LivenessTimeouts) -> Liveness:
+def liveness(expected_nodes: int, observation: AttemptObservation, timeouts: LivenessTimeouts) -> Liveness:
     """Return ALIVE by fresh heartbeats, DEAD only by the cloud's listings, otherwise UNKNOWN, which frees no money."""
-    states = [o.state for o in seen.seen]
-    age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
-    if not (len(_taken(seen)) <= seen.finished and age_s < patience.lost_s):
-        if seen.lost or InstanceState.GONE in states:
+    states = [machine.state for machine in observation.seen]
+    age_s = math.inf if observation.beat_age_s is None else observation.beat_age_s
+    if not (len(_stopped_machines(observation)) <= observation.finished and age_s < timeouts.lost_s):
+        if observation.lost or InstanceState.GONE in states:
             return Liveness.DEAD
-        if InstanceState.STOPPED in states and seen.store_ok and seen.silent_s >= patience.stopped_after_s:
+        if (
+            InstanceState.STOPPED in states
+            and observation.store_ok
+            and observation.silent_s >= timeouts.stopped_after_s
+        ):
             return Liveness.DEAD
-    if seen.missing_from_listings and seen.store_ok and not states and patience.three_beats_s <= age_s < math.inf:
+    if (
+        observation.missing_from_listings
+        and observation.store_ok
+        and not states
+        and timeouts.three_beats_s <= age_s < math.inf
+    ):
         return Liveness.DEAD
-    if age_s < patience.lost_s:
+    if age_s < timeouts.lost_s:
         return Liveness.ALIVE
-    if seen.absent and not states:
+    if observation.absent and not states:
         return Liveness.DEAD
     running = len(states) >= expected_nodes and all(s is InstanceState.RUNNING for s in states)
-    return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
+    return Liveness.ALIVE if running and observation.beat is None else Liveness.UNKNOWN
 
 
-def _taken(seen: AttemptObservation) -> set[str]:
+def _stopped_machines(observation: AttemptObservation) -> set[str]:
     """Return the machines that no longer run according to the cloud."""
-    return {o.handle.id for o in seen.seen if o.state in TAKEN_AWAY} | seen.lost
+    return {machine.handle.id for machine in observation.seen if machine.state in TAKEN_AWAY} | observation.lost
 
 
-def poll_share(seen: AttemptObservation, patience: LivenessTimeouts) -> float:
+def poll_share(observation: AttemptObservation, timeouts: LivenessTimeouts) -> float:
     """Return the share of the cloud's call budget for polling this attempt's machines; 0: no more than usual.
 
     A missing heartbeat may be a death. If no machine is listed either, a few listings decide. Otherwise it is a
     suspicion that expires.
     """
-    age_s = seen.beat_age_s
-    if age_s is None or not seen.store_ok:
+    age_s = observation.beat_age_s
+    if age_s is None or not observation.store_ok:
         return 0.0
-    if seen.peers_silent_s is not None and seen.peers_silent_s < math.inf:
-        age_s = max(age_s, seen.peers_silent_s)
-    if age_s < patience.late_s:
+    if observation.peers_silent_s is not None and observation.peers_silent_s < math.inf:
+        age_s = max(age_s, observation.peers_silent_s)
+    if age_s < timeouts.late_s:
         return 0.0
-    if not seen.seen:
+    if not observation.seen:
         return 1.0
-    return 0.5 if age_s < 12 * patience.beat_s else 0.0
+    return 0.5 if age_s < 12 * timeouts.beat_s else 0.0
 
 
-def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
+def mismatch_message(offer: Offer, machines: tuple[Observed, ...]) -> str | None:
     """Return the difference between the machines bought and listed; None: nothing contradicts the offer."""
-    for machine in seen:
+    for machine in machines:
         if machine.accelerator is not None and machine.accelerator != offer.accelerator:
             return f"asked for {offer.accelerator}, got {machine.accelerator}"
         if machine.gpus is not None and machine.gpus != offer.gpus:
@@ -156,74 +169,74 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
         if machine.gpu_memory_bytes is not None and machine.gpu_memory_bytes < MEMORY_SHARE * offer.gpu_memory_bytes:
             return f"asked for {offer.gpu_memory_bytes / GIB:.0f} GiB a GPU, got {machine.gpu_memory_bytes / GIB:.0f}"
         if machine.spot is not None and machine.spot != offer.spot:
-            return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other"
+            return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other kind"
         price = machine.usd_per_hour
         if price is not None and not machine.price_moves and exceeds_offer_price(price, offer):
             return f"asked for {show(offer.usd_per_hour)}/h, billed {show(price)}/h"
     return None
 
 
-def fault(seen: tuple[Observed, ...]) -> str | None:
+def fault_message(machines: tuple[Observed, ...]) -> str | None:
     """Return why one of these machines will never run its agent, in one line; None: no fault is reported."""
-    return next((machine.fault for machine in seen if machine.fault), None)
+    return next((machine.fault for machine in machines if machine.fault), None)
 
 
 def judge(
-    attempt: Attempt, seen: AttemptObservation, now: datetime, patience: LivenessTimeouts, boot_deadline_s: float
+    attempt: Attempt, observation: AttemptObservation, now: datetime, timeouts: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
     """Return the event that an observation of a booting, training or draining attempt means; None: nothing new."""
-    if seen.final is not None:
+    if observation.final is not None:
         return AttemptEvent.FINAL
-    if liveness(attempt.line.nodes, seen, patience) is Liveness.DEAD:
+    if liveness(attempt.line.nodes, observation, timeouts) is Liveness.DEAD:
         return AttemptEvent.GONE
     if attempt.state is AttemptState.BOOTING:
-        return _judge_booting(attempt, seen, now, patience, boot_deadline_s)
-    if _notice(seen, patience):
+        return _judge_booting(attempt, observation, now, timeouts, boot_deadline_s)
+    if _notice_is_near(observation, timeouts):
         return AttemptEvent.NOTICE
-    if attempt.state is AttemptState.TRAINING and _hung(attempt.line.nodes, seen, patience, boot_deadline_s):
+    if attempt.state is AttemptState.TRAINING and _is_hung(attempt.line.nodes, observation, timeouts, boot_deadline_s):
         return AttemptEvent.HUNG
     return None
 
 
 def _judge_booting(
-    attempt: Attempt, seen: AttemptObservation, now: datetime, patience: LivenessTimeouts, boot_deadline_s: float
+    attempt: Attempt, observation: AttemptObservation, now: datetime, timeouts: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
-    if mismatch(attempt.line.offer, seen.seen):
+    if mismatch_message(attempt.line.offer, observation.seen):
         return AttemptEvent.MISMATCH
-    if seen.beat is not None and seen.peers_silent_s != math.inf:  # the deadline is for all machines
+    if observation.beat is not None and observation.peers_silent_s != math.inf:  # the deadline is for all machines
         return AttemptEvent.FIRST_BEAT
-    if fault(seen.seen):
+    if fault_message(observation.seen):
         return AttemptEvent.SETUP_FAILED
-    if any(o.notice_s is not None for o in seen.seen):
+    if any(machine.notice_s is not None for machine in observation.seen):
         return AttemptEvent.NOTICE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
     # An agent that could not write its first heartbeat gets time for it.
-    heard = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
-    return AttemptEvent.DEADLINE if late and heard else None
+    readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
+    return AttemptEvent.DEADLINE if late and readable else None
 
 
-def _notice(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
-    notices = [o.notice_s for o in seen.seen if o.notice_s is not None]
-    if seen.beat is not None and seen.beat.notice_s is not None:
-        notices.append(seen.beat.notice_s)
-    return any(n <= patience.notice_s for n in notices)
+def _notice_is_near(observation: AttemptObservation, timeouts: LivenessTimeouts) -> bool:
+    notices = [machine.notice_s for machine in observation.seen if machine.notice_s is not None]
+    if observation.beat is not None and observation.beat.notice_s is not None:
+        notices.append(observation.beat.notice_s)
+    return any(notice_s <= timeouts.notice_s for notice_s in notices)
 
 
-def _hung(nodes: int, seen: AttemptObservation, patience: LivenessTimeouts, boot_deadline_s: float) -> bool:
+def _is_hung(nodes: int, observation: AttemptObservation, timeouts: LivenessTimeouts, boot_deadline_s: float) -> bool:
     """Return True if the attempt is silent or stuck although the cloud lists all its machines.
 
     It is never true while our store probe fails, nor before a heartbeat would show after it succeeds. A machine that
     the listing omits may be gone. A machine that restarts gets its boot time.
     """
-    readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
-    stands = [o for o in seen.seen if o.state not in TAKEN_AWAY]
-    if len(stands) < max(1, nodes - seen.finished) or not readable:
+    readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
+    existing = [machine for machine in observation.seen if machine.state not in TAKEN_AWAY]
+    if len(existing) < max(1, nodes - observation.finished) or not readable:
         return False
-    running = all(o.state is InstanceState.RUNNING for o in stands)
-    silence_s = patience.silence_s if running else max(patience.silence_s, boot_deadline_s)
-    ages = [age for age in (seen.beat_age_s, seen.peers_silent_s) if age is not None and age < math.inf]
+    running = all(machine.state is InstanceState.RUNNING for machine in existing)
+    silence_s = timeouts.silence_s if running else max(timeouts.silence_s, boot_deadline_s)
+    ages = [age for age in (observation.beat_age_s, observation.peers_silent_s) if age is not None and age < math.inf]
     silent = any(age >= silence_s for age in ages)
-    return silent or (running and _stuck(seen, patience))
+    return silent or (running and _is_stuck(observation, timeouts))
 
 
 def progress_of(beat: Beat) -> tuple[object, ...]:
@@ -237,9 +250,9 @@ def progress_of(beat: Beat) -> tuple[object, ...]:
     return beat.phase, beat.step, beat.message, saved, beat.sent_bytes >> 20
 
 
-def _stuck(seen: AttemptObservation, patience: LivenessTimeouts) -> bool:
+def _is_stuck(observation: AttemptObservation, timeouts: LivenessTimeouts) -> bool:
     """Return True if no progress was reported for too long; `idle.py` judges set-up by its received bytes."""
-    if seen.beat is None or seen.beat.phase in SETUP or seen.progress_age_s is None:
+    if observation.beat is None or observation.beat.phase in SETUP or observation.progress_age_s is None:
         return False
-    trains = seen.beat.phase == "training" and seen.beat.step > 0
-    return seen.progress_age_s >= (patience.hang_s if trains else patience.stuck_s)
+    trains = observation.beat.phase == "training" and observation.beat.step > 0
+    return observation.progress_age_s >= (timeouts.hang_s if trains else timeouts.stuck_s)

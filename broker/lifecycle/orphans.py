@@ -24,42 +24,46 @@ class Orphan:
 
 
 def orphans(
-    installation: Installation, seen: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]
+    installation: Installation, listed: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]
 ) -> tuple[Orphan, ...]:
     """Return our machines without a live attempt, and extra machines of a live one; foreign names never."""
-    found = []
-    for machine in seen:
+    orphaned = []
+    for machine in listed:
         attempt_id = attempt_of(installation, machine.handle.name)
         if attempt_id is None or machine.state is InstanceState.GONE:
             continue
         attempt = attempts.get(attempt_id)
-        why = _unanswered(attempt, machine)
+        why = _orphan_message(attempt, machine)
         if why is not None:
-            born = _born(seen, machine)
-            found.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why=why, born=born))
-    return tuple(found)
+            born = _first_created_at(listed, machine)
+            orphaned.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why=why, born=born))
+    return tuple(orphaned)
 
 
-def _unanswered(attempt: Attempt | None, machine: Observed) -> str | None:
+def _orphan_message(attempt: Attempt | None, machine: Observed) -> str | None:
     """Return why the machine is an orphan; None: it belongs to a live attempt."""
     if attempt is None:
         return "no attempt of ours has this name"
     if not attempt.live:
         return "its attempt has ended"
-    return None if _known(attempt, machine) else "a second machine under one name"
+    return None if _belongs(attempt, machine) else "a second machine under one name"
 
 
-def _born(seen: Sequence[Observed], machine: Observed) -> datetime | None:
+def _first_created_at(listed: Sequence[Observed], machine: Observed) -> datetime | None:
     """Return the earliest creation time of the machines with this name.
 
     Each of them is charged as if all machines of the attempt existed.
     """
-    times = [o.created_at for o in seen if o.handle.name == machine.handle.name and o.state is not InstanceState.GONE]
+    times = [
+        other.created_at
+        for other in listed
+        if other.handle.name == machine.handle.name and other.state is not InstanceState.GONE
+    ]
     known = [at for at in times if at is not None]
     return min(known) if len(known) == len(times) else None
 
 
-def spared(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | None:
+def spared_message(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | None:
     """Return why the sweep only reports the orphan; None: it is destroyed.
 
     A row is committed before its machine is created. A bought machine without a row therefore proves that the database
@@ -70,13 +74,13 @@ def spared(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | N
     if orphan.attempt is not None:
         return None
     if bought is None:
-        return "only reported: the blob store, which would tell who bought it, cannot be read"
+        return "only reported: the blob store, which records its buyer, cannot be read"
     if bought:
         return "only reported: this installation bought it, so the database is older than the machine (a backup?)"
     return None
 
 
-def _known(attempt: Attempt, machine: Observed) -> bool:
+def _belongs(attempt: Attempt, machine: Observed) -> bool:
     """Return True if the machine belongs to the attempt.
 
     During a launch machines appear one by one, so not all are recorded yet.

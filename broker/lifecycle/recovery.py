@@ -16,24 +16,24 @@ from trainer.contract.train import TrainConfig
 
 MAX_CHANGES = 2
 """Number of changes of one job's plan after it ran out of memory."""
-LESS = 0.8
+MAX_NEED_SHARE = 0.8
 """Largest estimated need of a changed plan, as a share of the failed one: the shortfall itself is unknown [assumed]."""
 
 
-def remedy(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
+def adjust_plan(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
     """Return the changed plan after `job` ran out of memory on `line`.
 
     First a smaller micro-batch, then gradient checkpointing, then a larger machine. `host`: the memory of a machine
     with GPUs ran out, not that of its GPUs; only a machine with more memory helps.
     """
     offer, before = line.offer, job.remedy or PlanAdjustment(failed_plans=())
-    changed = replace(before, failed_plans=(*before.failed_plans, _words(job, line, host=host)))
+    changed = replace(before, failed_plans=(*before.failed_plans, _plan_message(job, line, host=host)))
     if host:
         return replace(changed, oom_host_bytes=max(before.oom_host_bytes, offer.ram_bytes))
     ran = _as_run(job, line)
     if (need := _need(ran, line)) is not None:
-        short = shortfall(offer.gpu_memory_bytes, need)
-        changed = replace(changed, memory_factor=max(before.memory_factor, short))
+        factor = shortfall(offer.gpu_memory_bytes, need)
+        changed = replace(changed, memory_factor=max(before.memory_factor, factor))
     plan = _next_plan(ran, line)
     if plan is None:
         shards = shards_of(line.plan, line.nodes) if line.plan else 1
@@ -48,7 +48,7 @@ def remedy(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
 
 def _as_run(job: Job, line: QuoteLine) -> Workload:
     """Return the job's workload with the plan that the machines of `line` had."""
-    work, plan = planned(job), line.plan
+    work, plan = adjusted_workload(job), line.plan
     if plan is None:
         return work
     return replace(work, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
@@ -64,7 +64,7 @@ def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
     return Planner(ran).need(plan, device, line.nodes)
 
 
-def _smaller(ran: Workload, devices: int) -> Iterator[Workload]:
+def _smaller_plans(ran: Workload, devices: int) -> Iterator[Workload]:
     """Yield plans that need less memory, the one that costs least time first.
 
     The global batch is the same in all of them, and so are the `devices`, which share the model under FSDP.
@@ -85,14 +85,14 @@ def _next_plan(ran: Workload, line: QuoteLine) -> Workload | None:
     if ran.method == "script":
         return None
     before = _need(ran, line)
-    for plan in _smaller(ran, line.plan.devices if line.plan else 1):
+    for plan in _smaller_plans(ran, line.plan.devices if line.plan else 1):
         after = _need(plan, line)
-        if before is None or after is None or after.required <= LESS * before.required:
+        if before is None or after is None or after.required <= MAX_NEED_SHARE * before.required:
             return plan
     return None
 
 
-def _words(job: Job, line: QuoteLine, *, host: bool) -> str:
+def _plan_message(job: Job, line: QuoteLine, *, host: bool) -> str:
     offer, ran = line.offer, _as_run(job, line)
     size = offer.ram_bytes if host else offer.gpu_memory_bytes
     where = f"{offer.accelerator} ({size / GIB:.1f} GiB{' of the machine' if host else ''})"
@@ -101,7 +101,7 @@ def _words(job: Job, line: QuoteLine, *, host: bool) -> str:
     return f"micro-batch {ran.micro_batch}{' with checkpointing' if ran.gradient_checkpointing else ''} on {where}"
 
 
-def told(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
+def adjustment_message(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
     """Return the changes of the next attempt, in one line."""
     before, ran, words = job.remedy or PlanAdjustment(failed_plans=()), _as_run(job, line), []
     if after.micro_batch not in (0, ran.micro_batch):
@@ -117,25 +117,25 @@ def told(job: Job, line: QuoteLine, after: PlanAdjustment) -> str:
     return f"memory ran out: next with {', '.join(words)}{same}"
 
 
-def given_up(job: Job, line: QuoteLine, *, host: bool) -> str:
+def given_up_message(job: Job, line: QuoteLine, *, host: bool) -> str:
     """Return why a job fails that ran out of memory again after its last change of plan."""
-    tried = [*(job.remedy.failed_plans if job.remedy else ()), _words(job, line, host=host)]
+    tried = [*(job.remedy.failed_plans if job.remedy else ()), _plan_message(job, line, host=host)]
     times = "once" if len(tried) == 1 else f"{len(tried)} times"
     script = job.workload.method == "script"
     fix = "a larger machine" if script else "a shorter max_length, method lora, or larger GPUs"
     return f"memory ran out {times}: {'; '.join(tried)}; ask for {fix}"
 
 
-def planned(job: Job) -> Workload:
+def adjusted_workload(job: Job) -> Workload:
     """Return the whole job's workload, with plans limited to those that memory has allowed so far."""
     work, changed = job.workload, job.remedy
     if changed is None:
         return work
-    most = changed.micro_batch
+    max_micro_batch = changed.micro_batch
     return replace(
         work,
-        max_micro_batch=most,
-        micro_batch=min(work.micro_batch, most) if most else work.micro_batch,
+        max_micro_batch=max_micro_batch,
+        micro_batch=min(work.micro_batch, max_micro_batch) if max_micro_batch else work.micro_batch,
         gradient_checkpointing=changed.gradient_checkpointing or work.gradient_checkpointing,
         free_checkpointing=work.free_checkpointing and not changed.gradient_checkpointing,
         memory_factor=changed.memory_factor,
@@ -146,18 +146,18 @@ def planned(job: Job) -> Workload:
     )
 
 
-def as_planned(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | None) -> TrainConfig:
+def planned_train_config(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | None) -> TrainConfig:
     """Return the training config of an attempt's machines with the numbers of its plan.
 
     Without a plan the trainer's own numbers are used, within the limits that memory has shown so far.
     """
     if plan is not None:
-        rows, again = plan.micro_batch, plan.gradient_checkpointing
+        micro_batch, recompute = plan.micro_batch, plan.gradient_checkpointing
     else:
-        most = changed.micro_batch if changed else 0
-        rows = min(train.rows_at_once, most or train.rows_at_once)
-        again = train.recomputes or (changed is not None and changed.gradient_checkpointing)
-    return train.model_copy(update={"micro_batch": rows, "gradient_checkpointing": again})
+        max_micro_batch = changed.micro_batch if changed else 0
+        micro_batch = min(train.rows_at_once, max_micro_batch or train.rows_at_once)
+        recompute = train.recomputes or (changed is not None and changed.gradient_checkpointing)
+    return train.model_copy(update={"micro_batch": micro_batch, "gradient_checkpointing": recompute})
 
 
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
@@ -165,18 +165,18 @@ def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
 
 
-def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
+def lasting_manifests(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     """Return the manifests that stay while a job on several machines starts from them.
 
     Each machine lists them itself, and a live attempt removes its older ones. Those of live attempts are used only if
     there are no others.
     """
-    live = {one.id for one in attempts if one.live}
+    live = {attempt.id for attempt in attempts if attempt.live}
     ended = tuple(key for key in manifests if key.split("/")[2] not in live)
     return ended or tuple(manifests)
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:
     """Return the workload after the furthest checkpoint, with the plan as memory allows it."""
-    work = planned(job)
+    work = adjusted_workload(job)
     return remaining(work, step_of(resume_from[0])) if resume_from else work

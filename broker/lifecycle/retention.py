@@ -24,7 +24,7 @@ KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
 RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
 """Kinds of data that another job which starts from this one needs."""
 MONTH_S = 730 * 3600
-RESTING_S = 6 * 3600.0
+CHECK_ENDED_S = 6 * 3600.0
 """Seconds between two checks of the objects of a job that has ended."""
 
 
@@ -39,22 +39,22 @@ class RetainedObjects:
         return sum(sum(objects.values()) for objects in self.by_kind.values())
 
 
-def sort_out(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str, int]]) -> RetainedObjects:
+def sort_objects(job: Job, attempts: Sequence[Attempt], objects: Iterable[tuple[str, int]]) -> RetainedObjects:
     """Sort a job's objects by kind.
 
     `objects`: (key, bytes) below the job's checkpoints and its attempts, and its copy of the data. A finished job's
     last checkpoint holds its results. All other objects of an attempt (spec, final report, sealed credentials) are kept
     and deleted with its logs.
     """
-    found: dict[StoredKind, dict[str, int]] = {kind: {} for kind in KINDS}
+    by_kind: dict[StoredKind, dict[str, int]] = {kind: {} for kind in KINDS}
     results = _results(job, attempts)
     for key, size in objects:
         if key.startswith(keys.checkpoints(job.id)):
             kind: StoredKind = "artifacts" if results and key.startswith(results) else "checkpoints"
         else:
             kind = "data" if key.startswith(keys.JOB_DATA) else "logs"
-        found[kind][key] = size
-    return RetainedObjects(by_kind=found)
+        by_kind[kind][key] = size
+    return RetainedObjects(by_kind=by_kind)
 
 
 def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
@@ -65,9 +65,9 @@ def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
     last = attempts[-1].final if attempts else None
     if job.state is not JobState.SUCCEEDED or last is None or last.checkpoint is None:
         return None
-    own = f"{keys.checkpoints(job.id)}{attempts[-1].id}/"
+    folder_of_attempt = f"{keys.checkpoints(job.id)}{attempts[-1].id}/"
     folder = last.checkpoint.manifest.removesuffix(keys.MANIFEST)
-    return folder if folder.startswith(own) and folder != own else None
+    return folder if folder.startswith(folder_of_attempt) and folder != folder_of_attempt else None
 
 
 def last_checkpoint(job: Job) -> StoredKind:
@@ -75,32 +75,32 @@ def last_checkpoint(job: Job) -> StoredKind:
     return "artifacts" if job.state is JobState.SUCCEEDED else "checkpoints"
 
 
-def origin_deleted(origin: JobId, when: datetime) -> str:
+def origin_deleted_message(origin: JobId, when: datetime) -> str:
     """Return why no job can start from this one."""
     return f"job {origin} had its checkpoints deleted on {when:%Y-%m-%d}"
 
 
-def keep_for(job: Job, defaults: Retention, kind: StoredKind) -> timedelta | None:
+def retention_time(job: Job, defaults: Retention, kind: StoredKind) -> timedelta | None:
     """Return the time after the job's end for which a kind is kept; None: for ever."""
-    own: float | None = getattr(job.spec.retention, f"{kind}_days")
-    days: float | None = getattr(defaults, f"{kind}_days") if own is None else own
+    job_days: float | None = getattr(job.spec.retention, f"{kind}_days")
+    days: float | None = getattr(defaults, f"{kind}_days") if job_days is None else job_days
     return None if days is None else timedelta(days=days)
 
 
 def expired(job: Job, defaults: Retention, now: datetime) -> tuple[StoredKind, ...]:
     """Return the kinds that are due to be marked as deleted."""
-    return tuple(kind for kind in KINDS if (at := _ends(job, defaults, kind)) is not None and at <= now)
+    return tuple(kind for kind in KINDS if (at := _deletion_time(job, defaults, kind)) is not None and at <= now)
 
 
-def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
+def _deletion_time(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
     """Return the time when a kind is due for deletion; None: never, not yet known, or deleted already."""
-    after = keep_for(job, defaults, kind)
+    after = retention_time(job, defaults, kind)
     if job.state not in RESTING_JOB_STATES or job.finished_at is None or kind in job.deleted or after is None:
         return None
     return job.finished_at + after
 
 
-def leftovers(job: Job, attempts: Sequence[Attempt], kept: RetainedObjects) -> tuple[str, ...]:
+def leftovers(job: Job, attempts: Sequence[Attempt], retained: RetainedObjects) -> tuple[str, ...]:
     """Return the keys to delete, in this order.
 
     These are the objects of kinds marked as deleted. After the job's end they also include checkpoints of all attempts
@@ -108,9 +108,9 @@ def leftovers(job: Job, attempts: Sequence[Attempt], kept: RetainedObjects) -> t
     """
     if job.state not in RESTING_JOB_STATES:
         return ()
-    doomed = [key for kind in KINDS if kind in job.deleted for key in kept.by_kind.get(kind, ())]
+    doomed = [key for kind in KINDS if kind in job.deleted for key in retained.by_kind.get(kind, ())]
     if "checkpoints" not in job.deleted:
-        doomed += _beyond(job, attempts, kept.by_kind.get("checkpoints", ()))
+        doomed += _superfluous(job, attempts, retained.by_kind.get("checkpoints", ()))
     return manifests_first(doomed)
 
 
@@ -119,28 +119,28 @@ def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(doomed, key=lambda key: (not keys.is_manifest(key), key)))
 
 
-def newest_rows(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
+def latest_token_caches(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
     """Return the manifests of token caches that a later attempt reads: the latest attempt's of each identity.
 
     Each attempt that could not download a cache has uploaded a copy.
     """
     number = {str(attempt.id): attempt.number for attempt in attempts}
-    found = sorted(keys.rows_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
-    return {*{keys.rows_identity(key): key for key in found}.values()}
+    manifests = sorted(keys.rows_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
+    return {*{keys.rows_identity(key): key for key in manifests}.values()}
 
 
-def _beyond(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -> list[str]:
+def _superfluous(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -> list[str]:
     """Return the keys of checkpoints that are no longer needed.
 
     The furthest committed checkpoints and the milestones stay. The latest token cache stays while the job may still
     continue. Uncommitted checkpoints are useless.
     """
-    every, config = list(checkpoints), job.spec.checkpoint
-    stay = {*furthest_first(every)[: config.keep], *milestones(every, config.keep_every)}
+    all_keys, config = list(checkpoints), job.spec.checkpoint
+    stay = {*furthest_first(all_keys)[: config.keep], *milestones(all_keys, config.keep_every)}
     if job.state is not JobState.SUCCEEDED:
-        stay |= newest_rows(attempts, every)
+        stay |= latest_token_caches(attempts, all_keys)
     folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in stay)
-    return [key for key in every if not key.startswith(folders)] if folders else every
+    return [key for key in all_keys if not key.startswith(folders)] if folders else all_keys
 
 
 # --- the money
@@ -169,7 +169,7 @@ def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
     return usd(usd_per_gib_month * stored_bytes / GIB)
 
 
-def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:
+def next_check_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:
     """Return seconds until the next check; None: nothing is left or will come.
 
     `live_s`: interval while the job has not ended.
@@ -178,5 +178,5 @@ def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, 
         return live_s
     if not left_bytes and job.deleted.keys() >= set(KINDS):
         return None
-    ends = (at for kind in KINDS if (at := _ends(job, defaults, kind)) is not None)
-    return max(0.0, min([RESTING_S, *((at - now).total_seconds() for at in ends)]))
+    ends = (at for kind in KINDS if (at := _deletion_time(job, defaults, kind)) is not None)
+    return max(0.0, min([CHECK_ENDED_S, *((at - now).total_seconds() for at in ends)]))

@@ -13,41 +13,41 @@ from broker.lifecycle.state_machine import AttemptEvent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meaning:
+class SignalMeaning:
     """Event and end reason of a signal."""
 
     event: AttemptEvent
     reason: Reason
 
 
-SIGNALS: Mapping[Signal, Meaning] = {
-    Signal.CAP: Meaning(event=AttemptEvent.CAP, reason=Reason.CAPPED),
-    Signal.OUT_OF_TIME: Meaning(event=AttemptEvent.OUT_OF_TIME, reason=Reason.OUT_OF_TIME),
-    Signal.IDLE: Meaning(event=AttemptEvent.IDLE, reason=Reason.IDLE),
-    Signal.IDLE_NOW: Meaning(event=AttemptEvent.IDLE_NOW, reason=Reason.IDLE),
-    Signal.HUNG: Meaning(event=AttemptEvent.HUNG, reason=Reason.HUNG),
-    Signal.BUDGET: Meaning(event=AttemptEvent.BUDGET, reason=Reason.BUDGET),
+SIGNALS: Mapping[Signal, SignalMeaning] = {
+    Signal.CAP: SignalMeaning(event=AttemptEvent.CAP, reason=Reason.CAPPED),
+    Signal.OUT_OF_TIME: SignalMeaning(event=AttemptEvent.OUT_OF_TIME, reason=Reason.OUT_OF_TIME),
+    Signal.IDLE: SignalMeaning(event=AttemptEvent.IDLE, reason=Reason.IDLE),
+    Signal.IDLE_NOW: SignalMeaning(event=AttemptEvent.IDLE_NOW, reason=Reason.IDLE),
+    Signal.HUNG: SignalMeaning(event=AttemptEvent.HUNG, reason=Reason.HUNG),
+    Signal.BUDGET: SignalMeaning(event=AttemptEvent.BUDGET, reason=Reason.BUDGET),
 }
 
 
-def signalled(attempt: Attempt, job: Job) -> AttemptEvent | None:
+def required_end(attempt: Attempt, job: Job) -> AttemptEvent | None:
     """Return why a live attempt must end, a user's stop first; None: it may continue."""
     if job.stop_requested:
         return AttemptEvent.STOP
     return SIGNALS[attempt.signal].event if attempt.signal is not None else None
 
 
-def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget) -> Signal | None:
+def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget) -> Signal | None:
     """Return the signal for a live attempt whose money or time is used up; None: it may continue, or has a signal."""
     if attempt.signal is not None:
         return None
-    if cap_is_near(attempt, job, caps, now, tempo):
+    if cap_is_near(attempt, job, caps, now, drain_budget):
         return Signal.CAP
-    return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tempo) else None
+    return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, drain_budget) else None
 
 
-def grace_over(
-    attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: DrainBudget, *, look_s: float, heard_s: float
+def is_drain_over(
+    attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget, *, poll_s: float, order_s: float
 ) -> bool:
     """Return True when a drain is not waited for any longer.
 
@@ -57,9 +57,9 @@ def grace_over(
     `heard_s`: longest time until the agent has received the order and starts its own count. A drain for money or time
     does not get it in addition.
     """
-    told_by_cap = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
-    most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s + heard_s
-    if (now - (attempt.draining_since or now)).total_seconds() > most_s:
+    for_limit = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
+    limit_s = capped_drain_s(attempt, drain_budget.drain_s) if for_limit else drain_budget.drain_s + order_s
+    if (now - (attempt.draining_since or now)).total_seconds() > limit_s:
         return True
-    later, after = now + timedelta(seconds=look_s), replace(tempo, detect_s=0, drain_s=0)
-    return any(over(attempt, job, caps, later, after) for over in (cap_is_near, time_is_up))
+    later, after = now + timedelta(seconds=poll_s), replace(drain_budget, detect_s=0, drain_s=0)
+    return any(is_reached(attempt, job, caps, later, after) for is_reached in (cap_is_near, time_is_up))

@@ -83,7 +83,7 @@ def _end(reason: Reason | None = None, *effects: Effect) -> Rule:
     return Rule(next=A.TERMINATING, effects=(Effect.DESTROY, *effects), reason=reason)
 
 
-def _break_off(reason: Reason) -> Rule:
+def _abandon(reason: Reason) -> Rule:
     """Return the rule for an abandoned launch: `cancel` stops its launcher."""
     return _end(reason, Effect.CANCEL)
 
@@ -103,14 +103,14 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
     (A.LAUNCHING, E.REJECTED): _end(Reason.REJECTED),
     (A.LAUNCHING, E.ABSENT): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
-    (A.LAUNCHING, E.STOP): _break_off(Reason.STOPPED),
-    (A.LAUNCHING, E.CAP): _break_off(Reason.CAPPED),
-    (A.LAUNCHING, E.OUT_OF_TIME): _break_off(Reason.OUT_OF_TIME),
-    (A.LAUNCHING, E.BUDGET): _break_off(Reason.BUDGET),
-    (A.LAUNCHING, E.MISMATCH): _break_off(Reason.MISMATCH),
-    (A.LAUNCHING, E.DEADLINE): _break_off(Reason.INFRASTRUCTURE),
-    (A.LAUNCHING, E.SETUP_FAILED): _break_off(Reason.INFRASTRUCTURE),
-    (A.LAUNCHING, E.GONE): _break_off(Reason.PREEMPTED),
+    (A.LAUNCHING, E.STOP): _abandon(Reason.STOPPED),
+    (A.LAUNCHING, E.CAP): _abandon(Reason.CAPPED),
+    (A.LAUNCHING, E.OUT_OF_TIME): _abandon(Reason.OUT_OF_TIME),
+    (A.LAUNCHING, E.BUDGET): _abandon(Reason.BUDGET),
+    (A.LAUNCHING, E.MISMATCH): _abandon(Reason.MISMATCH),
+    (A.LAUNCHING, E.DEADLINE): _abandon(Reason.INFRASTRUCTURE),
+    (A.LAUNCHING, E.SETUP_FAILED): _abandon(Reason.INFRASTRUCTURE),
+    (A.LAUNCHING, E.GONE): _abandon(Reason.PREEMPTED),
     (A.LAUNCHING, E.FINAL): _end(),
     (A.BOOTING, E.STOP): _end(Reason.STOPPED),
     (A.BOOTING, E.CAP): _end(Reason.CAPPED),
@@ -230,7 +230,7 @@ def next_job_state(state: J, event: JobEvent) -> J:
     return following if isinstance(following, J) else state
 
 
-def tables() -> str:
+def markdown_tables() -> str:
     """Return the tables as Markdown."""
     lines = ["| attempt state | event | next | effects |", "|---|---|---|---|"]
     for (state, event), rule in ATTEMPT_RULES.items():

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from broker.domain.ids import AttemptId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.lifecycle.recovery import furthest_first
-from broker.lifecycle.retention import manifests_first, newest_rows
+from broker.lifecycle.retention import latest_token_caches, manifests_first
 from trainer.contract import object_keys as keys
 from trainer.contract.guard import way_back
 from trainer.contract.milestones import milestones
@@ -32,38 +32,46 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
     """
     if job.state in RESTING_JOB_STATES:
         return ()
-    found = [*checkpoints]
-    long_over = {one.id for one in attempts if one.ended_at and now - one.ended_at > timedelta(seconds=UNCOMMITTED_S)}
-    return manifests_first([*_checkpoints(job, attempts, found, long_over), *_rows(attempts, found, long_over)])
+    all_keys = [*checkpoints]
+    long_over = {
+        attempt.id
+        for attempt in attempts
+        if attempt.ended_at and now - attempt.ended_at > timedelta(seconds=UNCOMMITTED_S)
+    }
+    return manifests_first(
+        [*_checkpoints(job, attempts, all_keys, long_over), *_token_caches(attempts, all_keys, long_over)]
+    )
 
 
-def _checkpoints(job: Job, attempts: Sequence[Attempt], every: Sequence[str], long_over: set[AttemptId]) -> list[str]:
+def _checkpoints(
+    job: Job, attempts: Sequence[Attempt], all_keys: Sequence[str], long_over: set[AttemptId]
+) -> list[str]:
     """Return keys of checkpoints that the current attempt has passed."""
     if not attempts or not attempts[-1].live:
         return []
-    found = [(key, _manifest(key)) for key in every]
-    committed = furthest_first([key for key, manifest in found if key == manifest])
-    own = [manifest for manifest in committed if _attempt(manifest) == attempts[-1].id]
-    if len(own) < job.spec.checkpoint.keep:
+    pairs = [(key, _manifest(key)) for key in all_keys]
+    committed = furthest_first([key for key, manifest in pairs if key == manifest])
+    own_manifests = [manifest for manifest in committed if _attempt(manifest) == attempts[-1].id]
+    if len(own_manifests) < job.spec.checkpoint.keep:
         return []
-    floor = step_of(own[job.spec.checkpoint.keep - 1])
-    over = {one.id for one in attempts if not one.live}
+    floor = step_of(own_manifests[job.spec.checkpoint.keep - 1])
+    over = {attempt.id for attempt in attempts if not attempt.live}
 
     def is_doomed(manifest: str) -> bool:
         owners = over if manifest in known else long_over
         return _attempt(manifest) in owners and step_of(manifest) <= floor
 
     known = set(committed)
-    doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in found}])))
+    doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in pairs}])))
     guard = job.spec.train.guard if job.spec.train else None
     doomed -= milestones(committed, job.spec.checkpoint.keep_every) | way_back(committed, floor, guard)
-    return [key for key, manifest in found if manifest in doomed]
+    return [key for key, manifest in pairs if manifest in doomed]
 
 
-def _rows(attempts: Sequence[Attempt], found: Sequence[str], long_over: set[AttemptId]) -> list[str]:
+def _token_caches(attempts: Sequence[Attempt], all_keys: Sequence[str], long_over: set[AttemptId]) -> list[str]:
     """Return keys of incomplete and repeated token caches, independent of the current attempt's progress."""
-    stay = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in newest_rows(attempts, found))
-    rows = filter(keys.is_of_rows, found)
+    stay = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in latest_token_caches(attempts, all_keys))
+    rows = filter(keys.is_of_rows, all_keys)
     return [key for key in rows if _attempt(key) in long_over and not key.startswith(stay)]
 
 

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from broker.billing.accrual import machine_s
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Job, JobState, PlanAdjustment, Reason, Signal
-from broker.lifecycle.account_refusals import account_refused
-from broker.lifecycle.recovery import MAX_CHANGES, given_up, remedy
+from broker.lifecycle.account_refusals import refused_by_account
+from broker.lifecycle.recovery import MAX_CHANGES, adjust_plan, given_up_message
 from broker.lifecycle.signals import SIGNALS
 from broker.lifecycle.state_machine import (
     AttemptEvent,
@@ -62,7 +62,7 @@ _ENTERED = {
 """The field that records when a state was entered."""
 
 
-_OF_OUTCOME = {
+_REASON_OF_OUTCOME = {
     Outcome.COMPLETED: Reason.COMPLETED,
     Outcome.USER_ERROR: Reason.USER_ERROR,
     Outcome.DATA: Reason.DATA,
@@ -79,7 +79,7 @@ def reason_of(final: Final, drained_for: Reason | None) -> Reason:
     """
     if final.outcome is Outcome.DRAINED:
         return drained_for or Reason.PREEMPTED
-    return _OF_OUTCOME[final.outcome]
+    return _REASON_OF_OUTCOME[final.outcome]
 
 
 _FAULTS = frozenset({Reason.USER_ERROR, Reason.DATA, Reason.OOM})
@@ -90,31 +90,31 @@ _RETRIED = frozenset({Signal.BUDGET, Signal.HUNG})
 
 def end_reason(attempt: Attempt, job: Job) -> Reason:
     """Return why an attempt ended, by priority: completed > user stop > cap > user error > retry."""
-    told = reason_of(attempt.final, attempt.reason) if attempt.final else attempt.reason
-    if told is Reason.COMPLETED:
+    reason = reason_of(attempt.final, attempt.reason) if attempt.final else attempt.reason
+    if reason is Reason.COMPLETED:
         return Reason.COMPLETED
-    if job.stop_requested or told is Reason.STOPPED:
+    if job.stop_requested or reason is Reason.STOPPED:
         return Reason.STOPPED
-    if attempt.signal is not None and not (told in _FAULTS and attempt.signal in _RETRIED):
+    if attempt.signal is not None and not (reason in _FAULTS and attempt.signal in _RETRIED):
         return SIGNALS[attempt.signal].reason
-    return told or Reason.INFRASTRUCTURE
+    return reason or Reason.INFRASTRUCTURE
 
 
-_KEPT = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE})
+_INSPECTABLE = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE})
 """Failures that an inspection of the machine may explain."""
 
 
-def setup_reason(seen: tuple[Observed, ...]) -> Reason:
+def setup_reason(machines: tuple[Observed, ...]) -> Reason:
     """Return the end reason of an attempt whose machine will never run its agent."""
-    return Reason.IMAGE if any(machine.image_refused for machine in seen) else Reason.INFRASTRUCTURE
+    return Reason.IMAGE if any(machine.image_refused for machine in machines) else Reason.INFRASTRUCTURE
 
 
-def kept_until(attempt: Attempt, job: Job) -> datetime | None:
+def inspection_end(attempt: Attempt, job: Job) -> datetime | None:
     """Return the time until which a failed attempt's machine is kept (`keep_on_failure`); None: not kept.
 
     The machine bills, so a stop or a signal ends the wait.
     """
-    failed = attempt.final is not None and attempt.final.outcome in _KEPT
+    failed = attempt.final is not None and attempt.final.outcome in _INSPECTABLE
     if not (failed and job.spec.keep_on_failure and attempt.terminating_since):
         return None
     if job.stop_requested or attempt.signal is not None:
@@ -138,8 +138,8 @@ def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bo
         case Reason.USER_ERROR | Reason.DATA:
             return JobEvent.FAILED
         case Reason.IMAGE:
-            again = not image_refused and job.retries_used < job.spec.retry.max
-            return JobEvent.RETRY if again else JobEvent.FAILED
+            may_retry = not image_refused and job.retries_used < job.spec.retry.max
+            return JobEvent.RETRY if may_retry else JobEvent.FAILED
         case Reason.QUOTE_EXPIRED | Reason.BUDGET:
             return JobEvent.RETRY
         case _:
@@ -172,7 +172,7 @@ def due_in_s(job: Job, now: datetime) -> float:
 
 
 def _remedy(job: Job, attempt: Attempt) -> PlanAdjustment:
-    return remedy(job, attempt.line, host=attempt.ran_out_of_host)
+    return adjust_plan(job, attempt.line, host=attempt.ran_out_of_host)
 
 
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
@@ -190,15 +190,15 @@ def after_attempt(
 
     `job`: as read with the attempt, before the last charge.
     """
-    free = reason in FREE_RETRIES or account_refused(attempt)
+    free = reason in FREE_RETRIES or refused_by_account(attempt)
     event = job_event(job, reason, image_refused=image_refused, free=free)
     job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
     if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
-        why = "cap raised" if job.spec.max_duration is None else "what this attempt had reserved is used up"
+        why = "cap raised" if job.spec.max_duration is None else "the reservation of this attempt is used up"
         return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
-        why = given_up(job, attempt.line, host=attempt.ran_out_of_host) if reason is Reason.OOM else detail
+        why = given_up_message(job, attempt.line, host=attempt.ran_out_of_host) if reason is Reason.OOM else detail
         return replace(job, state=state, reason=why or reason.value, finished_at=now)
     used = job.retries_used + (not free)
     return replace(

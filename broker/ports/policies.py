@@ -8,7 +8,7 @@ from typing import Protocol
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job
 from broker.domain.notifications import Notice
-from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Reached
 from broker.policy.dry_run import History
 
@@ -19,7 +19,7 @@ JobOwner = tuple[str, str]
 class TenantPolicies(Protocol):
     """Part of `TenantStore`: a team has its own policies; only an operator has policies for several teams."""
 
-    async def put_policy(self, policy: Policy) -> KeptPolicy:
+    async def put_policy(self, policy: Policy) -> StoredPolicy:
         """Store a new version of the policy of that team and name.
 
         An identical policy leaves the version unchanged. Raises StoreError (rule `policies_team`) for another team's.
@@ -28,7 +28,7 @@ class TenantPolicies(Protocol):
 
     async def delete_policy(self, team: str | None, name: str) -> bool: ...
 
-    async def policies(self) -> Sequence[KeptPolicy]:
+    async def policies(self) -> Sequence[StoredPolicy]:
         """Return policies in the order of their creation."""
         ...
 
@@ -59,7 +59,7 @@ class GlobalPolicies(Protocol):
         """Return the database's time, and the policies that cover each owner's jobs with their status."""
         ...
 
-    async def tell_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+    async def post_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
         """Post `notice` unless this threshold was posted at or after `since`.
 
         Returns True to only one of several brokers.

@@ -11,7 +11,7 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import overload
 
-from broker.domain.formatting import unsold
+from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
 from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine
@@ -274,10 +274,10 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         made_at=ask.now,
         expires_at=ask.now + LIFETIME,
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
-        kept=len(kept),
+        kept_count=len(kept),
         drops=Counter(drop for drop in drops if drop is not None),
         cheapest_usd=None if cheapest is None else _dollars(cheapest),
-        unsold_regions=unsold(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
+        unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )
 
 

@@ -17,7 +17,7 @@ from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Event, Job, JobState, Reason
 from broker.domain.money import LedgerEntry, LedgerKind
 from broker.domain.offer import Quote, QuoteLine
-from broker.lifecycle.account_refusals import told_refusals
+from broker.lifecycle.account_refusals import refusing_accounts
 from broker.lifecycle.recovery import workload_left
 from broker.lifecycle.state_machine import JobEvent, next_job_state
 from broker.policy.budgets import Hold, Refusal, admission, entry, gpu_room, judge
@@ -151,7 +151,7 @@ def _buy_nothing(facts: PlacementFacts, quoted: QuotedMarket) -> PlacementDecisi
     """Let the job wait, or end it where the cap is below the cheapest finish."""
     choice, reason = quoted.choice, quoted.choice.reason
     if choice.queue is Queue.WAIT:
-        reason = "; ".join([*told_refusals(facts.excluded, facts.job.spec.resources.providers), reason])
+        reason = "; ".join([*refusing_accounts(facts.excluded, facts.job.spec.resources.providers), reason])
     if quoted.room_message:  # offers beyond the GPU limit were not quoted, so the cap may still suffice for them
         return _wait(facts, _with_troubles(facts, f"{reason}; {quoted.room_message}"))
     if choice.queue is Queue.CAPPED:
@@ -280,7 +280,7 @@ def _summary(market_quote: Quote) -> list[dict[str, object]]:
 
 def _dearest(market_quote: Quote) -> dict[str, object]:
     """Return the most expensive eligible offer, against which the saving of the choice is computed."""
-    line = market_quote.lines[market_quote.kept - 1] if market_quote.kept else None
+    line = market_quote.lines[market_quote.kept_count - 1] if market_quote.kept_count else None
     if line is None or line.usd_p50 is None:
         return {}
     return {"dearest": {"offer": line.offer.id, "usd_p50": str(line.usd_p50)}}

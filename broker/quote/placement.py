@@ -55,7 +55,7 @@ def queue_verdict(quote: Quote, *, cap_left: Decimal) -> Choice:
 
 
 def _kept_lines(quote: Quote) -> Iterator[QuoteLine]:
-    return (quote.lines[place] for place in range(quote.kept))
+    return (quote.lines[place] for place in range(quote.kept_count))
 
 
 def _passing_count(quote: Quote) -> int:

@@ -30,7 +30,7 @@ LABELS = {
 
 def summary(quote: Quote) -> str:
     """One line: `3 of 17 offers kept; dropped: 12 need more memory, 2 above the cap`."""
-    text = f"{quote.kept} of {len(quote.lines)} offers kept"
+    text = f"{quote.kept_count} of {len(quote.lines)} offers kept"
     if quote.drops:
         counted = sorted(quote.drops.items(), key=lambda item: (-item[1], item[0]))
         text += "; dropped: " + ", ".join(f"{n} {LABELS[drop]}" for drop, n in counted)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected
-from broker.domain.formatting import unsold
+from broker.domain.formatting import unsold_regions
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
@@ -98,7 +98,7 @@ class LambdaCloud:
                 self._offer(kind, sieve)
             except _UNREADABLE:
                 sieve.drop("unreadable")
-        sieve.ask_back("lambda", unsold(self._config.regions, known))
+        sieve.ask_back("lambda", unsold_regions(self._config.regions, known))
 
     def _offer(self, kind: Mapping[str, Any], sieve: OfferFilter) -> None:
         """A type in each region that has it; nothing where none has, since the API names no others."""

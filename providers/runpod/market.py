@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from broker.domain.errors import OutcomeUnknown
-from broker.domain.formatting import unsold
+from broker.domain.formatting import unsold_regions
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
@@ -97,7 +97,7 @@ class RunpodMarket:
                 "c": [(COMMUNITY_ZONE, c) for c in answer.get("countryCodes") or ()],
             }
             known = {country(centre["id"]) for centre in answer["dataCenters"]} | {c for _, c in at["c"]}
-            sieve.ask_back("runpod", unsold(self._regions, known))
+            sieve.ask_back("runpod", unsold_regions(self._regions, known))
             types = [gpu for gpu in answer["gpuTypes"] if self._buyable(gpu, sieve)]
             return [
                 _GpuLocation(gpu=gpu, count=n, secure=secure, zone=zone, region=region)

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from broker.domain.formatting import unsold
+from broker.domain.formatting import unsold_regions
 from broker.domain.money import usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
@@ -93,7 +93,7 @@ class VastMarket:
                 except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
                     sieve.drop("unreadable")
             await asyncio.sleep(0)
-        sieve.ask_back("vast", unsold(self._wanted.regions, countries))
+        sieve.ask_back("vast", unsold_regions(self._wanted.regions, countries))
 
     def _add(self, sieve: OfferFilter, ask: Mapping[str, Any], now: datetime) -> None:
         region = country(ask["geolocation"])

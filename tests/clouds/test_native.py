@@ -12,7 +12,7 @@ from broker.domain.errors import Gone
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.offer import GpuAsk, Offer
-from broker.lifecycle.liveness import mismatch
+from broker.lifecycle.liveness import mismatch_message
 from broker.runtime.clock import SystemClock
 from providers.common.cloud import Purchase
 from providers.common.offer_filter import OfferFilter
@@ -103,7 +103,7 @@ async def test_runpod_by_skypilots_own_call(
     )  # fmt: skip
     machine = await seen(runpod, InstanceState.RUNNING)
     assert machine.handle.name == NAME
-    assert mismatch(offer, (machine,)) is None
+    assert mismatch_message(offer, (machine,)) is None
     assert (machine.spot, machine.gpus, machine.accelerator) == (True, 2, "h100-sxm")
     await taken_away_and_destroyed(clouds, runpod, machine)
 
@@ -118,7 +118,7 @@ async def test_runpod_sells_another_gpu(clouds: Clouds, runpod: RunpodCloud) -> 
         " { id } }"
     )
     await send(clouds, "POST", "/graphql", {"query": ask})
-    assert mismatch(offer, tuple(await runpod.list())) == "asked for rtx4090, got a6000"
+    assert mismatch_message(offer, tuple(await runpod.list())) == "asked for rtx4090, got a6000"
 
 
 async def test_vast_by_its_ask(clouds: Clouds, vast: VastCloud) -> None:
@@ -128,7 +128,7 @@ async def test_vast_by_its_ask(clouds: Clouds, vast: VastCloud) -> None:
     assert offer.usd_per_hour == found[0].usd_per_hour
     await rent(clouds, vast.purchase(offer, BootSpec()))
     machine = await seen(vast, InstanceState.RUNNING)
-    assert mismatch(offer, (machine,)) is None
+    assert mismatch_message(offer, (machine,)) is None
     # The disk is in our price, and in what Vast reads back: to the micro-dollar, rounded up.
     assert machine.usd_per_hour == pytest.approx(offer.usd_per_hour, abs=2e-6)
     assert (machine.spot, machine.gpus, machine.handle.region) == (True, 1, offer.region)
@@ -141,7 +141,7 @@ async def test_vast_sells_another_gpu(clouds: Clouds, vast: VastCloud) -> None:
     offer = next(o for o in found if not o.spot)
     clouds.control.sell_instead("vast", "70050")
     await rent(clouds, vast.purchase(offer, BootSpec()))
-    assert mismatch(offer, tuple(await vast.list())) == "asked for h100-sxm, got l40s"
+    assert mismatch_message(offer, tuple(await vast.list())) == "asked for h100-sxm, got l40s"
 
 
 async def test_what_vast_cannot_mean_is_counted(clouds: Clouds, vast: VastCloud) -> None:

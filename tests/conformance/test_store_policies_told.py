@@ -76,7 +76,7 @@ async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: S
 
     def tell(number: int, since: Any) -> Any:
         notice = Notice(id=f"budget-{number}", kind="budget.threshold", message="10 %", team="default")
-        return store.tell_threshold(key, found, notice, since=since)
+        return store.post_threshold(key, found, notice, since=since)
 
     since = now - timedelta(days=1)
     assert sorted(await asyncio.gather(*(tell(n, since) for n in range(4)))) == [False, False, False, True]
@@ -84,7 +84,7 @@ async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: S
     assert await tell(9, later)
     await store.put_policy(policy(budgets=[budget("25", thresholds=share)]))
     _, anew = await crossed(store)  # of another limit
-    assert await store.tell_threshold(
+    assert await store.post_threshold(
         key, anew, Notice(id="anew", kind="budget.threshold", message="10 %", team="default"), since=since
     )
     await store.delete_policy("default", "limits")

@@ -76,7 +76,7 @@ async def test_it_waits_while_the_machine_of_such_an_attempt_stands(house: Build
     name = await bought(here, job, number)
     here.for_sale = None
     async with here.running():
-        held = await here.until(job, waits(f"{name} at simulated stands and bills"))
+        held = await here.until(job, waits(f"{name} at simulated exists and bills"))
         assert f"attempt {number} was bought after the backup" in held.reason
         assert "gpubroker sweep --once --destroy --spared" in held.reason
         assert await here.machines() == [name]

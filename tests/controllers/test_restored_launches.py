@@ -131,7 +131,7 @@ def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Bui
         begin_again(house, store)
         async with house.running():
             held = await house.until(job, lambda found: found.state is JobState.QUEUED and "stands" in found.reason)
-            assert f"{second.name} at simulated stands and bills" in held.reason
+            assert f"{second.name} at simulated exists and bills" in held.reason
         (known,) = await house.attempts(job)
         assert (known.state, known.reason) == (AttemptState.ENDED, Reason.PREEMPTED)
         assert await house.machines() == [second.name]

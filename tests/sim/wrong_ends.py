@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.controllers.observation.heartbeats import HeartbeatRecord
 from broker.domain.job import Attempt, Job
-from broker.lifecycle.transitions import kept_until
+from broker.lifecycle.transitions import inspection_end
 
-_KEPT_UNTIL = kept_until
+_KEPT_UNTIL = inspection_end
 
 
 def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:

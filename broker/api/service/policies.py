@@ -14,7 +14,7 @@ from broker.domain.instance import Caps
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, JobState
 from broker.domain.money import show
 from broker.domain.offer import Quote, QuoteLine
-from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Refusal
 from broker.policy.dry_run import DryRun, dry_run
 from broker.policy.windows import ROLLING
@@ -32,10 +32,10 @@ class Policies:
         self._store = store
         self._clock = clock
 
-    async def policies(self, caller: Caller) -> Sequence[KeptPolicy]:
+    async def policies(self, caller: Caller) -> Sequence[StoredPolicy]:
         return await self._store.as_tenant(caller.tenant).policies()
 
-    async def apply(self, caller: Caller, name: str, policy: Policy) -> KeptPolicy:
+    async def apply(self, caller: Caller, name: str, policy: Policy) -> StoredPolicy:
         """Raises InvalidInput."""
         if policy.name != name:
             raise InvalidInput(Problem(field="name", message=f"is {policy.name}, but the address says {name}"))

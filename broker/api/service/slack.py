@@ -16,7 +16,7 @@ from broker.api.service.slack_actions import HELP, SlackActs, may
 from broker.domain.errors import GpubrokerError, InvalidInput, NotifyError, Problem
 from broker.domain.ids import JobId
 from broker.domain.notifications import Channel, JobSnapshot, SlackUser
-from broker.domain.tenancy import Scope, Tenant, over_since, withheld
+from broker.domain.tenancy import Scope, Tenant, last_expiry, ungrantable_scopes
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Slack:
 
     async def link(self, caller: Caller, wish: NewSlackLink) -> SlackUser:
         """Looks the person up in Slack. Raises InvalidInput, Forbidden, Conflict where Slack cannot be asked."""
-        if beyond := withheld(caller.scopes, wish.scopes):
+        if beyond := ungrantable_scopes(caller.scopes, wish.scopes):
             raise Forbidden(f"you may not give the scope {beyond[0]!r}, which your own token lacks; ask an operator")
         team, rows = wish.team or caller.team, self._service.rows(caller)
         if all(one.name != team for one in await rows.teams()):
@@ -132,7 +132,7 @@ class Slack:
         if not found:
             raise NotFound(f"no link of {user}; `gpubroker slack ls` lists them")
         for one in found:
-            if beyond := withheld(caller.scopes, one.scopes):
+            if beyond := ungrantable_scopes(caller.scopes, one.scopes):
                 raise Forbidden(f"you may not take the scope {beyond[0]!r}, which your own token lacks")
             await rows.delete_slack_user(one)
 
@@ -240,7 +240,7 @@ class Slack:
         """A link is its owner's and outlives whoever made it, but not the owner's own time here."""
         tokens = await self._service.store.as_tenant(Tenant(team=link.team, owner=link.owner)).tokens()
         ends = [token.expires_at for token in tokens if token.owner == link.owner and token.team == link.team]
-        if (since := over_since(ends, self._service.clock.now())) is not None:
+        if (since := last_expiry(ends, self._service.clock.now())) is not None:
             raise Forbidden(
                 f"the access of {link.owner} to gpubroker ended on {since:%Y-%m-%d}; "
                 f"ask whoever has the scope manage to run: gpubroker token new {link.owner}"

@@ -10,7 +10,7 @@ from uuid import UUID
 from broker.api.core.auth import Caller, Forbidden, hashed, mint
 from broker.api.core.problems import Conflict, NotFound
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.tenancy import AuditEntry, Scope, Team, stays, withheld
+from broker.domain.tenancy import AuditEntry, Scope, Team, is_permanent_team, ungrantable_scopes
 from broker.ports import AuditFilter, Clock, Store, Token
 
 
@@ -95,7 +95,7 @@ class Tenancy:
 
     async def delete_team(self, caller: Caller, name: str) -> None:
         """For operators. Raises NotFound, Conflict, InUse."""
-        if stays(name):
+        if is_permanent_team(name):
             raise Conflict(f"the team {name} has the operator's own token; it stays")
         if not await self._store.as_tenant(caller.tenant).delete_team(name):
             raise NotFound(f"no team {name}; `gpubroker team ls` lists them")
@@ -116,7 +116,7 @@ class Tenancy:
 
 def _refuse_more(caller: Caller, scopes: Sequence[str], doing: str) -> None:
     """Raises Forbidden when a caller would hand out, or take, a right beyond its own."""
-    beyond = withheld(caller.scopes, scopes)
+    beyond = ungrantable_scopes(caller.scopes, scopes)
     if beyond:
         raise Forbidden(f"you may not {doing} the scope {beyond[0]!r}, which your own token lacks; ask an operator")
 

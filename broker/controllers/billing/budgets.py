@@ -49,7 +49,7 @@ class Budgets:
             },
         )
         since = window_start(budget, policy.zone, now)
-        await self._context.store.tell_threshold(one.id, found, notice, since=since)
+        await self._context.store.post_threshold(one.id, found, notice, since=since)
 
     async def _drain(self, draining: Sequence[tuple[Applied, Reached]]) -> None:
         live = await self._context.store.live_attempts()

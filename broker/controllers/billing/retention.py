@@ -10,17 +10,17 @@ from broker.controllers.base.events import event
 from broker.domain.errors import InUse
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job, StoredKind
-from broker.lifecycle.backup_restore import unknown
+from broker.lifecycle.backup_restore import attempts_without_row
 from broker.lifecycle.retention import (
-    RESTING_S,
+    CHECK_ENDED_S,
     RESUMED_FROM,
     RetainedObjects,
     accrue,
     due_now,
     expired,
     leftovers,
-    look_again_s,
-    sort_out,
+    next_check_s,
+    sort_objects,
 )
 from broker.lifecycle.superseded_checkpoints import superseded
 from broker.ports import StorageCharge
@@ -79,20 +79,20 @@ class RetentionController:
         await self._delete(doomed)
         sizes = {key: size for objects in kept.by_kind.values() for key, size in objects.items()}
         left = kept.bytes - sum(sizes[key] for key in doomed)
-        again_s = look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
+        again_s = next_check_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
         stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
         charge = StorageCharge(
             job_id=job.id,
             read=job.stored,
             to=stored,
             usd=due_now(job.stored, stored),
-            due_in_s=RESTING_S if spares else again_s,  # what is due stays due
+            due_in_s=CHECK_ENDED_S if spares else again_s,  # what is due stays due
         )
         await context.store.charge_storage(charge)
 
     def _spares(self, job: Job, kept: RetainedObjects) -> bool:
         """An attempt that this database does not know may train on, and save: nothing of its job is deleted."""
-        theirs = unknown(job, kept.by_kind["checkpoints"])
+        theirs = attempts_without_row(job, kept.by_kind["checkpoints"])
         if theirs and job.id not in self._spared:
             self._spared.add(job.id)
             log.warning(
@@ -107,7 +107,7 @@ class RetentionController:
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
         own = keys.job_data(job.id, "")
         copies = [(key, size) for key, size in data.items() if key.startswith(own)]
-        return sort_out(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
+        return sort_objects(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
 
     async def _expire(self, job: Job, kinds: Sequence[StoredKind]) -> Job:
         """Marks what is due; checkpoints wait while another job starts from them."""

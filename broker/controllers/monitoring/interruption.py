@@ -13,7 +13,7 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt, AttemptState, Job
 from broker.lifecycle.liveness import AttemptObservation, judge
-from broker.lifecycle.signals import grace_over, signalled
+from broker.lifecycle.signals import is_drain_over, required_end
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import reason_of, step
 from broker.ports import Change, Lane, Leased
@@ -53,7 +53,7 @@ class Interruption:
 
     def _interrupt(self, one: Leased) -> Change:
         now = self._context.clock.now()
-        why = signalled(one.attempt, one.job)
+        why = required_end(one.attempt, one.job)
         assert why is not None
         moved = step(one.attempt, why, now).attempt
         words = out_of_time_message(one.job, now) if why is AttemptEvent.OUT_OF_TIME else why.value
@@ -90,7 +90,7 @@ class Interruption:
         context = self._context
         caps, now = context.provider_of(attempt).caps, context.clock.now()
         heard_s = self._look_s + context.limits.poll_s
-        return grace_over(attempt, job, caps, now, context.tempo, look_s=self._look_s, heard_s=heard_s)
+        return is_drain_over(attempt, job, caps, now, context.tempo, poll_s=self._look_s, order_s=heard_s)
 
     async def _ask(self, attempt: Attempt) -> None:
         """Writes desired.json once a process; another broker's write of the same is harmless."""

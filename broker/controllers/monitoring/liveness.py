@@ -11,7 +11,7 @@ from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.controllers.observation.restored_attempts import drain_reason_sent
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import Attempt, AttemptState, Event, Reason
-from broker.lifecycle.liveness import AttemptObservation, fault, judge, mismatch
+from broker.lifecycle.liveness import AttemptObservation, fault_message, judge, mismatch_message
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import reason_of, setup_reason, step
 from broker.ports import Change, Lane, Leased
@@ -86,9 +86,9 @@ class LivenessController:
             reason = setup_reason(seen.seen)
         now = step(attempt, told, self._context.clock.now(), reason=reason).attempt
         if told is AttemptEvent.MISMATCH:
-            now = replace(now, detail=mismatch(attempt.line.offer, seen.seen) or "")
+            now = replace(now, detail=mismatch_message(attempt.line.offer, seen.seen) or "")
         elif told is AttemptEvent.SETUP_FAILED:
-            now = replace(now, detail=fault(seen.seen) or told.value)
+            now = replace(now, detail=fault_message(seen.seen) or told.value)
         elif told is not AttemptEvent.FIRST_BEAT:
             now = replace(now, detail=seen.final.message if seen.final else told.value)
         if not now.handles:

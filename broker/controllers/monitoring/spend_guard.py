@@ -30,7 +30,7 @@ class Guard:
         """`learned`: what own runs have shown, of which forecasts take the preemptions."""
         self._context, self._learned = context, learned
         self._paces: dict[AttemptId, forecast.StepRateWindow | None] = {}
-        self._watched: dict[AttemptId, idle.Watched] = {}
+        self._watched: dict[AttemptId, idle.IdleWatch] = {}
         self.every_s = context.rhythm.billing_s
 
     async def step(self) -> bool:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from broker.controllers.base.context import ControllerContext
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
-from broker.domain.spec import MOST_NODES
+from broker.domain.spec import MAX_NODES
 from broker.lifecycle.liveness import progress_of
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Beat, Final
@@ -78,7 +78,7 @@ class HeartbeatReader:
         self._listed, self._readable = now, True
         for blob in listed:
             node = keys.node_of_beat(blob.key)
-            if blob.bytes > MAX_BEAT or node is None or node >= MOST_NODES:
+            if blob.bytes > MAX_BEAT or node is None or node >= MAX_NODES:
                 continue
             own = AttemptId(keys.attempt_of_beat(blob.key)), node
             known = self._watched.get(own)

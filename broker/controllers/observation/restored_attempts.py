@@ -11,7 +11,7 @@ from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, Reason
-from broker.lifecycle.backup_restore import drained_for, not_proven, possible_attempts, still_running_message
+from broker.lifecycle.backup_restore import drain_reason, possible_attempts, still_running_message, unproven_message
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Desired, Final, Outcome
 
@@ -83,7 +83,7 @@ class RestoredAttempts:
             if silent or not all(
                 self._inventory.absent_since(one, name, since[name]) for one in self._context.providers
             ):
-                return not_proven(number, silent)
+                return unproven_message(number, silent)
         for name in names:
             del self._since[name]
         return None
@@ -106,6 +106,6 @@ async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, fina
         return None
     data = await context.blobs.get(keys.desired(attempt))
     try:
-        return None if data is None else drained_for(Desired.model_validate_json(data))
+        return None if data is None else drain_reason(Desired.model_validate_json(data))
     except ValidationError:
         return None

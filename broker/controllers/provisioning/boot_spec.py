@@ -17,7 +17,7 @@ from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrect
 from broker.estimator.planning.fit import probed
 from broker.estimator.planning.process_layout import world
 from broker.estimator.preemption_rate import losses_per_hour
-from broker.lifecycle.recovery import as_planned
+from broker.lifecycle.recovery import planned_train_config
 from broker.ports import Leased, TenantStore
 from broker.runtime.secret_box import SecretBox, SecretsError
 from trainer.contract import object_keys as keys
@@ -130,7 +130,7 @@ def bought_for(job: Job) -> BootSpec:
 def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: Mapping[str, int]) -> AttemptSpec:
     """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
     spec = job.spec
-    train = as_planned(spec.train, attempt.line.plan, job.remedy) if spec.train else None
+    train = planned_train_config(spec.train, attempt.line.plan, job.remedy) if spec.train else None
     data = code = None
     if train is not None:
         data = _file(job, train.data.path, format_of(train.data.path, train.data.format), sizes)

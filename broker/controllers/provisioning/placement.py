@@ -19,7 +19,7 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import JobId, attempt_id
 from broker.domain.job import Job, JobState
 from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
-from broker.lifecycle.recovery import furthest_first, lasting
+from broker.lifecycle.recovery import furthest_first, lasting_manifests
 from broker.policy.budgets import Applied
 from broker.ports import Change
 from broker.ports.policies import JobOwner
@@ -162,7 +162,9 @@ class Placement:
         if (origin := job.spec.origin) is not None:
             inherited = await self._manifests(origin)
             single_node = job.spec.resources.nodes == 1
-            manifests += inherited if single_node else lasting(inherited, await self._context.store.attempts(origin))
+            manifests += (
+                inherited if single_node else lasting_manifests(inherited, await self._context.store.attempts(origin))
+            )
         return manifests
 
     async def _manifests(self, job: JobId) -> tuple[str, ...]:

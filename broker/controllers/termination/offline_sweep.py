@@ -14,7 +14,7 @@ from broker.controllers.termination.orphan_sweep import bought
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
-from broker.lifecycle.orphans import orphans, spared
+from broker.lifecycle.orphans import orphans, spared_message
 from broker.ports import Blobs, Clock, Provider, Store
 from broker.runtime.peers import lease_is_renewed
 from trainer.contract import object_keys as keys
@@ -116,7 +116,7 @@ async def _by_the_database(
             provider=one.observed.handle.provider,
             observed=one.observed,
             orphan=one.why,
-            spared=spared(one, report_only=False, bought=ours) or "",
+            spared=spared_message(one, report_only=False, bought=ours) or "",
             since=one.observed.created_at or sent,
         )
     return found

@@ -17,7 +17,7 @@ from broker.domain.ids import attempt_of
 from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt
 from broker.domain.money import LedgerKind
-from broker.lifecycle.orphans import Orphan, orphans, spared
+from broker.lifecycle.orphans import Orphan, orphans, spared_message
 from broker.ports import Blobs, Charge
 from broker.runtime.background_tasks import gather_all
 from trainer.contract import object_keys as keys
@@ -139,7 +139,7 @@ class Sweep:
             self._sooner(provider, young_s)
             return
         ours = None if orphan.attempt else await bought(self._context.blobs, orphan)
-        why_not = spared(orphan, report_only=self.report_only, bought=ours)
+        why_not = spared_message(orphan, report_only=self.report_only, bought=ours)
         log.warning(
             "orphan %s (%s) at %s: %s; %s", handle.name, handle.id, provider, orphan.why, why_not or "destroyed"
         )

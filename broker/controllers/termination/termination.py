@@ -20,11 +20,11 @@ from broker.domain.job import Attempt, Event, Handle, Job, Reason
 from broker.domain.money import LedgerEntry, LedgerKind, show
 from broker.estimator.planning.corrections import observed
 from broker.lifecycle.account_refusals import refused_in_a_row
-from broker.lifecycle.host_reputation import MEMORY_S, MOST, WEIGHTS, judge_host, weight
+from broker.lifecycle.host_reputation import MAX_ATTEMPTS, MEMORY_S, WEIGHTS, judge_host, weight
 from broker.lifecycle.liveness import TAKEN_AWAY, recorded_machines
-from broker.lifecycle.recovery import told
+from broker.lifecycle.recovery import adjustment_message
 from broker.lifecycle.state_machine import AttemptEvent
-from broker.lifecycle.transitions import after_attempt, due_in_s, end_reason, kept_until, step
+from broker.lifecycle.transitions import after_attempt, due_in_s, end_reason, inspection_end, step
 from broker.ports import Change, Lane, Leased
 from broker.runtime.background_tasks import gather_all
 from trainer.contract import object_keys as keys
@@ -121,7 +121,7 @@ class Termination:
 
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
-        until, now = kept_until(one.attempt, one.job), self._context.clock.now()
+        until, now = inspection_end(one.attempt, one.job), self._context.clock.now()
         seen = recorded_machines(one.attempt, self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name))
         if until is None or now >= until or (seen and all(machine.state in TAKEN_AWAY for machine in seen)):
             return None
@@ -176,7 +176,7 @@ class Termination:
         return ""
 
     def _takes_long(self, one: Leased) -> bool:
-        since = kept_until(one.attempt, one.job) or one.attempt.terminating_since or self._context.clock.now()
+        since = inspection_end(one.attempt, one.job) or one.attempt.terminating_since or self._context.clock.now()
         return (self._context.clock.now() - since).total_seconds() > STUCK_S
 
     def _handles(self, attempt: Attempt) -> tuple[Handle, ...]:
@@ -239,7 +239,7 @@ class Termination:
         trust = offer.trust or self._context.provider_of(ended).caps.trust
         if trust == "own" or not weight(ended):
             return
-        before = await store.ended_at_host(offer.host_key, tuple(WEIGHTS), within_s=MEMORY_S, limit=MOST)
+        before = await store.ended_at_host(offer.host_key, tuple(WEIGHTS), within_s=MEMORY_S, limit=MAX_ATTEMPTS)
         block = judge_host((ended, *before), self._context.clock.now())
         if block is not None:
             await store.block_offer(offer.host_key, block.reason, for_s=block.for_s)
@@ -263,7 +263,7 @@ def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:
         "gradient_checkpointing": changed.gradient_checkpointing,
         "tried": list(changed.failed_plans),
     }
-    return (event(before, "job.replanned", told(before, ended.line, changed), data=data),)
+    return (event(before, "job.replanned", adjustment_message(before, ended.line, changed), data=data),)
 
 
 def _job_event(job: Job) -> Event:

@@ -17,7 +17,7 @@ from broker.domain.job import (
 )
 from broker.domain.money import ZERO
 from broker.domain.notifications import Notice
-from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Reached, extension
 from broker.policy.dry_run import History, Other, Past
 from broker.policy.windows import quarter
@@ -29,7 +29,7 @@ from broker.store.rules import policies as policy_rules
 
 
 class MemoryTenantPolicies(MemoryPart):
-    async def put_policy(self, policy: Policy) -> KeptPolicy:
+    async def put_policy(self, policy: Policy) -> StoredPolicy:
         policy_rules.check(self._tenant, policy)
         tables = self._state.policies
         if policy.team is not None and policy.team not in self._state.teams:
@@ -54,7 +54,7 @@ class MemoryTenantPolicies(MemoryPart):
         self._record(row, None)
         return True
 
-    async def policies(self) -> Sequence[KeptPolicy]:
+    async def policies(self) -> Sequence[StoredPolicy]:
         kept = (row.kept for row in self._state.policies.rows.values())
         return [one for one in kept if one is not None and self._sees(one.policy.team or "")]
 
@@ -142,7 +142,7 @@ class MemoryGlobalPolicies(MemoryPart):
         applied = tables.applied(wanted, self._state.running(), now)
         return now, {one: [a for a in applied if a.policy.covers(*one)] for one in whose}
 
-    async def tell_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+    async def post_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
         tables, now = self._state.policies, self._state.clock.now()
         key = policy_id, found.budget.key, found.threshold.at, found.threshold.action
         before = tables.told.get(key)

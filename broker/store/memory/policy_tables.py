@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO, LedgerEntry, LedgerKind
-from broker.domain.policy import Action, KeptPolicy, Policy, PolicyVersion
+from broker.domain.policy import Action, Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, BudgetRequest, Refusal, Standing, judge
 from broker.policy.windows import quarter, window_start
 from broker.ports.policies import JobOwner
@@ -23,11 +23,11 @@ class PolicyRow:
     versions: list[PolicyVersion] = field(default_factory=list)
 
     @property
-    def kept(self) -> KeptPolicy | None:
+    def kept(self) -> StoredPolicy | None:
         last = self.versions[-1]
         if last.policy is None:
             return None
-        return KeptPolicy(
+        return StoredPolicy(
             id=self.id, version=last.version, policy=last.policy, changed_at=last.at, changed_by=last.actor
         )
 

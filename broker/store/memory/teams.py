@@ -46,7 +46,7 @@ class MemoryTeams(MemoryPart):
             return None
         made = Team(name=name, created_at=self._state.clock.now(), note=fences.clean(note))
         self._state.teams[name] = made
-        self._state.write_audit(self._tenant.did("team.create", name, team=name))
+        self._state.write_audit(self._tenant.audit_entry("team.create", name, team=name))
         return made
 
     async def teams(self) -> Sequence[Team]:
@@ -63,7 +63,7 @@ class MemoryTeams(MemoryPart):
         state.secrets = {own: sealed for own, sealed in state.secrets.items() if own[0] != name}
         state.uploads = {own: upload for own, upload in state.uploads.items() if own[0] != name}
         state.slack_users = {own: link for own, link in state.slack_users.items() if own[0] != name}
-        state.write_audit(self._tenant.did("team.delete", name, team=name))
+        state.write_audit(self._tenant.audit_entry("team.delete", name, team=name))
         return True
 
     async def audit(self, where: AuditFilter) -> Sequence[AuditEntry]:

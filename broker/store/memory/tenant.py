@@ -100,7 +100,7 @@ class MemoryTenant(
 
     async def put_secret(self, owner: str, name: str, sealed: bytes) -> None:
         self._state.secrets[self._own_team(f"secret {name}"), owner, name] = sealed
-        self._state.write_audit(self._tenant.did("secret.set", name))
+        self._state.write_audit(self._tenant.audit_entry("secret.set", name))
 
     async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
         own = self._tenant.team, owner
@@ -110,7 +110,7 @@ class MemoryTenant(
     async def delete_secret(self, owner: str, name: str) -> bool:
         if self._state.secrets.pop((self._tenant.team, owner, name), None) is None:
             return False
-        self._state.write_audit(self._tenant.did("secret.delete", name))
+        self._state.write_audit(self._tenant.audit_entry("secret.delete", name))
         return True
 
     async def put_upload(self, owner: str, upload: Upload) -> None:

@@ -10,7 +10,7 @@ from broker.domain.errors import OverBudget
 from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job
 from broker.domain.notifications import Notice
-from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
+from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Reached, extension
 from broker.policy.dry_run import History, Other, Past
 from broker.ports.policies import JobOwner
@@ -27,7 +27,7 @@ class PostgresTenantPolicies(PostgresPart):
     _house: Pool
     """A policy may cover other teams' jobs, which the tenant does not see: what they hold is read here."""
 
-    async def put_policy(self, policy: Policy) -> KeptPolicy:
+    async def put_policy(self, policy: Policy) -> StoredPolicy:
         policy_rules.check(self._tenant, policy)
         document, actor = policy.model_dump_json(), self._tenant.owner
         async with self._pool.transaction("put_policy") as connection:
@@ -57,7 +57,7 @@ class PostgresTenantPolicies(PostgresPart):
         after = policy_of(row["document"]) if row["document"] else None
         await write_audit(connection, [policy_rules.changed(self._tenant, before, after)])
 
-    async def policies(self) -> Sequence[KeptPolicy]:
+    async def policies(self) -> Sequence[StoredPolicy]:
         return [_kept(row) for row in await self._pool.read("policies")]
 
     async def policy_history(self, team: str | None, name: str) -> Sequence[PolicyVersion]:
@@ -124,12 +124,12 @@ class PostgresGlobalPolicies(PostgresPart):
             now, applied = await with_standing(connection, found)
         return now, {one: [a for a in applied.values() if a.policy.covers(*one)] for one in whose}
 
-    async def tell_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
-        async with self._pool.transaction("tell_threshold") as connection:
+    async def post_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+        async with self._pool.transaction("post_threshold") as connection:
             if not await connection.fetch(QUERIES["lock_policy_id"], policy_id):
                 return False
             values = found.budget.key, found.threshold.at, found.threshold.action.value, since
-            if not await connection.fetch(QUERIES["tell_threshold"], policy_id, *values):
+            if not await connection.fetch(QUERIES["post_threshold"], policy_id, *values):
                 return False
             await connection.fetch(QUERIES["post"], *posted(notice))
             return True
@@ -151,8 +151,8 @@ async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
     await connection.execute(QUERIES["write_ledger"], *columns([entry]))
 
 
-def _kept(row: asyncpg.Record) -> KeptPolicy:
-    return KeptPolicy(
+def _kept(row: asyncpg.Record) -> StoredPolicy:
+    return StoredPolicy(
         id=row["id"],
         version=row["version"],
         policy=policy_of(row["document"]),

@@ -37,7 +37,7 @@ class PostgresTeams(PostgresPart):
     async def put_team(self, name: str, note: str) -> Team | None:
         async with self._pool.transaction("put_team") as connection:
             found = await connection.fetch(QUERIES["put_team"], name, fences.clean(note))
-            await write_audit(connection, [self._tenant.did("team.create", name, team=name) for _ in found])
+            await write_audit(connection, [self._tenant.audit_entry("team.create", name, team=name) for _ in found])
             return rows.team(found[0]) if found else None
 
     async def teams(self) -> Sequence[Team]:
@@ -49,7 +49,7 @@ class PostgresTeams(PostgresPart):
                 found = await connection.fetch(QUERIES["delete_team"], name)
             except asyncpg.ForeignKeyViolationError:
                 raise fences.team_in_use(name) from None
-            await write_audit(connection, [self._tenant.did("team.delete", name, team=name) for _ in found])
+            await write_audit(connection, [self._tenant.audit_entry("team.delete", name, team=name) for _ in found])
             return bool(found)
 
     async def audit(self, where: AuditFilter) -> Sequence[AuditEntry]:

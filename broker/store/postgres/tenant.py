@@ -96,7 +96,7 @@ class PostgresTenant(
     async def put_secret(self, owner: str, name: str, sealed: bytes) -> None:
         async with self._pool.transaction("put_secret") as connection:
             await connection.execute(QUERIES["put_secret"], self._tenant.team, owner, name, sealed)
-            await write_audit(connection, [self._tenant.did("secret.set", name)])
+            await write_audit(connection, [self._tenant.audit_entry("secret.set", name)])
 
     async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
         wanted = None if names is None else list(names)
@@ -107,7 +107,7 @@ class PostgresTenant(
         async with self._pool.transaction("delete_secret") as connection:
             if not await connection.fetch(QUERIES["delete_secret"], self._tenant.team, owner, name):
                 return False
-            await write_audit(connection, [self._tenant.did("secret.delete", name)])
+            await write_audit(connection, [self._tenant.audit_entry("secret.delete", name)])
             return True
 
     async def put_upload(self, owner: str, upload: Upload) -> None:

@@ -16,17 +16,17 @@ TOO_MANY = "too many"
 
 
 def added(tenant: Tenant, channel: Channel) -> AuditEntry:
-    return tenant.did("channel.add", channel.id, team=channel.team or "", after=_shown(channel))
+    return tenant.audit_entry("channel.add", channel.id, team=channel.team or "", after=_shown(channel))
 
 
 def changed(tenant: Tenant, before: Channel, after: Channel) -> AuditEntry:
     """That a secret changed is told, never which it is."""
     told = {**_shown(after), **({"secrets": "changed"} if before.sealed != after.sealed else {})}
-    return tenant.did("channel.change", before.id, team=before.team or "", before=_shown(before), after=told)
+    return tenant.audit_entry("channel.change", before.id, team=before.team or "", before=_shown(before), after=told)
 
 
 def removed(tenant: Tenant, channel: Channel) -> AuditEntry:
-    return tenant.did("channel.remove", channel.id, team=channel.team or "", before=_shown(channel))
+    return tenant.audit_entry("channel.remove", channel.id, team=channel.team or "", before=_shown(channel))
 
 
 def _shown(channel: Channel) -> Mapping[str, Any]:

@@ -220,36 +220,38 @@ def clean(text: str) -> str:
 def submitted(tenant: Tenant, job: Job) -> AuditEntry:
     after = {"name": job.spec.name, "cap_usd": job.cap_usd, "retry_of": job.retry_of}
     action = "job.retry" if job.retry_of else "job.submit"
-    return tenant.did(action, job.id, team=job.team, after=after, usd=job.cap_usd)
+    return tenant.audit_entry(action, job.id, team=job.team, after=after, usd=job.cap_usd)
 
 
 def stopped(tenant: Tenant, job: Job) -> AuditEntry:
-    return tenant.did("job.stop", job.id, team=job.team, before={"state": job.state.value})
+    return tenant.audit_entry("job.stop", job.id, team=job.team, before={"state": job.state.value})
 
 
 def cap_raised(tenant: Tenant, job: Job, cap_usd: Decimal) -> AuditEntry:
     """Costs what is allowed on top."""
     before, after = {"cap_usd": job.cap_usd}, {"cap_usd": cap_usd}
-    return tenant.did("job.raise_cap", job.id, team=job.team, before=before, after=after, usd=cap_usd - job.cap_usd)
+    return tenant.audit_entry(
+        "job.raise_cap", job.id, team=job.team, before=before, after=after, usd=cap_usd - job.cap_usd
+    )
 
 
 def approved(tenant: Tenant, job: Job, up_to_usd: Decimal) -> AuditEntry:
     before = {"state": job.state.value, "approved_usd": job.approved_usd}
-    return tenant.did(
+    return tenant.audit_entry(
         "job.approve", job.id, team=job.team, before=before, after={"approved_usd": up_to_usd}, usd=up_to_usd
     )
 
 
 def uploaded(tenant: Tenant, upload: Upload) -> AuditEntry:
-    return tenant.did("upload.put", upload.sha256, after={"name": upload.name, "bytes": upload.bytes})
+    return tenant.audit_entry("upload.put", upload.sha256, after={"name": upload.name, "bytes": upload.bytes})
 
 
 def token_made(tenant: Tenant, token: Token) -> AuditEntry:
-    return tenant.did("token.create", token.id, team=token.team, after=_rights(token))
+    return tenant.audit_entry("token.create", token.id, team=token.team, after=_rights(token))
 
 
 def token_revoked(tenant: Tenant, token: Token) -> AuditEntry:
-    return tenant.did("token.delete", token.id, team=token.team, before=_rights(token))
+    return tenant.audit_entry("token.delete", token.id, team=token.team, before=_rights(token))
 
 
 def _rights(token: Token) -> dict[str, Any]:

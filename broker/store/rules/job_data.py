@@ -7,7 +7,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Forecast, Job, StoredKind
 from broker.domain.money import LedgerCategory, LedgerEntry, LedgerKind
 from broker.domain.tenancy import AuditEntry, Tenant
-from broker.lifecycle.retention import last_checkpoint, origin_deleted
+from broker.lifecycle.retention import last_checkpoint, origin_deleted_message
 from broker.ports import Note, StorageCharge
 
 
@@ -49,10 +49,10 @@ def still_needed(job: Job, by: JobId, team: str) -> InUse:
 def check_origin(origin: Job | None) -> None:
     """`origin`: what a new job starts from, as locked. Raises OriginDeleted."""
     if origin is not None and (when := origin.deleted.get(last_checkpoint(origin))) is not None:
-        raise OriginDeleted(origin_deleted(origin.id, when))
+        raise OriginDeleted(origin_deleted_message(origin.id, when))
 
 
 def data_deleted(tenant: Tenant, job: Job, kinds: Collection[StoredKind]) -> AuditEntry:
     before = {"deleted": sorted(job.deleted)}
     after = {"deleted": sorted({*job.deleted, *kinds})}
-    return tenant.did("job.delete_data", job.id, team=job.team, before=before, after=after)
+    return tenant.audit_entry("job.delete_data", job.id, team=job.team, before=before, after=after)

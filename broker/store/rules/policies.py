@@ -22,7 +22,7 @@ def changed(tenant: Tenant, before: Policy | None, after: Policy | None) -> Audi
     policy = after or before
     assert policy is not None
     action = "policy.apply" if after else "policy.delete"
-    return tenant.did(action, policy.name, team=policy.team or "", before=_plain(before), after=_plain(after))
+    return tenant.audit_entry(action, policy.name, team=policy.team or "", before=_plain(before), after=_plain(after))
 
 
 def _plain(policy: Policy | None) -> dict[str, Any] | None:

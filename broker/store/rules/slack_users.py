@@ -8,11 +8,11 @@ from broker.domain.tenancy import AuditEntry, Tenant
 
 def linked(tenant: Tenant, link: SlackUser, before: SlackUser | None) -> AuditEntry:
     was = _rights(before) if before is not None else None
-    return tenant.did("slack.link", _target(link), team=link.team, before=was, after=_rights(link))
+    return tenant.audit_entry("slack.link", _target(link), team=link.team, before=was, after=_rights(link))
 
 
 def unlinked(tenant: Tenant, link: SlackUser) -> AuditEntry:
-    return tenant.did("slack.unlink", _target(link), team=link.team, before=_rights(link))
+    return tenant.audit_entry("slack.unlink", _target(link), team=link.team, before=_rights(link))
 
 
 def _target(link: SlackUser) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import Workload
-from broker.lifecycle.recovery import as_planned, planned, remedy
+from broker.lifecycle.recovery import adjust_plan, adjusted_workload, planned_train_config
 from tests.support import build
 from tests.trainer.support.harness import Agent, Bench
 from tests.trainer.support.warm_machines import WarmBench, micro
@@ -88,9 +88,9 @@ def test_the_next_attempt_sees_the_same_samples_at_the_same_global_batch(
         work = Workload(shape=None, method="lora", lora_r=4, micro_batch=ROWS, global_batch=ROWS)
         job = build.job(workload=work)
         line: QuoteLine = build.line(accelerator="cpu", gpus=0, gpu_memory_bytes=SMALL)
-        changed = remedy(job, line, host=False)
-        told = as_planned(asked, None, changed)
-        assert planned(job).global_batch == told.global_batch == ROWS
+        changed = adjust_plan(job, line, host=False)
+        told = planned_train_config(asked, None, changed)
+        assert adjusted_workload(job).global_batch == told.global_batch == ROWS
         assert told.micro_batch == changed.micro_batch < ROWS
         after = start(rough, told.model_copy(update={"micro_batch": 8}), limited=True).wait()
         assert after.outcome is Outcome.COMPLETED, after.message

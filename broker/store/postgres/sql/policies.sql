@@ -74,7 +74,7 @@ WHERE COALESCE(p.team, '') = COALESCE($1, '') AND p.name = $2 ORDER BY v.version
 -- name: lock_policy_id
 SELECT id FROM policies WHERE id = $1 FOR NO KEY UPDATE;
 
--- name: tell_threshold
+-- name: post_threshold
 INSERT INTO policy_told (policy_id, budget, share, action, at)
 SELECT $1, $2, $3, $4, clock_timestamp() WHERE NOT EXISTS (
     SELECT FROM policy_told WHERE policy_id = $1 AND budget = $2 AND share = $3 AND action = $4 AND at >= $5)

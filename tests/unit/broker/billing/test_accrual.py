@@ -20,7 +20,7 @@ from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Reason
 from broker.domain.money import ZERO
 from broker.domain.offer import GIB, HostFacts
 from broker.domain.workload import MemoryNeed
-from broker.lifecycle.signals import grace_over
+from broker.lifecycle.signals import is_drain_over
 from tests.support import build
 from tests.support.build import tempo
 from trainer.contract.documents import Beat, CheckpointRef
@@ -305,7 +305,7 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     while early and cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick, drain_s=600)):
         now -= tick
     draining = replace(attempt, state=AttemptState.DRAINING, reason=reason, draining_since=build.at(now))
-    while not grace_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), look_s=1, heard_s=6):
+    while not is_drain_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), poll_s=1, order_s=6):
         now += 1
     assert accrued(draining, build.at(now + tempo().teardown_proof_s + CAPS.teardown_s)) <= job.cap_usd
 
@@ -318,7 +318,7 @@ def test_cap_drain_has_three_times_the_last_save() -> None:
 
     def waits(until: float, **changes: Any) -> bool:
         draining = replace(priced("1", beat=saved, draining_since=build.at(100)), **changes)
-        return not grace_over(draining, rich, CAPS, build.at(until), tempo(drain_s=600), look_s=1, heard_s=6)
+        return not is_drain_over(draining, rich, CAPS, build.at(until), tempo(drain_s=600), poll_s=1, order_s=6)
 
     assert [waits(at, reason=Reason.STOPPED) for at in (130, 131, 706, 707)] == [True, True, True, False]
     assert [waits(at, reason=Reason.CAPPED) for at in (130, 131)] == [True, False]
@@ -334,7 +334,7 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     attempt = replace(attempt, line=replace(attempt.line, offer=replace(attempt.line.offer, facts=facts)))
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
     assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
-    assert not grace_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), look_s=1, heard_s=6)
+    assert not is_drain_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), poll_s=1, order_s=6)
 
 
 def test_a_machine_that_nobody_saw_starting_runs_since_its_create_was_sent() -> None:
@@ -362,8 +362,8 @@ def test_where_both_limits_of_time_are_reached_the_deadline_is_named() -> None:
 def test_a_drain_is_cut_short_where_the_next_look_would_pass_the_cap() -> None:
     job = build.active_job(cap_usd=Decimal(1))
     attempt = priced("3.6", state=AttemptState.DRAINING, draining_since=build.at(899))
-    assert not grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=1, heard_s=6)
-    assert grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=60, heard_s=6)
+    assert not is_drain_over(attempt, job, CAPS, build.at(900), tempo(), poll_s=1, order_s=6)
+    assert is_drain_over(attempt, job, CAPS, build.at(900), tempo(), poll_s=60, order_s=6)
 
 
 def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.domain.tenancy import over_since, stays, withheld
+from broker.domain.tenancy import is_permanent_team, last_expiry, ungrantable_scopes
 from tests.support.build import at
 
 SCOPES = ["read", "submit", "manage", "metrics", "admin"]
@@ -12,7 +12,7 @@ SCOPES = ["read", "submit", "manage", "metrics", "admin"]
 
 @given(st.sets(st.sampled_from(SCOPES)), st.lists(st.sampled_from(SCOPES), unique=True))
 def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: list[str]) -> None:
-    given_out = set(wanted) - set(withheld(own, wanted))
+    given_out = set(wanted) - set(ungrantable_scopes(own, wanted))
     assert "admin" in own or given_out <= own - {"metrics", "admin"}
     assert "admin" not in own or given_out == set(wanted)
 
@@ -24,7 +24,7 @@ def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: li
     (["admin"], ["metrics", "admin", "submit"], []),
 ])  # fmt: skip
 def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list[str]) -> None:
-    assert withheld(own, wanted) == left
+    assert ungrantable_scopes(own, wanted) == left
 
 
 @pytest.mark.parametrize(("ends", "over"), [
@@ -37,8 +37,8 @@ def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list
 ])  # fmt: skip
 def test_somebodys_time_is_over_with_the_last_token(ends: list[int | None], over: int | None) -> None:
     times = [None if end is None else at(end) for end in ends]
-    assert over_since(times, at(5)) == (None if over is None else at(over))
+    assert last_expiry(times, at(5)) == (None if over is None else at(over))
 
 
 def test_the_default_team_stays() -> None:
-    assert [stays("default"), stays("red")] == [True, False]
+    assert [is_permanent_team("default"), is_permanent_team("red")] == [True, False]

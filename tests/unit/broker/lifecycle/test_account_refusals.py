@@ -10,13 +10,13 @@ from broker.domain.job import Attempt, AttemptState, JobState, Reason
 from broker.domain.offer import Offer
 from broker.lifecycle.account_refusals import (
     BLOCK_S,
-    MOST_S,
+    MAX_BLOCK_S,
     account_keys,
-    account_refused,
+    account_refusal,
     block_s,
-    of_account,
+    refused_by_account,
     refused_in_a_row,
-    told_refusals,
+    refusing_accounts,
 )
 from broker.lifecycle.transitions import after_attempt
 from tests.support import build
@@ -32,8 +32,8 @@ def offer(**changes: object) -> Offer:
 
 def refused(message: str = CREDIT, **changes: object) -> Attempt:
     made = build.attempt(AttemptState.ENDED, reason=Reason.REJECTED, first_beat_at=None, handles=(), booted_at=None)
-    found = of_account(offer(), message)
-    detail = f"{found.words} ({message})" if found else message
+    found = account_refusal(offer(), message)
+    detail = f"{found.message} ({message})" if found else message
     return replace(made, line=replace(made.line, offer=offer()), running_at=None, **{"detail": detail, **changes})  # type: ignore[arg-type]
 
 
@@ -51,15 +51,15 @@ def refused(message: str = CREDIT, **changes: object) -> Attempt:
     ],
 )
 def test_a_refusal_is_of_the_account_or_of_one_offer(message: str, key: str | None) -> None:
-    found = of_account(offer(), message)
+    found = account_refusal(offer(), message)
     assert (found.key if found else None) == key
     if found is not None:
         assert found.key in account_keys(offer())
-        assert message not in found.words
+        assert message not in found.message
 
 
 def test_another_kind_of_machine_has_another_quota() -> None:
-    found = of_account(offer(), "quota")
+    found = account_refusal(offer(), "quota")
     assert found is not None
     assert found.key not in account_keys(replace(offer(), spot=True))
     assert found.key not in account_keys(replace(offer(), accelerator="l4"))
@@ -73,9 +73,9 @@ def test_a_refusal_of_the_account_costs_no_retry_and_one_of_an_offer_does() -> N
 
 
 def test_what_was_refused_before_a_cloud_was_asked_is_not_of_the_account() -> None:
-    assert account_refused(refused())
-    assert not account_refused(refused(detail="secret out of credit is no longer set"))
-    assert not account_refused(refused(booted_at=NOW))
+    assert refused_by_account(refused())
+    assert not refused_by_account(refused(detail="secret out of credit is no longer set"))
+    assert not refused_by_account(refused(booted_at=NOW))
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_refusals_before_one_that_came_up_do_not_count(earlier: Sequence[Attempt
 
 
 def test_an_account_is_left_alone_for_longer_each_time() -> None:
-    found = of_account(offer(), CREDIT)
+    found = account_refusal(offer(), CREDIT)
     assert found is not None
     blocks = [block_s(found, [refused()] * times) for times in (0, 1, 2, 3, 50)]
-    assert blocks == [BLOCK_S, 2 * BLOCK_S, 4 * BLOCK_S, MOST_S, MOST_S]
+    assert blocks == [BLOCK_S, 2 * BLOCK_S, 4 * BLOCK_S, MAX_BLOCK_S, MAX_BLOCK_S]
     assert block_s(found, [refused("quota")] * 3) == BLOCK_S
 
 
 def test_refusals_are_told_of_the_providers_that_a_job_may_use() -> None:
     blocks = {"account:sky/runpod/": "no credit", "account:lambda/": "no key", "cloud/x": "sold out"}
-    assert list(told_refusals(blocks, ())) == ["no credit", "no key"]
-    assert list(told_refusals(blocks, ("lambda",))) == ["no key"]
+    assert list(refusing_accounts(blocks, ())) == ["no credit", "no key"]
+    assert list(refusing_accounts(blocks, ("lambda",))) == ["no key"]

@@ -21,11 +21,11 @@ def train(**changes: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("changes", "field", "told"),
     [
-        ({"method": {"kind": "lora", "r": 16}}, "train.method.r", "16, and what init_from names was trained with 8"),
-        ({"method": {"kind": "full"}}, "train.method.kind", "full, and what init_from names was trained with lora"),
+        ({"method": {"kind": "lora", "r": 16}}, "train.method.r", "16, but the job of init_from was trained with 8"),
+        ({"method": {"kind": "full"}}, "train.method.kind", "full, but the job of init_from was trained with lora"),
         ({"method": {"kind": "lora", "r": 8, "dora": True}}, "train.method.dora", "True, and"),
-        ({"model": "a/c"}, "train.model", "a/c, and what init_from names was trained with a/b"),
-        ({"revision": "v2"}, "train.revision", "v2, and what init_from names was trained with main"),
+        ({"model": "a/c"}, "train.model", "a/c, but the job of init_from was trained with a/b"),
+        ({"revision": "v2"}, "train.revision", "v2, but the job of init_from was trained with main"),
         ({"optim": {"name": "sgd", "lr": 0.1}}, "train.optim.name", "sgd, and"),
         ({"task": "reward_model", "data": {"path": "x.csv", "prompt": "{p}", "chosen": "{a}", "rejected": "{b}"}},
          "train.task", "reward_model, and"),

@@ -36,7 +36,7 @@ def test_a_lie_alone_is_enough_and_a_failure_is_not() -> None:
     blocked = judge_host([ended(Reason.MISMATCH, detail="asked for l40s, got t4")], NOW)
     assert blocked is not None
     assert blocked.for_s == pytest.approx(2 * HALF_LIFE_S)
-    assert blocked.reason == "left alone for 48 h, failed 1 x: asked for l40s, got t4"
+    assert blocked.reason == "avoided for 48 h, failed 1 x: asked for l40s, got t4"
     assert judge_host([ended(Reason.INFRASTRUCTURE)], NOW) is None
     twice = judge_host([ended(Reason.HUNG), ended(Reason.INFRASTRUCTURE, ago_s=3600)], NOW)
     assert twice is not None
@@ -85,4 +85,4 @@ def test_a_machine_that_its_own_check_found_unfit_is_left_alone_at_once() -> Non
     unfit = Final(attempt="a", outcome=Outcome.INFRASTRUCTURE, message="host: GPU 1 computes wrongly", bad_host=True)
     blocked = judge_host([ended(Reason.INFRASTRUCTURE, final=unfit, detail=unfit.message)], NOW)
     assert blocked is not None
-    assert blocked.reason == "left alone for 48 h, failed 1 x: host: GPU 1 computes wrongly"
+    assert blocked.reason == "avoided for 48 h, failed 1 x: host: GPU 1 computes wrongly"

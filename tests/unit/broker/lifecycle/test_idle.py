@@ -7,7 +7,7 @@ import pytest
 
 from broker.domain.job import Signal
 from broker.domain.spec import IdleAction, IdleKind, IdlePolicy, idle_policy
-from broker.lifecycle.idle import Idle, Watched, idle_signal, judge_idle, watch
+from broker.lifecycle.idle import Idle, IdleWatch, idle_signal, judge_idle, watch
 from trainer.contract.documents import Beat, CheckpointRef
 
 POLICY = IdlePolicy(action="drain", window_s=60, no_progress_s=120, download_s=90)
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 def trace(samples: Iterable[tuple[float, dict[str, Any]]], policy: IdlePolicy = POLICY) -> Idle | None:
     """The verdict after the last sample; none before it (a trace ends where it is first judged)."""
-    watched: Watched | None = None
+    watched: IdleWatch | None = None
     found: Idle | None = None
     for seq, (at_s, changes) in enumerate(samples):
         assert found is None, f"judged at sample {seq}: {found}"

@@ -16,10 +16,10 @@ from broker.lifecycle.liveness import (
     TAKEN_AWAY,
     AttemptObservation,
     LivenessTimeouts,
-    fault,
+    fault_message,
     judge,
     liveness,
-    mismatch,
+    mismatch_message,
     poll_share,
     progress_of,
     recorded_machines,
@@ -288,8 +288,8 @@ def test_progress_is_a_step_in_training_and_any_activity_elsewhere() -> None:
 
 
 def test_the_fault_of_any_machine_is_told() -> None:
-    assert fault((machine(), machine(fault="no image"))) == "no image"
-    assert fault((machine(),)) is None
+    assert fault_message((machine(), machine(fault="no image"))) == "no image"
+    assert fault_message((machine(),)) is None
 
 
 def test_booting_has_a_deadline() -> None:
@@ -326,21 +326,21 @@ def test_a_wrong_machine_is_told_by_its_cloud_alone() -> None:
     ],
 )
 def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
-    found = mismatch(build.offer(), (machine(**changes),))
+    found = mismatch_message(build.offer(), (machine(**changes),))
     assert found is not None
     assert word in found
 
 
 def test_a_bid_that_was_not_asked_for_is_named() -> None:
-    assert mismatch(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other"
+    assert mismatch_message(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other"
 
 
 def test_what_is_within_the_slack_is_what_was_asked_for() -> None:
-    assert mismatch(build.offer(gpu_memory_bytes=40 * GIB), (machine(gpu_memory_bytes=36 * GIB),)) is None
-    assert mismatch(build.offer(), (machine(usd_per_hour=Decimal("0.3646")),)) is None
+    assert mismatch_message(build.offer(gpu_memory_bytes=40 * GIB), (machine(gpu_memory_bytes=36 * GIB),)) is None
+    assert mismatch_message(build.offer(), (machine(usd_per_hour=Decimal("0.3646")),)) is None
 
 
 def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:
-    assert mismatch(build.offer(), (machine(),)) is None
-    assert mismatch(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None
-    assert mismatch(build.offer(), (machine(gpu_memory_bytes=44 * GIB, usd_per_hour=Decimal("0.364")),)) is None
+    assert mismatch_message(build.offer(), (machine(),)) is None
+    assert mismatch_message(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None
+    assert mismatch_message(build.offer(), (machine(gpu_memory_bytes=44 * GIB, usd_per_hour=Decimal("0.364")),)) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
-from broker.lifecycle.orphans import Orphan, orphans, spared
+from broker.lifecycle.orphans import Orphan, orphans, spared_message
 from providers.common.skypilot_names import cluster_of
 from tests.support import build
 
@@ -126,12 +126,14 @@ def test_what_skypilot_makes_of_our_name_is_ours(name: str, suffix: str) -> None
 def test_what_an_older_database_cannot_know_is_only_reported() -> None:
     (unknown,) = orphans(build.INSTALLATION, [observed(LIVE.name)], {})
     (late,) = orphans(build.INSTALLATION, [observed(ENDED.name)], {ENDED.id: ENDED})
-    assert spared(unknown, report_only=False, bought=False) is None
-    assert spared(late, report_only=False, bought=None) is None
+    assert spared_message(unknown, report_only=False, bought=False) is None
+    assert spared_message(late, report_only=False, bought=None) is None
     assert [
-        spared(orphan, report_only=True, bought=bought) for orphan in (unknown, late) for bought in (False, None)
+        spared_message(orphan, report_only=True, bought=bought)
+        for orphan in (unknown, late)
+        for bought in (False, None)
     ] == ["only reported: the database is new to this home"] * 4
-    assert [spared(unknown, report_only=False, bought=bought) for bought in (True, None)] == [
+    assert [spared_message(unknown, report_only=False, bought=bought) for bought in (True, None)] == [
         "only reported: this installation bought it, so the database is older than the machine (a backup?)",
-        "only reported: the blob store, which would tell who bought it, cannot be read",
+        "only reported: the blob store, which records its buyer, cannot be read",
     ]

@@ -18,13 +18,13 @@ from broker.estimator.planning.plan_search import Planner
 from broker.estimator.speed.hardware import TABLE
 from broker.lifecycle.recovery import (
     MAX_CHANGES,
-    as_planned,
+    adjust_plan,
+    adjusted_workload,
+    adjustment_message,
     furthest_first,
-    given_up,
-    lasting,
-    planned,
-    remedy,
-    told,
+    given_up_message,
+    lasting_manifests,
+    planned_train_config,
     workload_left,
 )
 from tests.support import build
@@ -94,12 +94,12 @@ def test_each_plan_change_keeps_batch_and_method_and_lowers_memory(work: Workloa
     """Each change keeps the global batch and the method and needs less memory or more of it."""
     offer, job = offer_of(accelerator, gpus), train_job(work)
     for times in range(1, MAX_CHANGES + 1):
-        ran = fit(planned(job), offer)
+        ran = fit(adjusted_workload(job), offer)
         if ran.plan is None:
             assert ran.drop is DropReason.MEMORY
             return
-        job = replace(job, remedy=remedy(job, line_of(offer, ran.plan), host=False))
-        after = planned(job)
+        job = replace(job, remedy=adjust_plan(job, line_of(offer, ran.plan), host=False))
+        after = adjusted_workload(job)
         assert job.remedy is not None
         assert len(job.remedy.failed_plans) == times
         assert (after.global_batch, after.method, after.lora_r) == (work.global_batch, work.method, work.lora_r)
@@ -110,7 +110,7 @@ def test_each_plan_change_keeps_batch_and_method_and_lowers_memory(work: Workloa
         assert need(after, again.plan, offer).peak < need(after, ran.plan, offer).peak
         assert again.plan.micro_batch * again.plan.accumulation * again.plan.devices == work.global_batch
         assert job.spec.train is not None
-        told_ = as_planned(job.spec.train, again.plan, job.remedy)
+        told_ = planned_train_config(job.spec.train, again.plan, job.remedy)
         assert (told_.global_batch, told_.micro_batch) == (work.global_batch, again.plan.micro_batch)
 
 
@@ -122,7 +122,7 @@ def test_the_plan_that_ran_out_does_not_fit_that_machine_any_more(work: Workload
     ran = fit(work, offer)
     if ran.plan is None:
         return
-    changed = remedy(train_job(work), line_of(offer, ran.plan), host=False)
+    changed = adjust_plan(train_job(work), line_of(offer, ran.plan), host=False)
     assert changed.memory_factor <= MOST
     plain = need(work, ran.plan, offer)
     if (plain.peak * MOST + plain.context) * (1 + plain.margin) > offer.gpu_memory_bytes:
@@ -134,22 +134,25 @@ def test_the_micro_batch_goes_first_then_checkpointing_then_the_machine() -> Non
     offer = offer_of("l4")
     job = train_job(replace(WORK, micro_batch=4))
     ran = line_of(offer, Plan(micro_batch=4, accumulation=6))
-    first = remedy(job, ran, host=False)
+    first = adjust_plan(job, ran, host=False)
     assert (first.micro_batch, first.gradient_checkpointing, first.oom_device_bytes) == (3, False, 0)
     assert first.failed_plans == ("micro-batch 4 on l4 (22.4 GiB)",)
-    assert told(job, ran, first) == (
+    assert adjustment_message(job, ran, first) == (
         "memory ran out: next with micro-batch 3 instead of 4; global batch 24 as before"
     )  # fmt: skip
     single = train_job(replace(WORK, micro_batch=1))
     ran = line_of(offer, Plan(micro_batch=1, accumulation=24))
-    second = remedy(single, ran, host=False)
+    second = adjust_plan(single, ran, host=False)
     assert (second.micro_batch, second.gradient_checkpointing, second.oom_device_bytes) == (1, True, 0)
-    assert told(single, ran, second) == "memory ran out: next with gradient checkpointing on; global batch 24 as before"
+    assert (
+        adjustment_message(single, ran, second)
+        == "memory ran out: next with gradient checkpointing on; global batch 24 as before"
+    )
     ran = line_of(offer, Plan(micro_batch=1, accumulation=24, gradient_checkpointing=True))
     least = train_job(replace(WORK, micro_batch=1, gradient_checkpointing=True))
-    third = remedy(least, ran, host=False)
+    third = adjust_plan(least, ran, host=False)
     assert third.oom_device_bytes == offer.gpu_memory_bytes
-    assert "more than 22.4 GiB a device" in told(least, ran, third)
+    assert "more than 22.4 GiB a device" in adjustment_message(least, ran, third)
     assert third.failed_plans == ("micro-batch 1 with checkpointing on l4 (22.4 GiB)",)
     left = workload_left(replace(least, remedy=third), ())
     small = fit(left, offer)
@@ -159,11 +162,14 @@ def test_the_micro_batch_goes_first_then_checkpointing_then_the_machine() -> Non
 
 def test_a_script_only_gets_a_larger_machine() -> None:
     job, ran = build.job(), build.line()
-    changed = remedy(job, ran, host=False)
+    changed = adjust_plan(job, ran, host=False)
     assert (changed.micro_batch, changed.oom_device_bytes) == (0, 48 * GIB)
-    assert told(job, ran, changed) == "memory ran out: next with only machines with more than 48.0 GiB a device"
-    assert fit(planned(replace(job, remedy=changed)), build.offer()).drop is DropReason.MEMORY
-    assert given_up(replace(job, remedy=changed), ran, host=False) == (
+    assert (
+        adjustment_message(job, ran, changed)
+        == "memory ran out: next with only machines with more than 48.0 GiB a device"
+    )
+    assert fit(adjusted_workload(replace(job, remedy=changed)), build.offer()).drop is DropReason.MEMORY
+    assert given_up_message(replace(job, remedy=changed), ran, host=False) == (
         "memory ran out 2 times: l40s (48.0 GiB); l40s (48.0 GiB); ask for a larger machine"
     )
 
@@ -171,33 +177,35 @@ def test_a_script_only_gets_a_larger_machine() -> None:
 def test_host_memory_exhaustion_asks_for_more_host_memory_only() -> None:
     """A machine whose own memory ran out is followed by one with more and the plan stays."""
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
-    changed = remedy(job, ran, host=True)
+    changed = adjust_plan(job, ran, host=True)
     assert (changed.micro_batch, changed.memory_factor, changed.oom_host_bytes) == (0, 1.0, 64 * GIB)
     assert changed.failed_plans == ("micro-batch 8 on l40s (64.0 GiB of the machine)",)
-    assert told(job, ran, changed).startswith("memory ran out: next with only machines with more than 64.0 GiB of mem")
-    assert planned(replace(job, remedy=changed)).micro_batch == WORK.micro_batch
+    assert adjustment_message(job, ran, changed).startswith(
+        "memory ran out: next with only machines with more than 64.0 GiB of mem"
+    )
+    assert adjusted_workload(replace(job, remedy=changed)).micro_batch == WORK.micro_batch
 
 
 def test_a_task_that_nobody_estimates_changes_its_plan_all_the_same() -> None:
     job = train_job(replace(WORK, shape=None, unestimated="task dpo is not estimated"))
-    first = remedy(job, build.line(), host=False)
+    first = adjust_plan(job, build.line(), host=False)
     assert (first.micro_batch, first.gradient_checkpointing, first.memory_factor) == (6, False, 1.0)
     assert job.spec.train is not None
-    changed = as_planned(job.spec.train, None, first)
+    changed = planned_train_config(job.spec.train, None, first)
     assert (changed.micro_batch, changed.global_batch, changed.gradient_checkpointing) == (6, 24, False)
     single = train_job(replace(WORK, shape=None, micro_batch=1))
-    second = remedy(single, build.line(), host=False)
+    second = adjust_plan(single, build.line(), host=False)
     assert single.spec.train is not None
-    assert as_planned(single.spec.train, None, second).gradient_checkpointing is True
-    unknown = remedy(train_job(WORK), build.line(accelerator="mystery"), host=False)
+    assert planned_train_config(single.spec.train, None, second).gradient_checkpointing is True
+    unknown = adjust_plan(train_job(WORK), build.line(accelerator="mystery"), host=False)
     assert (unknown.micro_batch, unknown.memory_factor) == (6, 1.0)
 
 
 def test_machines_are_told_what_was_planned_for_them() -> None:
-    told_ = as_planned(TRAIN, None, None)
+    told_ = planned_train_config(TRAIN, None, None)
     assert (told_.micro_batch, told_.gradient_checkpointing) == (8, False)
     plan = Plan(micro_batch=12, accumulation=2, gradient_checkpointing=True)
-    told_ = as_planned(TRAIN, plan, PlanAdjustment(failed_plans=("once",), micro_batch=12))
+    told_ = planned_train_config(TRAIN, plan, PlanAdjustment(failed_plans=("once",), micro_batch=12))
     assert (told_.micro_batch, told_.global_batch, told_.gradient_checkpointing) == (12, 24, True)
 
 
@@ -223,7 +231,7 @@ def test_an_estimate_is_corrected_to_a_tenth_more_than_there_was(times: float, e
 
 def test_the_last_smaller_plan_has_one_row() -> None:
     job = train_job(replace(WORK, shape=None, micro_batch=2))
-    assert remedy(job, build.line(), host=False).micro_batch == 1
+    assert adjust_plan(job, build.line(), host=False).micro_batch == 1
 
 
 @pytest.mark.parametrize("sequence", [128, 512, 2048])
@@ -231,7 +239,7 @@ def test_changed_plan_needs_clearly_less_or_a_larger_machine(sequence: int) -> N
     """A changed plan needs clearly less or a larger machine is asked for."""
     offer, work = offer_of("l4"), replace(WORK, sequence=sequence)
     ran = Plan(micro_batch=8, accumulation=3)
-    changed = remedy(train_job(work), line_of(offer, ran), host=False)
+    changed = adjust_plan(train_job(work), line_of(offer, ran), host=False)
     after = replace(ran, micro_batch=changed.micro_batch or 8, gradient_checkpointing=changed.gradient_checkpointing)
     less = need(work, after, offer).required <= 0.8 * need(work, ran, offer).required
     assert less or changed.oom_device_bytes
@@ -243,7 +251,7 @@ def test_multi_gpu_exhaustion_is_compared_with_one_gpus_need(way: Literal["fsdp"
     work, offer = replace(WORK, method="full", lora_r=0), offer_of("l4", gpus=8)
     plan = Plan(parallelism=way, devices=16, micro_batch=1)
     line = replace(line_of(offer, plan), nodes=2)
-    changed = remedy(train_job(work), line, host=False)
+    changed = adjust_plan(train_job(work), line, host=False)
     one = Planner(work).need(plan, TABLE["l4"], nodes=2)
     assert changed.memory_factor == shortfall(offer.gpu_memory_bytes, one) > 1
 
@@ -252,17 +260,17 @@ def test_plan_that_already_recomputes_is_not_changed_to_that() -> None:
     """A plan that recomputed already is told as such and not changed to that."""
     free = train_job(replace(WORK, micro_batch=4, free_checkpointing=True))
     ran = line_of(offer_of("l4"), Plan(micro_batch=4, accumulation=6, gradient_checkpointing=True))
-    changed = remedy(free, ran, host=False)
+    changed = adjust_plan(free, ran, host=False)
     assert changed.failed_plans == ("micro-batch 4 with checkpointing on l4 (22.4 GiB)",)
-    assert "gradient checkpointing on" not in told(free, ran, changed)
+    assert "gradient checkpointing on" not in adjustment_message(free, ran, changed)
 
 
 def test_where_neither_is_enough_rows_are_fewer_and_recomputed() -> None:
     work = replace(WORK, method="full", lora_r=0, global_batch=32, sequence=256)
     job, ran = train_job(work), line_of(offer_of("l4"), Plan(micro_batch=8, accumulation=4))
-    changed = remedy(job, ran, host=False)
+    changed = adjust_plan(job, ran, host=False)
     assert (changed.micro_batch, changed.gradient_checkpointing) == (4, True)
-    assert told(job, ran, changed) == (
+    assert adjustment_message(job, ran, changed) == (
         "memory ran out: next with micro-batch 4 instead of 8, gradient checkpointing on; global batch 32 as before"
     )
 
@@ -271,7 +279,7 @@ def test_where_neither_is_enough_rows_are_fewer_and_recomputed() -> None:
 def test_what_the_plan_may_choose_it_may_choose_after_memory_ran_out(recomputes: bool) -> None:
     free = train_job(replace(WORK, free_checkpointing=True))
     changed = PlanAdjustment(failed_plans=("once",), micro_batch=4, gradient_checkpointing=recomputes)
-    assert planned(replace(free, remedy=changed)).free_checkpointing is not recomputes
+    assert adjusted_workload(replace(free, remedy=changed)).free_checkpointing is not recomputes
 
 
 def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
@@ -280,22 +288,22 @@ def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
     h200 = offer_of("h200-sxm")
     job = train_job(work)
     alone = line_of(h200, Plan(micro_batch=1, accumulation=8, gradient_checkpointing=True))
-    changed = remedy(job, alone, host=False)
+    changed = adjust_plan(job, alone, host=False)
     assert (changed.oom_device_bytes, changed.oom_shards) == (h200.gpu_memory_bytes, 1)
-    assert told(job, alone, changed).endswith(
+    assert adjustment_message(job, alone, changed).endswith(
         "a device, or the model divided between more than 1; global batch 8 as before"
     )
-    left = planned(replace(job, remedy=changed))
+    left = adjusted_workload(replace(job, remedy=changed))
     assert fit(left, h200).drop is DropReason.MEMORY
     two = fit(left, offer_of("h200-sxm", gpus=2))
     assert two.plan is not None
     assert (two.drop, two.plan.parallelism) == (None, "fsdp")
-    again = remedy(replace(job, remedy=changed), line_of(offer_of("h200-sxm", gpus=2), two.plan), host=False)
+    again = adjust_plan(replace(job, remedy=changed), line_of(offer_of("h200-sxm", gpus=2), two.plan), host=False)
     assert again.oom_shards in (1, 2)
-    after = planned(replace(job, remedy=replace(again, oom_device_bytes=h200.gpu_memory_bytes, oom_shards=2)))
+    after = adjusted_workload(replace(job, remedy=replace(again, oom_device_bytes=h200.gpu_memory_bytes, oom_shards=2)))
     assert fit(after, offer_of("h200-sxm", gpus=2)).reason.startswith("it ran out of ")
     assert fit(after, offer_of("h200-sxm", gpus=8)).drop is None
-    lora = planned(replace(train_job(replace(WORK, method="qlora")), remedy=changed))
+    lora = adjusted_workload(replace(train_job(replace(WORK, method="qlora")), remedy=changed))
     assert fit(lora, offer_of("h200-sxm", gpus=8)).reason.startswith("it ran out of "), "four bits are not divided"
 
 
@@ -304,14 +312,14 @@ def test_the_next_quote_knows_what_did_not_do() -> None:
     changed = PlanAdjustment(
         failed_plans=("once",), memory_factor=1.5, oom_device_bytes=24 * GIB, oom_host_bytes=64 * GIB
     )
-    left = planned(replace(train_job(WORK), remedy=changed))
+    left = adjusted_workload(replace(train_job(WORK), remedy=changed))
     assert (left.memory_factor, left.oom_device_bytes, left.oom_host_bytes) == (1.5, 24 * GIB, 64 * GIB)
 
 
 def test_given_up_job_names_the_memory_and_the_fix() -> None:
     """A job that is given up hears whose memory it was and what to change."""
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
-    assert given_up(job, ran, host=True) == (
+    assert given_up_message(job, ran, host=True) == (
         "memory ran out once: micro-batch 8 on l40s (64.0 GiB of the machine); "
         "ask for a shorter max_length, method lora, or larger GPUs"
     )
@@ -326,6 +334,6 @@ def test_another_job_on_several_machines_starts_from_what_stays_meanwhile() -> N
         return keys.checkpoint(build.JOB_ID, of.id, step, "n") + keys.MANIFEST
 
     found = (manifest(30, live), manifest(20, ended), manifest(10, ended))
-    assert lasting(found, (ended, live)) == found[1:]
-    assert lasting(found, (ended, replace(live, state=AttemptState.ENDED))) == found
-    assert lasting(found[:1], (live,)) == found[:1], "there is no other"
+    assert lasting_manifests(found, (ended, live)) == found[1:]
+    assert lasting_manifests(found, (ended, replace(live, state=AttemptState.ENDED))) == found
+    assert lasting_manifests(found[:1], (live,)) == found[:1], "there is no other"

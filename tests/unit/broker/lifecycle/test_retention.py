@@ -17,8 +17,8 @@ from broker.domain.money import MICRO, ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from broker.lifecycle.retention import (
+    CHECK_ENDED_S,
     KINDS,
-    RESTING_S,
     RESUMED_FROM,
     RetainedObjects,
     accrue,
@@ -26,10 +26,10 @@ from broker.lifecycle.retention import (
     expired,
     last_checkpoint,
     leftovers,
-    look_again_s,
     month_usd,
-    origin_deleted,
-    sort_out,
+    next_check_s,
+    origin_deleted_message,
+    sort_objects,
 )
 from tests.support import build
 from trainer.contract import object_keys as keys
@@ -76,7 +76,7 @@ def test_tokenised_rows_stay_with_the_checkpoints_of_a_job_that_may_go_on(state:
     torn = keys.rows(build.JOB_ID, ATTEMPT.id, "e" * 64, "m") + "files/rows.bin/0"
     found = [*files(10), *((key, 7) for key in (*whole, torn))]
     job = build.job(state=state, finished_at=build.at(0))
-    kept = sort_out(job, [ATTEMPT], found)
+    kept = sort_objects(job, [ATTEMPT], found)
     assert kept.by_kind["checkpoints"].keys() >= {*whole, torn}, "what is paid for"
     doomed = {*leftovers(job, [ATTEMPT], kept)}
     assert doomed == ({*whole, torn} if state is JobState.SUCCEEDED else {torn})
@@ -92,12 +92,12 @@ def test_at_rest_the_last_attempt_s_tokenised_rows_stay_alone() -> None:
     job = rested(JobState.CAPPED)
     for last in range(1, 6):
         there = [made[one.id] for one in tries[:last]]
-        kept = sort_out(job, tries, [(key, 7) for key in sorted([*there, other])])
+        kept = sort_objects(job, tries, [(key, 7) for key in sorted([*there, other])])
         assert {*leftovers(job, tries, kept)} == {*there[:-1]}
 
 
 def test_a_finished_job_s_last_checkpoint_is_its_results() -> None:
-    kept = sort_out(rested(), [done(30)], EVERYTHING)
+    kept = sort_objects(rested(), [done(30)], EVERYTHING)
     assert set(kept.by_kind["artifacts"]) == {key for key, _ in files(30)}
     assert set(kept.by_kind["checkpoints"]) == {key for key, _ in (*files(10), *files(20))}
     assert kept.by_kind["data"] == {DATA: 7}
@@ -108,18 +108,21 @@ def test_a_finished_job_s_last_checkpoint_is_its_results() -> None:
 @pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
 def test_what_another_job_starts_from_is_of_the_kind_that_it_is_kept_as(state: JobState) -> None:
     job = rested(state)
-    kept = sort_out(job, [done(30)], EVERYTHING)
+    kept = sort_objects(job, [done(30)], EVERYTHING)
     assert {key for key, _ in files(30)} <= set(kept.by_kind[last_checkpoint(job)])
     assert last_checkpoint(job) in RESUMED_FROM
 
 
 def test_who_starts_from_what_was_deleted_is_told_when() -> None:
-    assert origin_deleted(build.JOB_ID, build.T0) == f"job {build.JOB_ID} had its checkpoints deleted on 2026-01-01"
+    assert (
+        origin_deleted_message(build.JOB_ID, build.T0)
+        == f"job {build.JOB_ID} had its checkpoints deleted on 2026-01-01"
+    )
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CAPPED, JobState.CANCELLED])
 def test_other_jobs_have_checkpoints_only(state: JobState) -> None:
-    kept = sort_out(rested(state), [done(30)], EVERYTHING)
+    kept = sort_objects(rested(state), [done(30)], EVERYTHING)
     assert not kept.by_kind["artifacts"]
     assert len(kept.by_kind["checkpoints"]) == 6
 
@@ -130,10 +133,10 @@ def test_other_jobs_have_checkpoints_only(state: JobState) -> None:
 )
 def test_a_machine_cannot_name_another_s_folder_as_its_results(manifest: str) -> None:
     final = done(1).final.model_copy(update={"checkpoint": CheckpointRef(manifest=manifest, step=1)})
-    assert not sort_out(rested(), [replace(ATTEMPT, final=final)], EVERYTHING).by_kind["artifacts"]
+    assert not sort_objects(rested(), [replace(ATTEMPT, final=final)], EVERYTHING).by_kind["artifacts"]
     nothing = done(1).final.model_copy(update={"checkpoint": None})
-    assert not sort_out(rested(), [replace(ATTEMPT, final=nothing)], EVERYTHING).by_kind["artifacts"]
-    assert not sort_out(rested(), [], EVERYTHING).by_kind["artifacts"]
+    assert not sort_objects(rested(), [replace(ATTEMPT, final=nothing)], EVERYTHING).by_kind["artifacts"]
+    assert not sort_objects(rested(), [], EVERYTHING).by_kind["artifacts"]
 
 
 # ----------------------------------------------------------------------------------------------------------- deleting
@@ -160,12 +163,12 @@ def test_the_job_s_own_days_count_before_the_daemon_s() -> None:
 def test_nothing_of_a_job_that_is_not_at_rest_is_deleted(state: JobState) -> None:
     job = rested(state, deleted=dict.fromkeys(KINDS, build.at(0)))
     assert expired(replace(job, deleted={}), SHORT, build.at(1e9)) == ()
-    assert leftovers(job, [done(30)], sort_out(job, [done(30)], EVERYTHING)) == ()
+    assert leftovers(job, [done(30)], sort_objects(job, [done(30)], EVERYTHING)) == ()
 
 
 def test_what_is_marked_goes_manifests_first() -> None:
     job = rested(deleted={"artifacts": build.at(0), "logs": build.at(0)})
-    doomed = leftovers(job, [done(30)], sort_out(job, [done(30)], EVERYTHING))
+    doomed = leftovers(job, [done(30)], sort_objects(job, [done(30)], EVERYTHING))
     assert doomed[0] == folder(30) + keys.MANIFEST
     assert set(doomed) == {key for key, _ in files(30)} | {LOG, SPEC}
 
@@ -176,7 +179,7 @@ def test_a_file_named_like_a_manifest_is_none() -> None:
         (folder(step) + keys.FILES + name, 1) for step in (40, 50) for name in ("manifest.json", "a/manifest.json")
     ]
     job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2}))
-    doomed = leftovers(job, [], sort_out(job, [], [*files(10), *files(20), *files(30), *named]))
+    doomed = leftovers(job, [], sort_objects(job, [], [*files(10), *files(20), *files(30), *named]))
     assert set(doomed) == {key for key, _ in (*files(10), *named)}
     assert doomed[0] == folder(10) + keys.MANIFEST
 
@@ -185,10 +188,10 @@ def test_furthest_checkpoints_stay_when_idle_whoever_made_them() -> None:
     """At rest the furthest checkpoints stay whichever attempts made them."""
     objects = [*files(10), *files(20), *files(30, "b" * 13), *files(40, "b" * 13, committed=False)]
     job = rested(JobState.CAPPED)
-    doomed = leftovers(job, [done(30)], sort_out(job, [done(30)], objects))
+    doomed = leftovers(job, [done(30)], sort_objects(job, [done(30)], objects))
     assert set(doomed) == {key for key, _ in (*files(10), *files(40, "b" * 13, committed=False))}
     torn = files(40, committed=False)
-    assert leftovers(job, [], sort_out(job, [], torn)) == (torn[0][0],)
+    assert leftovers(job, [], sort_objects(job, [], torn)) == (torn[0][0],)
     assert leftovers(job, [], RetainedObjects()) == ()
 
 
@@ -196,12 +199,12 @@ def test_milestones_stay_beside_the_furthest_whichever_attempts_made_them() -> N
     steps = [3, 8, 12, 19, 33, 35, 37]
     objects = [key for step in steps for key in files(step, "b" * 13 if step % 2 else ATTEMPT.id)]
     job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2, "keep_every": 10}))
-    doomed = set(leftovers(job, [], sort_out(job, [], objects)))
+    doomed = set(leftovers(job, [], sort_objects(job, [], objects)))
     stay = {key for key, _ in objects} - doomed
     assert {keys.step_of(key) for key in keys.manifests(stay)} == {12, 33, 35, 37}, "none at or after 0, one for 30"
     assert {keys.step_of(key) for key in keys.manifests(doomed)} == {3, 8, 19}
     forged = [(f"checkpoints/{build.JOB_ID}/x/10/{keys.MANIFEST}", 1)]
-    assert leftovers(job, [], sort_out(job, [], forged)) == (forged[0][0],), "no step, so no milestone"
+    assert leftovers(job, [], sort_objects(job, [], forged)) == (forged[0][0],), "no step, so no milestone"
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 25), st.integers(2, 4))
@@ -218,7 +221,7 @@ def test_what_has_gone_since_does_not_change_what_a_milestone_is(steps: set[int]
 
 def test_marked_checkpoints_all_go() -> None:
     job = rested(JobState.FAILED, deleted={"checkpoints": build.at(0)})
-    assert len(leftovers(job, [done(30)], sort_out(job, [done(30)], EVERYTHING))) == 6
+    assert len(leftovers(job, [done(30)], sort_objects(job, [done(30)], EVERYTHING))) == 6
 
 
 # ------------------------------------------------------------------------------------------------------------- money
@@ -263,16 +266,16 @@ def test_many_looks_round_no_more_than_one() -> None:
 
 
 def test_it_is_looked_at_until_nothing_is_left() -> None:
-    now, look = build.at(0), partial(look_again_s, live_s=7)
+    now, look = build.at(0), partial(next_check_s, live_s=7)
     assert look(build.active_job(), 5, SHORT, now) == 7
-    assert look(rested(), 5, Retention(), now) == RESTING_S
+    assert look(rested(), 5, Retention(), now) == CHECK_ENDED_S
     assert look(rested(), 5, Retention(logs_days=0.001), now) == pytest.approx(86.4)
     assert look(rested(), 5, SHORT, now) == 0
     gone = rested(deleted=dict.fromkeys(KINDS, now))
-    assert look(gone, 5, SHORT, now) == RESTING_S
+    assert look(gone, 5, SHORT, now) == CHECK_ENDED_S
     assert look(gone, 0, SHORT, now) is None
-    assert look(rested(), 0, Retention(), now) == RESTING_S
+    assert look(rested(), 0, Retention(), now) == CHECK_ENDED_S
 
 
 def test_looks_at_least_daily() -> None:
-    assert max(Intervals().stored_s, RESTING_S) <= DAY
+    assert max(Intervals().stored_s, CHECK_ENDED_S) <= DAY

@@ -3,16 +3,16 @@
 import pytest
 
 from broker.domain.job import AttemptState, Signal
-from broker.lifecycle.signals import SIGNALS, signalled
+from broker.lifecycle.signals import SIGNALS, required_end
 from broker.lifecycle.state_machine import AttemptEvent, Rule, attempt_rule
 from tests.support import build
 
 
 def test_a_stop_is_obeyed_before_any_signal() -> None:
     attempt = build.attempt(signal=Signal.CAP)
-    assert signalled(attempt, build.active_job()) is AttemptEvent.CAP
-    assert signalled(attempt, build.active_job(stop_requested=True)) is AttemptEvent.STOP
-    assert signalled(build.attempt(), build.active_job()) is None
+    assert required_end(attempt, build.active_job()) is AttemptEvent.CAP
+    assert required_end(attempt, build.active_job(stop_requested=True)) is AttemptEvent.STOP
+    assert required_end(build.attempt(), build.active_job()) is None
 
 
 @pytest.mark.parametrize("signal", Signal)

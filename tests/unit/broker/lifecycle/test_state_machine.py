@@ -131,4 +131,4 @@ def test_a_failed_destroy_keeps_the_time_of_the_first_try() -> None:
 
 def test_the_published_tables_are_current() -> None:
     page = Path("docs/design/lifecycle.md").read_text()
-    assert page.endswith(lifecycle.tables()), "run `python -m broker.cli.docs_reference docs`"
+    assert page.endswith(lifecycle.markdown_tables()), "run `python -m broker.cli.docs_reference docs`"

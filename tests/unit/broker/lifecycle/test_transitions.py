@@ -14,8 +14,8 @@ from broker.lifecycle.transitions import (
     cap_was_raised,
     due_in_s,
     end_reason,
+    inspection_end,
     job_event,
-    kept_until,
     reason_of,
     setup_reason,
     step,
@@ -170,15 +170,15 @@ KEEP = {"keep_on_failure": 900}
 def test_the_machine_of_a_failed_job_is_kept_as_long_as_was_asked_for(outcome: Outcome) -> None:
     attempt = ending(terminating_since=build.at(10), final=final(outcome))
     failed = outcome in (Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE)
-    assert kept_until(attempt, build.active_job(spec_changes=KEEP)) == (build.at(910) if failed else None)
-    assert kept_until(attempt, build.active_job()) is None
+    assert inspection_end(attempt, build.active_job(spec_changes=KEEP)) == (build.at(910) if failed else None)
+    assert inspection_end(attempt, build.active_job()) is None
 
 
 def test_neither_a_stop_nor_the_cap_waits_for_a_kept_machine() -> None:
     attempt = ending(terminating_since=build.at(10), final=final(Outcome.OOM))
-    assert kept_until(attempt, build.active_job(spec_changes=KEEP, stop_requested=True)) is None
-    assert kept_until(replace(attempt, signal=Signal.CAP), build.active_job(spec_changes=KEEP)) is None
-    assert kept_until(replace(attempt, final=None), build.active_job(spec_changes=KEEP)) is None
+    assert inspection_end(attempt, build.active_job(spec_changes=KEEP, stop_requested=True)) is None
+    assert inspection_end(replace(attempt, signal=Signal.CAP), build.active_job(spec_changes=KEEP)) is None
+    assert inspection_end(replace(attempt, final=None), build.active_job(spec_changes=KEEP)) is None
 
 
 def test_an_expired_quote_is_made_again_at_once() -> None:
@@ -241,7 +241,7 @@ def test_a_cap_that_was_not_used_up_says_why_the_job_goes_on() -> None:
     assert (after.reason, after.due_at, after.retries_used) == ("cap raised", build.at(9), 0)
     timed = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("0.9"), spec_changes={"max_duration": 3600})
     after = after_attempt(timed, attempt, Reason.CAPPED, "", build.at(9))
-    assert after.reason == "what this attempt had reserved is used up"
+    assert after.reason == "the reservation of this attempt is used up"
 
 
 def test_event_details_precede_rules_and_rules_precede_known_facts() -> None:

@@ -103,8 +103,8 @@ def test_only_community_hosts_elsewhere_need_a_store_that_scopes() -> None:
         offer(id="unsaid"),
     ]
     unscoped, scoped = quoted(market, scoped_store=False), quoted(market)
-    assert [line.offer.id for line in unscoped.lines[: unscoped.kept]] == ["here", "data-centre", "unsaid"]
-    assert scoped.kept == len(market)
+    assert [line.offer.id for line in unscoped.lines[: unscoped.kept_count]] == ["here", "data-centre", "unsaid"]
+    assert scoped.kept_count == len(market)
 
 
 def test_every_reason_has_its_words() -> None:
@@ -222,7 +222,7 @@ def test_a_script_is_ranked_by_price_and_its_time_is_not_known() -> None:
     assert [line.offer.id for line in made.lines] == ["cheap", "dear"]
     assert made.lines[0].usd_p50 is None
     assert made.proposed_cap_usd is None
-    assert quoted(offers, work=SCRIPT, cap_left=Decimal("0.0001")).kept == 0
+    assert quoted(offers, work=SCRIPT, cap_left=Decimal("0.0001")).kept_count == 0
 
 
 def test_a_whole_word_of_work_is_cheaper_where_it_is_faster() -> None:
@@ -282,8 +282,8 @@ def test_every_offer_once_kept_first_by_cost_and_within_the_cap(
     verdicts = [line.verdict for line in lines]
     assert verdicts == sorted(verdicts, key=lambda v: v is OfferVerdict.DROPPED)
     kept = [line for line in lines if line.verdict is OfferVerdict.KEPT]
-    assert len(kept) == made.kept
-    assert sum(made.drops.values()) + made.kept == len(lines)
+    assert len(kept) == made.kept_count
+    assert sum(made.drops.values()) + made.kept_count == len(lines)
     costs = [(line.usd_p50, line.offer.id) for line in kept]
     assert costs == sorted(costs)
     for line in kept:
@@ -297,16 +297,16 @@ def test_every_offer_once_kept_first_by_cost_and_within_the_cap(
 
 @given(offers, st.integers(0, 200 * GIB))
 def test_more_memory_never_turns_kept_into_dropped(one: Offer, more: int) -> None:
-    if quoted([one]).kept:
+    if quoted([one]).kept_count:
         has = one.gpu_memory_bytes or 80 * GIB
-        assert quoted([replace(one, gpu_memory_bytes=has + more)]).kept
+        assert quoted([replace(one, gpu_memory_bytes=has + more)]).kept_count
 
 
 @given(offers, st.decimals("0.0001", 10, places=4))
 def test_a_dearer_offer_never_ranks_above_an_equal_cheaper_one(one: Offer, more: Decimal) -> None:
     dear = replace(one, id="a-dear", usd_per_hour=one.usd_per_hour + more)
     made = quoted([dear, replace(one, id="b-cheap")], cap_left=Decimal(10**6))
-    if made.kept == 2:
+    if made.kept_count == 2:
         cheap, dearer = made.lines
         assert (cheap.usd_p50 or 0) <= (dearer.usd_p50 or 0)
         assert cheap.offer.id == "b-cheap" or cheap.usd_p50 == dearer.usd_p50
@@ -315,7 +315,7 @@ def test_a_dearer_offer_never_ranks_above_an_equal_cheaper_one(one: Offer, more:
 @given(markets, caps_left)
 def test_the_order_of_the_market_does_not_matter(market: list[Offer], left: Decimal) -> None:
     forth, back = quoted(market, cap_left=left), quoted(market[::-1], cap_left=left)
-    assert forth.lines[: forth.kept] == back.lines[: back.kept]
+    assert forth.lines[: forth.kept_count] == back.lines[: back.kept_count]
 
 
 def test_boot_time_of_the_provider_is_paid() -> None:
@@ -334,7 +334,7 @@ def test_boot_time_of_the_provider_is_paid() -> None:
 def test_a_job_whose_machine_ran_out_of_its_own_memory_gets_one_with_more() -> None:
     (line,) = quoted([offer(ram_bytes=64 * GIB)], work=replace(WORK, oom_host_bytes=64 * GIB)).lines
     assert (line.drop, line.reason) == (DropReason.HOST, "64 GiB of RAM; the job ran out of 64 before")
-    assert quoted([offer(ram_bytes=65 * GIB)], work=replace(WORK, oom_host_bytes=64 * GIB)).kept == 1
+    assert quoted([offer(ram_bytes=65 * GIB)], work=replace(WORK, oom_host_bytes=64 * GIB)).kept_count == 1
 
 
 def test_a_line_says_what_its_speed_rests_on() -> None:

@@ -36,9 +36,9 @@ def test_a_market_is_gone_through_once_until_it_or_the_own_history_changes() -> 
 
 def test_a_market_that_may_change_is_never_remembered() -> None:
     market = list(MARKET)
-    assert quoted(market).kept == 6
+    assert quoted(market).kept_count == 6
     market.append(offer(id="cloud/new"))
-    assert quoted(market).kept == 7
+    assert quoted(market).kept_count == 7
 
 
 def test_what_is_remembered_changes_no_quote() -> None:

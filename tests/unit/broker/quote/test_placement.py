@@ -73,7 +73,7 @@ def test_no_offers_at_all() -> None:
 def test_something_is_bought_exactly_when_something_is_kept(market: list, left: Decimal) -> None:  # type: ignore[type-arg]
     made = quoted(market, cap_left=left)
     choice = bought(made, cap_left=left, attempt_number=1)
-    assert (choice.line is not None) == (made.kept > 0)
+    assert (choice.line is not None) == (made.kept_count > 0)
     assert (choice.queue is None) == (choice.line is not None)
     assert choice.reason
     assert "\n" not in choice.reason

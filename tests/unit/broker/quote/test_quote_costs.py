@@ -90,7 +90,7 @@ def test_the_least_that_a_cloud_bills_is_paid() -> None:
 
 def ranked(objective: str, market: list[Offer], **more: Any) -> list[str]:
     made = quoted(market, resources={"objective": objective}, **more)
-    return [line.offer.id for line in made.lines[: made.kept]]
+    return [line.offer.id for line in made.lines[: made.kept_count]]
 
 
 BUSY = replace(WORK, sequence=4096, tokens_per_row=2000.0)
@@ -183,7 +183,9 @@ def test_no_spot_machine_for_what_writes_no_checkpoints() -> None:
     line = scripted(offer(spot=True), checkpoints=False).lines[0]
     assert line.drop is DropReason.NO_CHECKPOINTS
     assert "lose all" in line.reason
-    assert scripted(offer(), checkpoints=False).kept == scripted(offer(spot=True), checkpoints=True).kept == 1
+    assert (
+        scripted(offer(), checkpoints=False).kept_count == scripted(offer(spot=True), checkpoints=True).kept_count == 1
+    )
 
 
 @pytest.mark.parametrize(

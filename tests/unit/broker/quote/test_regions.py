@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.domain.formatting import unsold
+from broker.domain.formatting import unsold_regions
 from broker.quote.summary import summary
 from tests.support.machines import offer, quoted
 
@@ -20,12 +20,12 @@ from tests.support.machines import offer, quoted
     ],
 )
 def test_what_is_not_sold_in_is_named(asked: tuple[str, ...], sold: set[str], said: tuple[str, ...]) -> None:
-    assert unsold(asked, sold) == said
+    assert unsold_regions(asked, sold) == said
 
 
 def test_a_quote_and_the_reason_of_a_waiting_job_name_it() -> None:
     made = quoted([offer(region="us-east-1")], resources={"regions": ["us-est-1", "us-east-1"]})
-    assert (made.kept, made.unsold_regions) == (1, ("us-est-1 (did you mean us-east-1?)",))
+    assert (made.kept_count, made.unsold_regions) == (1, ("us-est-1 (did you mean us-east-1?)",))
     made = quoted([offer(region="us-east-1")], resources={"regions": ["us-est-1"]})
     assert summary(made).endswith("1 are in other regions; no offer is in us-est-1 (did you mean us-east-1?)")
     assert quoted([offer()]).unsold_regions == ()

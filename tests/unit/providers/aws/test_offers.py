@@ -7,7 +7,7 @@ import pytest
 
 from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
 from broker.domain.instance import InstanceState
-from broker.lifecycle.liveness import mismatch
+from broker.lifecycle.liveness import mismatch_message
 from providers.aws.market import quota_of
 from providers.aws.offers import DISK_GIB, NO_PRICE
 from providers.aws.provider import AwsCloud, AwsConfig
@@ -159,7 +159,7 @@ async def test_a_spot_machine_is_listed_with_the_price_of_now(world: World) -> N
     seen = {one.handle.id: one for one in await cloud.list() if one.handle.id in ours}
     assert {machine: one.usd_per_hour for machine, one in seen.items()} == ours
     assert (seen[spot].price_moves, seen[plain].price_moves, bought.price_moves) == (True, False, True)
-    assert mismatch(bought, (seen[spot],)) is None
+    assert mismatch_message(bought, (seen[spot],)) is None
 
 
 @pytest.mark.parametrize(

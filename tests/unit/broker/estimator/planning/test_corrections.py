@@ -26,7 +26,7 @@ from broker.estimator.planning.fit import fit
 from broker.estimator.planning.plan_search import Planner
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.speed.throughput import step_seconds
-from broker.lifecycle.recovery import remedy
+from broker.lifecycle.recovery import adjust_plan
 from tests.support import build
 from trainer.contract.documents import Beat, Final, Outcome
 
@@ -265,7 +265,7 @@ def test_one_machine_that_lies_does_not_price_everybody_out() -> None:
 
 def test_a_jobs_own_change_of_plan_counts_before_anybody_has_learned_of_it() -> None:
     job = build.job(workload=WORK)
-    changed = remedy(job, line(gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
+    changed = adjust_plan(job, line(gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
     need = NO_CORRECTIONS.need(replace(WORK, memory_factor=changed.memory_factor), estimated_need(), True, False)
     assert need.correction == changed.memory_factor > 1
 
