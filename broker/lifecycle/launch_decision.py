@@ -14,8 +14,8 @@ from broker.domain.job import Attempt, Handle, Job, PriceChange, Reason
 from broker.domain.offer import Offer
 from broker.lifecycle.account_refusals import AccountRefusal
 from broker.lifecycle.launch import LaunchLook, judge_launching
-from broker.lifecycle.liveness import fault, mismatch
-from broker.lifecycle.signals import SIGNALS, signalled
+from broker.lifecycle.liveness import fault_message, mismatch_message
+from broker.lifecycle.signals import SIGNALS, required_end
 from broker.lifecycle.state_machine import AttemptEvent, Effect
 from broker.lifecycle.transitions import reason_of, setup_reason, step
 
@@ -164,7 +164,7 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
     the absence of its machines is proven.
     """
     attempt, look, now = facts.attempt, facts.look, facts.now
-    if (signal := signalled(attempt, facts.job)) is not None:
+    if (signal := required_end(attempt, facts.job)) is not None:
         return _end(attempt, signal, LaunchLook(), now)
     if not facts.is_listed:
         return LaunchDecision(step=LaunchStep.WAIT, before=attempt, attempt=attempt, due_in_s=CREATE_POLL_S)
@@ -243,7 +243,7 @@ def _miscounted(attempt: Attempt, handles: tuple[Handle, ...], now: datetime) ->
 def _refused(attempt: Attempt, outcome: CreateRefused, now: datetime) -> LaunchDecision:
     message, detail = f"{attempt.line.offer.cloud}: {outcome.message}", outcome.message
     if outcome.account is not None:
-        message = detail = f"{outcome.account.words} ({outcome.message})"
+        message = detail = f"{outcome.account.message} ({outcome.message})"
     ended = step(attempt, outcome.event, now, reason=outcome.reason).attempt
     ended = replace(ended, detail=detail, handles=outcome.handles or ended.handles)
     return _write(attempt, ended, report=LaunchReport.REFUSED, message=message)
@@ -300,5 +300,5 @@ def _write(
 def _fault_message(offer: Offer, event: AttemptEvent, listed: tuple[Observed, ...]) -> str | None:
     """Return what the listing shows of the cause; None: nothing."""
     if event is AttemptEvent.MISMATCH:
-        return mismatch(offer, listed)
-    return fault(listed) if event is AttemptEvent.SETUP_FAILED else None
+        return mismatch_message(offer, listed)
+    return fault_message(listed) if event is AttemptEvent.SETUP_FAILED else None

@@ -19,7 +19,7 @@ from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
 from broker.lifecycle.checkpoint_compat import incompatibility
-from broker.lifecycle.retention import last_checkpoint, origin_deleted
+from broker.lifecycle.retention import last_checkpoint, origin_deleted_message
 from broker.policy.budgets import Refusal
 from broker.ports import Blobs, Clock, Store, Upload
 from broker.quote.engine import quote
@@ -104,7 +104,7 @@ class QuoteService:
         if job is None:
             return [Problem(field="init_from", message=f"no job {origin}; `gpubroker ls` lists yours")]
         if (when := job.deleted.get(last_checkpoint(job))) is not None:
-            return [Problem(field="init_from", message=f"{origin_deleted(origin, when)}; leave it out")]
+            return [Problem(field="init_from", message=f"{origin_deleted_message(origin, when)}; leave it out")]
         if not await self.has_checkpoint(job):
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
         with contextlib.suppress(InvalidInput):  # `check` reports it with the other faults

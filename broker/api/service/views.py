@@ -111,7 +111,7 @@ def quote(checked: Checked, made: Quote, held: Refusal | None, limit: int) -> Qu
     return QuoteView(
         check=dict(checked.report),
         lines=tuple(LineView.model_validate(line) for line in made.lines[:limit]),
-        kept=made.kept,
+        kept=made.kept_count,
         drops=dict(made.drops),
         proposed_cap_usd=made.proposed_cap_usd,
         cheapest_usd=made.cheapest_usd,

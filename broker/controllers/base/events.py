@@ -4,7 +4,7 @@ from typing import Any
 
 from broker.domain.job import Attempt, AttemptState, Event, Job
 from broker.lifecycle.launch_decision import LaunchDecision, LaunchReport
-from broker.lifecycle.transitions import kept_until
+from broker.lifecycle.transitions import inspection_end
 from broker.reporting import agent_messages
 
 
@@ -31,7 +31,7 @@ def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
 
 def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
     """Return the event of a machine that is kept after a failure: until when, how to open it, and how to end it."""
-    until = kept_until(attempt, job)
+    until = inspection_end(attempt, job)
     if until is None:
         return ()
     message = (

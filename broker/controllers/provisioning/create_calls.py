@@ -12,7 +12,7 @@ from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, Job, Reason
-from broker.lifecycle.account_refusals import block_s, of_account
+from broker.lifecycle.account_refusals import account_refusal, block_s
 from broker.lifecycle.launch_decision import (
     Adopted,
     Created,
@@ -67,7 +67,7 @@ class CreateCalls:
             await store.block_offer(offer_id, refusal.message, for_s=for_s)
         else:
             for_s = block_s(account, await store.attempts(attempt.job_id))
-            await store.block_offer(account.key, account.words, for_s=for_s)
+            await store.block_offer(account.key, account.message, for_s=for_s)
 
 
 def _failed(
@@ -81,7 +81,7 @@ def _failed(
         case ImageRefused():
             return CreateRefused(event=AttemptEvent.REJECTED, message=message, reason=Reason.IMAGE)
         case Rejected():
-            account = of_account(attempt.line.offer, message) if is_prepared else None
+            account = account_refusal(attempt.line.offer, message) if is_prepared else None
             return CreateRefused(event=AttemptEvent.REJECTED, message=message, account=account)
         case Unusable():
             return JobUnusable(message=message)

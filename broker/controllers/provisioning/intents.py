@@ -12,7 +12,7 @@ from broker.domain.job import Reason
 from broker.domain.money import LedgerEntry, LedgerKind
 from broker.lifecycle.launch import outdated
 from broker.lifecycle.launch_decision import CREATE_POLL_S
-from broker.lifecycle.signals import signalled
+from broker.lifecycle.signals import required_end
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import after_attempt, due_in_s, step
 from broker.ports import Change, Leased
@@ -49,7 +49,7 @@ class Intents:
     def never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
         """Why an planned attempt is not created after all, also in words."""
         now = self._context.clock.now()
-        if (signal := signalled(one.attempt, one.job)) is not None:
+        if (signal := required_end(one.attempt, one.job)) is not None:
             return signal, out_of_time_message(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
         if forbidden := self._context.forbidden(one.job.spec):
             return AttemptEvent.QUOTE_EXPIRED, forbidden

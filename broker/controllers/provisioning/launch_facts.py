@@ -11,7 +11,7 @@ from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobsUnavailable, ProviderError
 from broker.lifecycle.launch import LaunchLook
 from broker.lifecycle.launch_decision import LaunchFacts
-from broker.lifecycle.signals import signalled
+from broker.lifecycle.signals import required_end
 from broker.ports import Leased
 
 
@@ -51,7 +51,7 @@ class LaunchFactsReader:
         attempt, context = leased.attempt, self._context
         provider = context.provider_of(attempt)
         look, is_listed, running_at = LaunchLook(), True, None
-        if signalled(attempt, leased.job) is None:
+        if required_end(attempt, leased.job) is None:
             try:
                 await self._inventory.refresh(provider.name)
             except ProviderError:

@@ -23,12 +23,12 @@ def train(**changes: Any) -> JobSpec:
     [
         ({"method": {"kind": "lora", "r": 16}}, "train.method.r", "16, but the job of init_from was trained with 8"),
         ({"method": {"kind": "full"}}, "train.method.kind", "full, but the job of init_from was trained with lora"),
-        ({"method": {"kind": "lora", "r": 8, "dora": True}}, "train.method.dora", "True, and"),
+        ({"method": {"kind": "lora", "r": 8, "dora": True}}, "train.method.dora", "True, but"),
         ({"model": "a/c"}, "train.model", "a/c, but the job of init_from was trained with a/b"),
         ({"revision": "v2"}, "train.revision", "v2, but the job of init_from was trained with main"),
-        ({"optim": {"name": "sgd", "lr": 0.1}}, "train.optim.name", "sgd, and"),
+        ({"optim": {"name": "sgd", "lr": 0.1}}, "train.optim.name", "sgd, but"),
         ({"task": "reward_model", "data": {"path": "x.csv", "prompt": "{p}", "chosen": "{a}", "rejected": "{b}"}},
-         "train.task", "reward_model, and"),
+         "train.task", "reward_model, but"),
     ],
 )  # fmt: skip
 def test_what_would_have_no_place_is_named(changes: dict[str, Any], field: str, told: str) -> None:

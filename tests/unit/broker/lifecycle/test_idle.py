@@ -74,7 +74,7 @@ def test_set_up_that_stands_still_is_a_hung_download() -> None:
     found = trace(every(10, 90, phase="loading", network_bytes=5 * MIB, gpu_utilisation=0.0))
     assert found is not None
     assert (found.kind, found.action) == ("download", "end")
-    assert "stood still for 2 min (loading)" in found.message
+    assert "made no progress for 2 min (loading)" in found.message
 
 
 @pytest.mark.parametrize(

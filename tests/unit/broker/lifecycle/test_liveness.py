@@ -332,7 +332,7 @@ def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
 
 
 def test_a_bid_that_was_not_asked_for_is_named() -> None:
-    assert mismatch_message(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other"
+    assert mismatch_message(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other kind"
 
 
 def test_what_is_within_the_slack_is_what_was_asked_for() -> None:
