@@ -17,7 +17,7 @@ log = logging.getLogger("gpubroker")
 
 INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
-FIRST_MIGRATION = "0001_first.sql"
+FIRST_MIGRATION = "0001_initial.sql"
 MARK_LENGTH = 16
 MARK = re.compile(f"[a-z2-7]{{{MARK_LENGTH}}}")
 

@@ -202,7 +202,7 @@ async def test_external_servers_user_needs_two_administrator_statements(cluster:
     try:
         assert await faults(connection, (RED, BLUE)) == []
         assert await connection.fetchval("SELECT count(DISTINCT team) FROM jobs") == 2
-        await connection.execute("DROP POLICY house ON jobs")  # it owns the table, and FORCE holds owners too
+        await connection.execute("DROP POLICY daemon ON jobs")  # it owns the table, and FORCE holds owners too
         assert await connection.fetchval("SELECT count(*) FROM jobs") == 0
     finally:
         await connection.close()

@@ -149,7 +149,7 @@ class Pool:
 
 
 async def enter(connection: Connection, team: str, *, operator: bool) -> None:
-    """Makes the transaction under way that team's, until its end: see migrations/0003_tenancy.sql."""
+    """Makes the transaction under way that team's, until its end: see migrations/0001_initial.sql."""
     await connection.execute(QUERIES["enter"], team, "on" if operator else "off")
 
 

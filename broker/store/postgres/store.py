@@ -25,7 +25,7 @@ from broker.store.postgres.tenant import PostgresTenant
 from broker.store.rules import fences
 
 API_ROLE = "gpubroker_api"
-"""Made by migrations/0003_tenancy.sql."""
+"""Made by migrations/0001_initial.sql."""
 
 
 class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, PostgresGlobalJobData):

@@ -1,4 +1,4 @@
--- Channels and the outbox; the fan-out is in migrations/0005_channels.sql.
+-- Channels and the outbox; the fan-out is in migrations/0001_initial.sql.
 -- Locks are taken on the channel, then on its streams in the order of their names.
 
 -- name: add_channel
