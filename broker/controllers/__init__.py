@@ -1,18 +1,21 @@
-"""Do it, again and again: one concern a file, each `load → decide → act → apply`.
+"""Controllers: loops that each move one concern of jobs and attempts forward.
+
+A controller claims rows, gathers facts, decides by the pure rules of `lifecycle`, `quote`, `billing` and `policy`, and
+applies the decision under a fence. `fleet.py` wires all of them.
 
 | controller | claims | concern |
 |---|---|---|
-| placement | jobs queued, recovering | quote, choose, admit with a reservation |
-| launch | attempts planned, launching | create once, adopt what was created |
-| liveness | attempts booting, training | beats and inventory: alive, dead or unknown |
-| interruption | attempts with a signal, draining | stop, cap, notice: checkpoint, then let go |
-| termination | attempts terminating | destroy until the cloud says absent; settle |
-| billing | all live attempts, no lease | charge by the quantum, raise the cap signal |
-| budgets | policies, no lease | tell thresholds once a window, signal what a budget drains |
-| guard | training attempts, no lease | a forecast past the cap or the deadline, machines that do nothing |
-| retention | jobs with data, by turns | charge for what is kept, delete what is due |
-| sweep | the clouds' listings, no lease | destroy what nobody answers for |
-| deadman | nothing | keep the broker's lease fresh while the database works |
-| outbox | deliveries of channels | tell people and programs, at least once |
-| digest | what was paid | post a notice a day and a week |
+| placement | jobs queued, awaiting approval, recovering | quote, choose, admit with a reservation |
+| launch | attempts planned, launching | create once, adopt machines of a lost create |
+| liveness | attempts booting, training | heartbeats and listings: alive, dead or unknown |
+| interruption | attempts with a signal, draining | stop, cap, notice: ask for a checkpoint, then destroy |
+| termination | attempts terminating | destroy until absence is proven; close the ledger |
+| billing | all live attempts, no lease | charge by the billing quantum, raise the cap signal |
+| budgets | policies, no lease | report thresholds once a window, signal the attempts that a budget drains |
+| guard | training attempts, no lease | report forecasts past the cap or the deadline, and idle machines |
+| retention | jobs with stored data, by lease | charge for stored data, delete what is due |
+| sweep | the clouds' listings, no lease | destroy machines without a live attempt |
+| deadman | nothing | renew the broker's lease while the database works |
+| outbox | deliveries of channels | deliver notifications at least once |
+| digest | charges of a period | post a notice each day and each week |
 """

@@ -90,7 +90,7 @@ class Fleet:
         )
 
     async def run(self) -> None:
-        """Until cancelled. Creates under way are cancelled with it: what they left is looked up by the next process."""
+        """Run all controllers until cancelled. Creates under way are cancelled too; the next process looks them up."""
         try:
             async with asyncio.TaskGroup() as group:
                 for controller in self.controllers:
@@ -108,13 +108,13 @@ def _of_machines(
     destroys: Destroys,
     beats: HeartbeatReader,
 ) -> tuple[Controller, ...]:
-    """Those of machines that were bought, until they are gone."""
-    looker = AttemptObserver(context, inventory, beats)
-    interruption = Interruption(context, looker)
+    """Return the controllers of bought machines."""
+    observer = AttemptObserver(context, inventory, beats)
+    interruption = Interruption(context, observer)
     return (
-        LivenessController(context, looker),
+        LivenessController(context, observer),
         interruption,
         Termination(context, inventory, launchers, destroys),
         LauncherCompletion(context, launchers),
-        Billing(context, inventory, (looker, launchers, interruption, destroys, inventory)),
+        Billing(context, inventory, (observer, launchers, interruption, destroys, inventory)),
     )

@@ -125,7 +125,8 @@ MUTANTS = (
         aim=_now_and_then("silence"),
     ),
     _mutant(
-        "what one listing leaves out is dead", "no_false_death", (f"{INVENTORY}.left_out", wrong.left_out_once),
+        "what one listing leaves out is dead", "no_false_death",
+        (f"{INVENTORY}.is_missing_for_seconds", wrong.left_out_once),
         aim=(*_now_and_then("silence"), *_always_on("cloud.list_omits", share=0.5)),
     ),
     _mutant(
@@ -203,7 +204,7 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many is free once it is gone", "charged_in_full",
-        (f"{INVENTORY}.stood", wrong_money.only_those_that_stand),
+        (f"{INVENTORY}.machine_spans", wrong_money.only_those_that_stand),
         aim=(*_always_on("cloud.twice", "cloud.short_life"), *_again_and_again("store.down")),
     ),
     _mutant(
@@ -217,7 +218,7 @@ MUTANTS = (
     ),
     _mutant(
         "what never booted is charged until its launcher is at rest", "not_overbilled",
-        (f"{INVENTORY}.stood_until", wrong.always(None)),
+        (f"{INVENTORY}.latest_possible_end", wrong.always(None)),
         aim=(*_always_on("launcher.unknown", "people.stop_birth"), *_always_on("cloud.lost_reply", share=0.5)),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
@@ -235,7 +236,7 @@ MUTANTS = (
     ),
     _mutant("the bill ends with its attempt", "not_overbilled", (f"{TERMINATION}._settle", wrong.charged_to_the_end)),
     _mutant(
-        "what is listed no more is charged on", "not_overbilled", (f"{INVENTORY}.unseen_since", wrong.always(None)),
+        "what is listed no more is charged on", "not_overbilled", (f"{INVENTORY}.missing_twice_at", wrong.always(None)),
         aim=(*_always_on("blobs.down"), *_now_and_then("preempt")),
     ),
     _mutant(
@@ -248,7 +249,7 @@ MUTANTS = (
         (f"{ENDS}.termination.self_stopped_by", wrong.always(None)), aim=LONG_AWAY,
     ),
     _mutant(
-        "what stands on alone is free", "charged_in_full", (f"{INVENTORY}.last_shown", wrong.always(None)),
+        "what stands on alone is free", "charged_in_full", (f"{INVENTORY}.last_listed_at", wrong.always(None)),
         aim=LONG_AWAY,
     ),
     _mutant(

@@ -15,7 +15,7 @@ from broker.ports import Leased
 Machines = Sequence[MachineSpan]
 Changes = Sequence[PriceChange]
 _CHANGES = price_changes
-_STOOD = Inventory.stood
+_STOOD = Inventory.machine_spans
 _UNTIL = Billing._until
 
 

@@ -1,4 +1,4 @@
-"""Many rows at once, so that neither a slow nor a broken one holds the others up."""
+"""Decides many rows concurrently, so that a slow or failing row does not delay the others."""
 
 import asyncio
 import logging
@@ -13,17 +13,18 @@ Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 
 AT_ONCE = 32
-"""Rows whose clouds and blobs are asked at the same time."""
+"""Maximum number of rows that are decided at the same time."""
 SHARE = 0.5
-"""Of the lease: what a row may take, so that the answers of the others are written before theirs lapse."""
+"""Share of the lease that one row may take, so that the other decisions are written before their leases expire."""
 
 
 async def decide_batch(
-    context: ControllerContext, what: str, rows: Sequence[Row], decide: Callable[[Row], Awaitable[Answer]]
+    context: ControllerContext, name: str, rows: Sequence[Row], decide: Callable[[Row], Awaitable[Answer]]
 ) -> list[tuple[Row, Answer]]:
-    """Every row that could be decided, with its answer; the others keep their lease, and so are due when it lapses.
+    """Return each row that could be decided, with its decision.
 
-    Raises what happened to the first when none could be decided: then it is no single row that is at fault.
+    A row that fails or times out keeps its lease, and becomes due when the lease expires. If all rows fail, the first
+    error is raised, since then the cause is not a single row. `name`: of the controller, for the log.
     """
     if not rows:
         return []
@@ -31,18 +32,18 @@ async def decide_batch(
     limit_s = context.rhythm.lease_s * SHARE
     begun = asyncio.get_running_loop().time()
 
-    async def one(row: Row) -> tuple[Row, Answer]:
+    async def decide_row(row: Row) -> tuple[Row, Answer]:
         async with gate, asyncio.timeout_at(begun + limit_s):
             return row, await decide(row)
 
-    if len(rows) == 1:  # most of the time, and then a task of its own is the most of the cost
-        return [await one(rows[0])]
-    done = await asyncio.gather(*(one(row) for row in rows), return_exceptions=True)
-    answers = [answer for answer in done if not isinstance(answer, BaseException)]
-    failures = [error for error in done if isinstance(error, BaseException)]
+    if len(rows) == 1:  # the usual case, in which a task would be most of the cost
+        return [await decide_row(rows[0])]
+    outcomes = await asyncio.gather(*(decide_row(row) for row in rows), return_exceptions=True)
+    answers = [answer for answer in outcomes if not isinstance(answer, BaseException)]
+    failures = [error for error in outcomes if isinstance(error, BaseException)]
     if failures and not answers:
         raise failures[0]
     for error in failures:
         expected = isinstance(error, GpubrokerError | TimeoutError)
-        log.warning("%s of one row: %s: %s", what, type(error).__name__, error, exc_info=None if expected else error)
+        log.warning("%s of one row: %s: %s", name, type(error).__name__, error, exc_info=None if expected else error)
     return answers

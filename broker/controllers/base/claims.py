@@ -1,4 +1,4 @@
-"""Leases on the attempts of one lane, and what becomes of those that a lost answer leaves behind."""
+"""Leases on the attempts of one lane, and the release of leases that a lost answer left behind."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -9,11 +9,10 @@ from broker.ports import Lane, Leased
 
 
 class Claims:
-    """Of one controller, which works on its claims one after the other.
+    """Claims of one controller, which works on one claim at a time.
 
-    A claim whose answer is lost may have leased rows that nobody would look at until the leases lapse, and a write that
-    fails leaves leases behind. They are ended before the next claim, for whoever comes first, also where a signal has
-    moved them to another lane.
+    A claim whose answer is lost may have leased rows, and a failed write leaves leases behind. These leases are ended
+    before the next claim, so that any broker can take the rows, also if a signal has moved them to another lane.
     """
 
     def __init__(self, context: ControllerContext, lane: Lane) -> None:
@@ -24,7 +23,10 @@ class Claims:
 
     @asynccontextmanager
     async def leased(self, *, limit: int, turns: Mapping[str, float]) -> AsyncIterator[Sequence[Leased]]:
-        """`turns`: as `Store.claim_attempts` takes it. Raises StoreUnavailable."""
+        """Claim attempts for the duration of the block. Raises StoreUnavailable.
+
+        `turns`: see `Store.claim_attempts`.
+        """
         store, lease_s = self._context.store, self._context.rhythm.lease_s
         if self._unsure:
             await store.end_leases(owner=self._owner)
@@ -34,7 +36,7 @@ class Claims:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Of one row, where others go on though its write has no answer."""
+        """Guard the write of one row: if it has no answer, the leases are ended before the next claim."""
         try:
             yield
         except StoreUnavailable:

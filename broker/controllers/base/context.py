@@ -1,4 +1,4 @@
-"""What every controller is given."""
+"""Dependencies and settings that every controller receives."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,48 +17,50 @@ from trainer.contract.documents import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """How often, how many, how patient; seconds."""
+    """Polling intervals, batch sizes and timeouts of the controllers, in seconds unless noted."""
 
     poll_s: float = 1.0
-    """Between two looks of an idle controller."""
+    """Between two polls of an idle controller."""
     look_s: float = 2.0
-    """Between two looks at one live attempt."""
+    """Between two polls of one live attempt."""
     list_s: float = 2.0
     """Between two listings of one provider."""
     list_limit_s: float = 10.0
-    """How long one listing may take; after that nothing new is known."""
+    """Timeout of one listing. After it, the cloud counts as unanswered."""
     billing_s: float = 15.0
     sweep_s: float = 20.0
     market_s: float = 30.0
     grants_s: float = 15.0
-    """Between two looks for credentials that are to be renewed."""
+    """Between two checks for credentials that must be renewed."""
     lessons_s: float = 30.0
-    """Between two looks at what ended attempts have shown."""
+    """Between two reads of the observations of ended attempts."""
     stored_s: float = 3600.0
-    """Between two looks at what a job that is not at rest keeps."""
+    """Between two checks of the stored data of a job that is not terminal."""
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200
-    """Rows of one claim."""
+    """Maximum number of rows of one claim."""
     creates: int = 32
-    """Creates under way at once in this process."""
+    """Maximum number of concurrent creates in this process."""
     quote_ttl_s: float = 300.0
-    """An intent older than this is quoted again."""
+    """Age after which a planned attempt is quoted again."""
     replace_s: float = 15.0
-    """Between two quotes of a job that fits nowhere."""
+    """Between two quotes of a job for which no offer fits."""
     sold_out_s: float = 120.0
-    """How long an offer without capacity is left alone."""
+    """Time for which an offer without capacity is not bought."""
     destroy_alert: int = 30
-    """Failed destroys of one machine after which people are told: a minute of them."""
+    """Number of failed destroys of one machine after which users are notified: about one minute."""
 
     @property
     def others_s(self) -> float:
-        """By then a broker that can has claimed a row that is due: two rounds of its controllers."""
+        """Two rounds of the controllers: time in which another broker claims a due row if it can work on it."""
         return 2 * (self.poll_s + self.look_s)
 
     def tempo(self, drain_s: float) -> DrainBudget:
-        """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its
-        end, to destroy, and to look twice, each at a listing that begins after what it is to show.
+        """Return the budget of a drain.
+
+        A round is the time until a controller reaches a row. One round passes before a drain begins. Four rounds follow
+        it: detect its end, destroy, and check two listings, each begun after the event that it must show.
         """
         round_s = self.poll_s + min(1.0, self.look_s)
         return DrainBudget(
@@ -68,21 +70,21 @@ class Intervals:
 
 @dataclass(frozen=True, kw_only=True)
 class CostSettings:
-    """What the operator says of money and of keeping data."""
+    """The operator's settings on prices and stored data."""
 
     price_rise: Decimal = Decimal("0.02")
-    """Share by which an offer may have become dearer since it was quoted, to be bought all the same."""
+    """Share by which an offer's price may have risen since the quote; a higher price is not bought."""
     storage_usd_per_gib_month: Decimal = ZERO
-    """Of the blob store."""
+    """Price of the blob store."""
     retention: Retention = field(default_factory=Retention)
-    """Of jobs that say nothing; None in it: for ever."""
+    """Default for jobs without a retention of their own. A None in it means for ever."""
     uploads_days: float | None = None
-    """After which an upload that nobody sent again is deleted; None: never."""
+    """Days after which an upload that was not sent again is deleted; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerContext:
-    """The house's rooms as seen from a controller; `owner` names this broker process in leases."""
+    """Dependencies of the controllers. `owner` names this broker process in leases."""
 
     installation: Installation
     owner: str
@@ -96,12 +98,13 @@ class ControllerContext:
     costs: CostSettings = field(default_factory=CostSettings)
     seat: BrokerIdentity = field(default_factory=BrokerIdentity)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
-    """Why the installation does not let a job run, in one line; empty: it does. It may have let it once."""
+    """Returns why the installation does not run a job, in one line; empty: it does. The answer may change over time."""
 
     @property
     def at_once(self) -> Mapping[str, float]:
-        """Turns of a claim that leaves nothing to other brokers: ends of bills are asked for by whoever is first, and
-        a cloud that is not heard may hear.
+        """Turns of a claim that leaves no rows to other brokers.
+
+        Used for destroys, which the first broker sends: a cloud whose answers are lost may still receive a destroy.
         """
         return dict.fromkeys(self.providers, 0.0)
 
@@ -110,5 +113,8 @@ class ControllerContext:
         return self.rhythm.tempo(self.limits.drain_s)
 
     def provider_of(self, attempt: Attempt) -> Provider:
-        """Raises KeyError when the configuration lost a provider that still has a live attempt."""
+        """Return the provider of an attempt.
+
+        Raises KeyError when the configuration no longer has a provider that has a live attempt.
+        """
         return self.providers[attempt.line.offer.provider]

@@ -1,4 +1,7 @@
-"""What policies do once money is spent: thresholds are told, once a window, and a budget that drains stops its jobs."""
+"""Budgets: reports reached thresholds once a window, and signals the attempts of a budget that drains.
+
+Facts: policies with their spending. Decisions: see `broker.policy.budgets.reached` and `drains`.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +16,7 @@ from broker.ports import Leased, Note
 
 
 class Budgets:
-    """Reads without a lease. What is told is told by one broker; a signal is raised once, whoever raises it."""
+    """Reads without a lease. The store accepts each notice and each signal once, from any broker."""
 
     name = "budgets"
 
@@ -23,52 +26,58 @@ class Budgets:
 
     async def step(self) -> bool:
         now, applied = await self._context.store.budgets()
-        for one in applied:
-            for found in reached(one.policy, one.standing):
-                await self._tell(one, found, now)
-        draining = [(one, why) for one in applied if (why := drains(one.policy, one.standing)) is not None]
+        for policy in applied:
+            for reached_threshold in reached(policy.policy, policy.standing):
+                await self._report(policy, reached_threshold, now)
+        draining = [
+            (policy, threshold)
+            for policy in applied
+            if (threshold := drains(policy.policy, policy.standing)) is not None
+        ]
         if draining:
             await self._drain(draining)
         return False
 
-    async def _tell(self, one: Applied, found: Reached, now: datetime) -> None:
-        budget, threshold, policy = found.budget, found.threshold, one.policy
-        own = f"budget-{one.id}-{budget.key}-{threshold.at}-{threshold.action}-{int(now.timestamp())}"
+    async def _report(self, applied: Applied, reached_threshold: Reached, now: datetime) -> None:
+        budget, threshold, policy = reached_threshold.budget, reached_threshold.threshold, applied.policy
+        notice_id = f"budget-{applied.id}-{budget.key}-{threshold.at}-{threshold.action}-{int(now.timestamp())}"
         notice = Notice(
-            id=own.replace(".", "_").replace("/", "-"),
+            id=notice_id.replace(".", "_").replace("/", "-"),
             kind="budget.threshold",
             team=policy.team,
-            message=told_reached(policy, found, now),
+            message=told_reached(policy, reached_threshold, now),
             data={
                 "policy": policy.name,
                 "budget": budget.key,
                 "at": str(threshold.at),
                 "action": threshold.action.value,
-                "charged_usd": str(found.charged_usd),
+                "charged_usd": str(reached_threshold.charged_usd),
                 "limit_usd": str(budget.limit_usd),
             },
         )
         since = window_start(budget, policy.zone, now)
-        await self._context.store.post_threshold(one.id, found, notice, since=since)
+        await self._context.store.tell_threshold(applied.id, reached_threshold, notice, since=since)
 
     async def _drain(self, draining: Sequence[tuple[Applied, Reached]]) -> None:
         live = await self._context.store.live_attempts()
-        notes = [self._note(one, why) for one in live if one.attempt.signal is None for why in _first(one, draining)]
+        notes = [
+            self._note(row, policy) for row in live if row.attempt.signal is None for policy in _first(row, draining)
+        ]
         await self._context.store.note(notes)
 
-    def _note(self, one: Leased, why: Applied) -> Note:
-        message = f"policy {why.policy.name} drains: checkpoint and stop; the job goes on when the budget allows it"
-        told = event(one.job, "job.budget_drain", message, attempt=one.attempt, data={"policy": why.policy.name})
+    def _note(self, row: Leased, applied: Applied) -> Note:
+        message = f"policy {applied.policy.name} drains: checkpoint and stop; the job goes on when the budget allows it"
+        report = event(row.job, "job.budget_drain", message, attempt=row.attempt, data={"policy": applied.policy.name})
         return Note(
-            attempt=one.attempt,
-            job=one.job,
-            forecast=one.job.forecast,
-            idle=one.attempt.idle,
+            attempt=row.attempt,
+            job=row.job,
+            forecast=row.job.forecast,
+            idle=row.attempt.idle,
             signal=Signal.BUDGET,
-            events=(told,),
+            events=(report,),
         )
 
 
-def _first(one: Leased, draining: Sequence[tuple[Applied, Reached]]) -> Sequence[Applied]:
-    """The first policy that drains this attempt, if one does."""
-    return [policy for policy, _ in draining if policy.policy.covers(one.job.team, one.job.owner)][:1]
+def _first(row: Leased, draining: Sequence[tuple[Applied, Reached]]) -> Sequence[Applied]:
+    """Return the first policy that drains this attempt; empty: no policy does."""
+    return [policy for policy, _ in draining if policy.policy.covers(row.job.team, row.job.owner)][:1]

@@ -1,4 +1,4 @@
-"""Charges that more than one controller writes."""
+"""Charges that several controllers write."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from broker.ports import Charge
 
 
 def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ()) -> Charge:
-    """All that is owed until then. `prices`: what is only known now of them."""
+    """Return the charge of all that is owed until then. `prices`: price changes that are not recorded yet."""
     known = replace(attempt, prices=(*attempt.prices, *prices))
     return Charge(
         attempt_id=attempt.id,
@@ -28,24 +28,28 @@ def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ())
 
 
 def moved_prices(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
-    """As `price_changes`, by a listing that is young enough, and all that was listed of its machines before."""
+    """Return the price changes that a recent listing, and the history of its machines, show: see `price_changes`."""
     age_s = context.rhythm.billing_s
-    seen, stood = inventory.fresh(attempt, max_age_s=age_s), inventory.stood(attempt, max_age_s=age_s)
-    return price_changes(attempt, seen, context.clock.now(), stood)
+    machines, spans = (
+        inventory.recently_listed(attempt, max_age_s=age_s),
+        inventory.machine_spans(attempt, max_age_s=age_s),
+    )
+    return price_changes(attempt, machines, context.clock.now(), spans)
 
 
 def surplus(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Charge | None:
-    """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
-    more; None: there are none, or it is known, or no listing is young enough: another broker may have seen them go. It
-    covers no time: the next charge makes up for it.
+    """Return the charge that records extra machines under an attempt's name, before they are destroyed.
+
+    None: there are none, they are recorded already, or no listing is recent enough. It covers no time: the next charge
+    includes their cost.
     """
     prices = moved_prices(context, inventory, attempt)
-    more = max((price.extra_machines for price in prices), default=0) > latest_price(attempt).extra_machines
-    return priced(attempt, prices) if more else None
+    has_extra = max((price.extra_machines for price in prices), default=0) > latest_price(attempt).extra_machines
+    return priced(attempt, prices) if has_extra else None
 
 
 def priced(attempt: Attempt, prices: Sequence[PriceChange]) -> Charge:
-    """That the price has moved, and no time."""
+    """Return a charge that records price changes and covers no time."""
     to = attempt.charged_to or attempt.create_sent_at or prices[0].since
     return Charge(
         attempt_id=attempt.id, job_id=attempt.job_id, since=attempt.charged_to, to=to, usd=ZERO, prices=prices

@@ -1,4 +1,8 @@
-"""Every live attempt is charged by its provider's quantum and for its traffic; near the cap or its time it is told."""
+"""Billing: charges every live attempt by its billing quantum and for its traffic, and signals the cap and time limits.
+
+Steps: read the live attempts; for each, gather prices and listings, compute what is owed, write all charges at once.
+Facts: listed prices, extra machines, the end of listings, the time without any broker. Decisions: a charge, a signal.
+"""
 
 import logging
 from collections.abc import Sequence, Set
@@ -24,30 +28,29 @@ from broker.ports import Charge, Leased
 log = logging.getLogger(__name__)
 
 LISTED_S = 60.0
-"""How long a process that begins, or was frozen for so long, waits for two listings of a cloud; caps are held all the
-same after that."""
+"""Seconds for which a process that starts, or was frozen, waits for two listings of a cloud. Then caps are enforced."""
 PROOF_S = 15.0
-"""A proof of absence takes as long as listings may lag, and so much for the looks themselves."""
+"""Seconds that a proof of absence takes in addition to the lag of listings."""
 
 
 class MeteringCache(Protocol):
-    """What a process remembers of attempts; forgetting one that lives only makes it slower to judge."""
+    """Per-process cache about attempts. Evicting a live attempt is safe: the next decision only takes longer."""
 
-    def keep(self, live: Set[AttemptId]) -> None: ...
+    def keep(self, live: Set[AttemptId]) -> None:
+        """Evict all other attempts."""
+        ...
 
 
 class Billing:
-    """Reads without a lease and writes fenced by `charged_to`: two brokers cannot charge the same time twice."""
+    """Reads without a lease and writes under the fence of `charged_to`, so no time is charged twice."""
 
     name = "billing"
 
-    def __init__(
-        self, context: ControllerContext, inventory: Inventory, memories: Sequence[MeteringCache] = ()
-    ) -> None:
-        """`memories`: told which attempts live; any broker may have ended the others."""
+    def __init__(self, context: ControllerContext, inventory: Inventory, caches: Sequence[MeteringCache] = ()) -> None:
+        """`caches`: evict attempts that are not live, since any broker may have ended them."""
         self._context = context
         self._inventory = inventory
-        self._memories = memories
+        self._caches = caches
         self.every_s = context.rhythm.billing_s
         self._began = context.clock.monotonic()
         self._stepped: datetime | None = None
@@ -55,25 +58,26 @@ class Billing:
     async def step(self) -> bool:
         self._thaw()
         live = await self._context.store.live_attempts()
-        for memory in self._memories:
-            memory.keep({one.attempt.id for one in live})
-        # What runs in a cloud that only another broker knows is charged by that one.
-        own = [one for one in live if one.attempt.line.offer.provider in self._context.providers]
-        charges = [c for c in map(self._safely, own) if c is not None]
+        for cache in self._caches:
+            cache.keep({row.attempt.id for row in live})
+        # A cloud that is configured at another broker only is charged by that broker.
+        known_here = [row for row in live if row.attempt.line.offer.provider in self._context.providers]
+        charges = [charge for charge in map(self._charge_or_log, known_here) if charge is not None]
         if charges:
             await self._context.store.charge(charges)
         return False
 
-    def _safely(self, one: Leased) -> Charge | None:
-        """No attempt that cannot be charged keeps the others from their caps."""
+    def _charge_or_log(self, row: Leased) -> Charge | None:
+        """Return None, and log, when an attempt cannot be charged, so that the caps of others are still enforced."""
         try:
-            return self._charge(one)
+            return self._charge(row)
         except Exception:
-            log.exception("billing: attempt %s of job %s cannot be charged", one.attempt.id, one.job.id)
+            log.exception("billing: attempt %s of job %s cannot be charged", row.attempt.id, row.job.id)
             return None
 
-    def _charge(self, one: Leased) -> Charge | None:
-        attempt, job, context = one.attempt, one.job, self._context
+    def _charge(self, row: Leased) -> Charge | None:
+        """Return what is owed since the last charge, with a signal if the attempt must end; None: nothing is new."""
+        attempt, job, context = row.attempt, row.job, self._context
         if attempt.create_sent_at is None:
             return None
         now, caps = context.clock.now(), context.provider_of(attempt).caps
@@ -81,9 +85,9 @@ class Billing:
             return None
         prices = moved_prices(context, self._inventory, attempt)
         known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
-        until = self._until(one, known, now, caps)
+        until = self._until(row, known, now, caps)
         due, traffic = uncharged_usd(known, until), traffic_owed(known, now)
-        signal = due_signal(known, job, caps, self._stood_until(one, now), context.tempo)
+        signal = due_signal(known, job, caps, self._stood_until(row, now), context.tempo)
         if due == traffic == ZERO and signal is None and not prices:
             return None
         return Charge(
@@ -95,50 +99,58 @@ class Billing:
             traffic_usd=traffic,
             prices=prices,
             signal=signal,
-            event=_told(one, signal, job.spent_usd + due + traffic, now),
+            event=_signal_event(row, signal, job.spent_usd + due + traffic, now),
         )
 
     def _thaw(self) -> None:
-        """After a time in which it did nothing it knows as little as a new one; a monotonic clock may have stood."""
+        """Start again as a new process after a long pause, in which the monotonic clock may have stopped."""
         now = self._context.clock.now()
         if self._stepped and (now - self._stepped).total_seconds() > self.every_s + LISTED_S:
             self._began = self._context.clock.monotonic()
         self._stepped = now
 
     def _is_blind(self, provider: str) -> bool:
-        """Has not listed this cloud twice yet: what went while no broker was there would be charged until now."""
-        begins = self._context.clock.monotonic() - self._began < LISTED_S
-        return begins and not self._inventory.listed_twice(provider, self._began)
+        """Return True if this process has not listed a cloud twice since its start.
 
-    def _stood_until(self, one: Leased, now: datetime) -> datetime:
-        """What is listed no more, by two listings, ended by itself at the latest, where all brokers were away."""
-        attempt, stood = one.attempt, one.attempt.booted_at
+        A machine that vanished while no broker ran would otherwise be charged until now.
+        """
+        is_new = self._context.clock.monotonic() - self._began < LISTED_S
+        return is_new and not self._inventory.has_listed_twice(provider, self._began)
+
+    def _stood_until(self, row: Leased, now: datetime) -> datetime:
+        """Return the latest possible end of a machine that two listings omit and that may have run without a broker.
+
+        Return `now` for all others.
+        """
+        attempt, booted_at = row.attempt, row.attempt.booted_at
         provider = attempt.line.offer.provider
-        if stood is None or self._inventory.unseen_since(provider, attempt.name, born_by=stood) is None:
+        if booted_at is None or self._inventory.missing_twice_at(provider, attempt.name, born_by=booted_at) is None:
             return now
-        return min(now, self_stopped_by(self._context, self._inventory, attempt, one.job) or now)
+        return min(now, self_stopped_by(self._context, self._inventory, attempt, row.job) or now)
 
-    def _until(self, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
-        """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:
-        no charge is ever taken back. Where it stands after all, the next charge makes up for it. What went while all
-        brokers were away is charged at its end alone: how long it may have stood counts from the charge before.
+    def _until(self, row: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
+        """Return the time up to which an attempt is charged now.
+
+        Charges are final. So a machine that listings omit is not charged further before its absence is proven; if it
+        exists after all, the next charge includes the time between. A machine that vanished while no broker ran is
+        charged only when its attempt ends, because its possible lifetime counts from the previous charge.
         """
         provider, born_by = attempt.line.offer.provider, attempt.booted_at
-        shown, stood_until = self._inventory.shows(provider, attempt.name), self._stood_until(one, now)
+        is_listed, stood_until = self._inventory.is_listed(provider, attempt.name), self._stood_until(row, now)
         if stood_until < now:
             return attempt.charged_to or attempt.create_sent_at or now
-        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S, shown=shown)
-        if born_by is None:  # it may not be listed yet; from here on it is known when it was
-            unseen = self._inventory.stood_until(attempt)
+        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S, shown=is_listed)
+        if born_by is None:  # it may not be listed yet; from here on its listing is recorded
+            unseen = self._inventory.latest_possible_end(attempt)
         else:
-            unseen = self._inventory.unseen_since(provider, attempt.name, born_by=born_by)
+            unseen = self._inventory.missing_twice_at(provider, attempt.name, born_by=born_by)
         return min(until, unseen or until)
 
 
-def _told(one: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> Event | None:
+def _signal_event(row: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> Event | None:
     if signal is None:
         return None
     if signal is Signal.CAP:
-        message = f"{show(spent)} of {show(one.job.cap_usd)} spent: checkpoint and stop"
-        return event(one.job, "job.cap_near", message, attempt=one.attempt)
-    return event(one.job, "job.out_of_time", out_of_time_message(one.job, now), attempt=one.attempt)
+        message = f"{show(spent)} of {show(row.job.cap_usd)} spent: checkpoint and stop"
+        return event(row.job, "job.cap_near", message, attempt=row.attempt)
+    return event(row.job, "job.out_of_time", out_of_time_message(row.job, now), attempt=row.attempt)

@@ -1,4 +1,8 @@
-"""What jobs keep in the blob store is charged for, and deleted when it is due; old uploads go as well."""
+"""Retention: charges for stored data, and deletes it when it is due. Old uploads are deleted too.
+
+Steps for a job: list its objects, decide by `broker.lifecycle.retention` what is due, delete, charge for the rest.
+Facts: the job, its attempts, its objects, a job that starts from it, attempts that a restored backup lacks.
+"""
 
 import asyncio
 import logging
@@ -30,17 +34,17 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 UPLOADS_S = 3600.0
-"""Between two looks at the uploads; one without an owner at two of them was left behind."""
+"""Seconds between two checks of the uploads. An upload without an owner in two checks is deleted."""
 LEASE_S = 600.0
 JOBS = 50
 AT_ONCE = 16
-"""Deletions at the same time."""
+"""Maximum number of concurrent deletions."""
 UPLOADS = "uploads/"
 DAY_S = 86_400.0
 
 
 class RetentionController:
-    """Claims jobs whose objects are due to be looked at."""
+    """Claims jobs whose objects are due for a check."""
 
     name = "retention"
 
@@ -49,7 +53,7 @@ class RetentionController:
         self._uploads_at = float("-inf")
         self._ownerless: set[str] = set()
         self._spared: set[JobId] = set()
-        """Of these people were told."""
+        """Jobs for which the warning was logged."""
         self.every_s = EVERY_S
 
     async def step(self) -> bool:
@@ -68,71 +72,77 @@ class RetentionController:
         context = self._context
         now, defaults = context.clock.now(), context.costs.retention
         attempts = await context.store.attempts(job.id)
-        kept = await self._kept(job, attempts, data)
-        doomed: tuple[str, ...] = ()
-        spares = self._spares(job, kept)
+        retained = await self._kept(job, attempts, data)
+        deleted: tuple[str, ...] = ()
+        spares = self._spares(job, retained)
         if not spares:
             job = await self._expire(job, expired(job, defaults, now))
-            doomed = (*leftovers(job, attempts, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
-        if doomed and await context.store.heir(job.id) is not None:  # it named what it starts from when it was placed
-            doomed = tuple(key for key in doomed if key not in kept.by_kind["checkpoints"])
-        await self._delete(doomed)
-        sizes = {key: size for objects in kept.by_kind.values() for key, size in objects.items()}
-        left = kept.bytes - sum(sizes[key] for key in doomed)
-        again_s = next_check_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
+            deleted = (
+                *leftovers(job, attempts, retained),
+                *superseded(job, attempts, retained.by_kind["checkpoints"], now),
+            )
+        if deleted and await context.store.heir(job.id) is not None:  # its placement chose the checkpoint
+            deleted = tuple(key for key in deleted if key not in retained.by_kind["checkpoints"])
+        await self._delete(deleted)
+        sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}
+        left = retained.bytes - sum(sizes[key] for key in deleted)
+        again_s = look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
         stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
         charge = StorageCharge(
             job_id=job.id,
             read=job.stored,
             to=stored,
             usd=due_now(job.stored, stored),
-            due_in_s=CHECK_ENDED_S if spares else again_s,  # what is due stays due
+            due_in_s=RESTING_S if spares else again_s,  # the deletion stays due
         )
         await context.store.charge_storage(charge)
 
-    def _spares(self, job: Job, kept: RetainedObjects) -> bool:
-        """An attempt that this database does not know may train on, and save: nothing of its job is deleted."""
-        theirs = attempts_without_row(job, kept.by_kind["checkpoints"])
-        if theirs and job.id not in self._spared:
+    def _spares(self, job: Job, retained: RetainedObjects) -> bool:
+        """Return True if the blob store has checkpoints of an attempt that the database does not know.
+
+        That attempt may still train and save, so nothing of its job is deleted.
+        """
+        unknown_attempts = unknown(job, retained.by_kind["checkpoints"])
+        if unknown_attempts and job.id not in self._spared:
             self._spared.add(job.id)
             log.warning(
                 "nothing of job %s is deleted: the database does not know attempt %s, so it is older than those "
                 "(a backup?); once its machine is gone delete %s%s/ in the blob store by hand",
-                job.id, theirs[0], keys.checkpoints(job.id), theirs[0],
+                job.id, unknown_attempts[0], keys.checkpoints(job.id), unknown_attempts[0],
             )  # fmt: skip
-        return bool(theirs)
+        return bool(unknown_attempts)
 
     async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> RetainedObjects:
         prefixes = [keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
-        own = keys.job_data(job.id, "")
-        copies = [(key, size) for key, size in data.items() if key.startswith(own)]
-        return sort_objects(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
+        prefix = keys.job_data(job.id, "")
+        copies = [(key, size) for key, size in data.items() if key.startswith(prefix)]
+        return sort_out(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
 
     async def _expire(self, job: Job, kinds: Sequence[StoredKind]) -> Job:
-        """Marks what is due; checkpoints wait while another job starts from them."""
+        """Mark the kinds that are due as deleted. Checkpoints wait while another job starts from them."""
         if not kinds:
             return job
         free = [kind for kind in kinds if kind not in RESUMED_FROM]
         for part in (kinds, free):
             message = f"deleted, as its retention says: {', '.join(part)}"
-            told = event(job, "job.data_deleted", message, data={"kinds": [*part]})
+            report = event(job, "job.data_deleted", message, data={"kinds": [*part]})
             try:
-                return (await self._context.store.delete_data(job.id, part, told) if part else None) or job
+                return (await self._context.store.delete_data(job.id, part, report) if part else None) or job
             except InUse:
                 continue
         return job
 
-    async def _delete(self, doomed: Sequence[str]) -> None:
-        """In order as far as manifests go: none of a checkpoint's files before its manifest."""
-        manifests = [*keys.manifests(doomed)]
+    async def _delete(self, deleted: Sequence[str]) -> None:
+        """Delete objects, manifests first, so that no manifest names a missing file."""
+        manifests = [*keys.manifests(deleted)]
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def delete(key: str) -> None:
             async with gate:
                 await self._context.blobs.delete(key)
 
-        for part in (manifests, doomed[len(manifests) :]):
+        for part in (manifests, deleted[len(manifests) :]):
             await asyncio.gather(*map(delete, part))
 
     async def _uploads(self) -> None:
@@ -140,8 +150,8 @@ class RetentionController:
         if days is not None:
             for sha256 in await store.forget_uploads(older_than_s=days * DAY_S, limit=1000):
                 await self._context.blobs.delete(keys.upload(sha256))
-        there = {blob.key.removeprefix(UPLOADS) for blob in await self._context.blobs.list(UPLOADS)}
-        ownerless = there - set(await store.known_uploads(there))
+        stored = {blob.key.removeprefix(UPLOADS) for blob in await self._context.blobs.list(UPLOADS)}
+        ownerless = stored - set(await store.known_uploads(stored))
         for sha256 in ownerless & self._ownerless:
             await self._context.blobs.delete(keys.upload(sha256))
         self._ownerless = ownerless

@@ -1,4 +1,4 @@
-"""Machines that stood without any broker: when they had ended themselves at the latest."""
+"""Latest time at which a machine that ran without a broker shut itself down (dead-man's switch)."""
 
 from datetime import datetime, timedelta
 
@@ -9,19 +9,18 @@ from broker.domain.job import Attempt, Job
 
 
 def self_stopped_by(context: ControllerContext, inventory: Inventory, attempt: Attempt, job: Job) -> datetime | None:
-    """Of one that is not listed any more: all brokers may have been away when it went, and it was not charged then.
+    """Return the latest possible end of a machine that vanished while no broker was running; None: unbounded.
 
-    Its agent, which has beaten, waits for the lease to move, saves, and waits to be destroyed: since the last charge,
-    or since this broker was last shown that it stands. What was never charged was asked for right before they left,
-    and that it has booted may be known only since they are back. A first beat that was heard later had come by then,
-    and within the time for a boot. None: it ends nothing.
+    Its agent has sent a heartbeat. It waits for the broker's lease to move, saves, and waits to be destroyed. That time
+    counts from the last charge, or from the last listing that showed the machine. A machine that was never charged
+    counts from its create and the time for a boot, because its boot may have been recorded only later.
     """
     caps, limits = context.provider_of(attempt).caps, context.limits
-    stood = attempt.charged_to or attempt.create_sent_at
-    if caps.self_stop == "none" or not limits.deadman_s or attempt.first_beat_at is None or stood is None:
+    known_at = attempt.charged_to or attempt.create_sent_at
+    if caps.self_stop == "none" or not limits.deadman_s or attempt.first_beat_at is None or known_at is None:
         return None
-    stood = min(stood + timedelta(seconds=caps.boot_deadline_s), max(stood, attempt.first_beat_at))
-    # A tick that owes no new quantum moves nothing, and the lease may have been touched right after it.
+    known_at = min(known_at + timedelta(seconds=caps.boot_deadline_s), max(known_at, attempt.first_beat_at))
+    # A round without a new quantum moves no charge, and the lease may have been renewed right after it.
     charged_s = attempt.line.offer.billing_quantum_s + context.rhythm.billing_s + context.rhythm.deadman_s
     alone_s = limits.deadman_s + limits.drain_s + SELF_STOP_S + job.spec.keep_on_failure
-    return max(stood, inventory.last_shown(attempt) or stood) + timedelta(seconds=charged_s + alone_s)
+    return max(known_at, inventory.last_listed_at(attempt) or known_at) + timedelta(seconds=charged_s + alone_s)

@@ -1,1 +1,1 @@
-"""Offers of all providers: polled, checked, the latest kept."""
+"""Offers of all providers, and corrections from observed runs."""

@@ -1,4 +1,4 @@
-"""What all teams' runs have shown of speed, memory and preemptions, for the quotes of this process."""
+"""Corrections of the estimator from the observed runs of all teams: speed, memory and preemptions."""
 
 import asyncio
 from dataclasses import replace
@@ -9,15 +9,15 @@ from broker.estimator.planning.corrections import NO_CORRECTIONS, ComparedRun, C
 from broker.estimator.preemption_rate import place_of
 
 EACH = 16
-"""Latest runs of a GPU, method and family that are looked at."""
+"""Number of latest runs that are read for each GPU, method and family."""
 SPOTS_WITHIN_S = 30 * 86_400.0
-"""Older spot machines tell of another market."""
+"""Age limit of spot machines: older ones belong to another market."""
 SPOTS_EVERY = 20
-"""Steps: it reads all attempts of that time, and a new answer makes every quote that is remembered a new one."""
+"""Steps between two reads of spot machines. A read scans all attempts, and a changed result invalidates all quotes."""
 
 
 class ObservedRuns:
-    """Reads the observations now and then; quotes never wait for it."""
+    """Reads the observations from time to time, so that quotes never wait for them."""
 
     name = "lessons"
 
@@ -33,21 +33,21 @@ class ObservedRuns:
 
     async def step(self) -> bool:
         if self._steps % SPOTS_EVERY == 0:
-            seen = await self._context.store.spot_hours(within_s=SPOTS_WITHIN_S)
-            spots = {place_of(one): one for one in seen}
+            spot_hours = await self._context.store.spot_hours(within_s=SPOTS_WITHIN_S)
+            spots = {place_of(run): run for run in spot_hours}
             if spots != self._experience.spots:
                 self._experience = replace(self._experience, spots=spots)
         self._steps += 1
         observed = await self._context.store.observations(each=EACH)
-        if {one.attempt_id for one in observed} == self._assessed.keys():
+        if {run.attempt_id for run in observed} == self._assessed.keys():
             return False
         assessed: dict[AttemptId, ComparedRun | None] = {}
-        for one in observed:
-            known = one.attempt_id in self._assessed
-            assessed[one.attempt_id] = self._assessed[one.attempt_id] if known else assess(one)
+        for run in observed:
+            known = run.attempt_id in self._assessed
+            assessed[run.attempt_id] = self._assessed[run.attempt_id] if known else assess(run)
             if not known:
-                await asyncio.sleep(0)  # others' turn: a first look at many takes a while
-        experience = learn([one for one in assessed.values() if one is not None])
+                await asyncio.sleep(0)  # yield to other tasks: the first assessment of many runs takes a while
+        experience = learn([run for run in assessed.values() if run is not None])
         for hardware in experience.speeds:
             experience.prepare(hardware)
             await asyncio.sleep(0)

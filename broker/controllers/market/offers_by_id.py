@@ -6,7 +6,7 @@ from datetime import datetime
 from broker.domain.offer import Offer
 
 Offers = Callable[[], Sequence[Offer]]
-"""What is for sale; the same object until the market was asked again."""
+"""Returns the offers; the same object until the next poll of the market."""
 
 
 class OffersById:
@@ -17,12 +17,12 @@ class OffersById:
         self._seen_at: dict[str, datetime] = {}
 
     def get(self, offer_id: str) -> Offer | None:
-        """The offer as it is for sale now; None when it is not any more."""
+        """Return the current offer; None: it is no longer offered."""
         self._refresh()
         return self._by_id.get(offer_id)
 
     def seen_at(self, provider: str) -> datetime | None:
-        """When the provider's newest offer was seen; None: it sells nothing."""
+        """Return the time of the provider's newest offer; None: it has no offers."""
         self._refresh()
         return self._seen_at.get(provider)
 

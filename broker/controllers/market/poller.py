@@ -1,4 +1,4 @@
-"""The latest offers of every provider."""
+"""Market poller: the latest offers of every provider."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 class MarketIntervals:
     poll_s: float = 30.0
     limit_s: float = 60.0
-    """How long one provider may take; its last offers stand meanwhile."""
+    """Timeout of one provider. Its previous offers stay for sale meanwhile."""
     stale_s: float = 600.0
-    """Offers that could not be refreshed for so long are no longer for sale."""
+    """Age after which offers that could not be refreshed are no longer for sale."""
 
 
 class MarketPoller:
-    """A controller that polls, and what quotes read. A silent provider keeps its last offers until stale."""
+    """Polls the providers and serves their offers. A provider that fails keeps its offers until they are stale."""
 
     name = "market"
 
@@ -38,9 +38,9 @@ class MarketPoller:
         self.every_s = rhythm.poll_s
 
     async def step(self) -> bool:
-        """All providers side by side: a cloud that is down, slow or broken is a line of `status`, and stops nobody."""
+        """Poll all providers concurrently. A failing provider is reported in `status` and does not delay the others."""
         await asyncio.gather(*map(self._poll, self._providers))
-        self._sell()
+        self._publish()
         return False
 
     async def _poll(self, name: str) -> None:
@@ -54,7 +54,7 @@ class MarketPoller:
             return
         self._latest[name] = offers
         self._status[name] = ProviderStatus(name=name, dropped=dict(provider.dropped), seen_at=self._clock.now())
-        self._sell()  # what came early is not kept waiting for a slow cloud
+        self._publish()  # offers of a fast cloud do not wait for a slow one
 
     async def _ask(self, provider: Provider) -> Sequence[Offer]:
         try:
@@ -68,23 +68,23 @@ class MarketPoller:
             log.exception("offers of %s failed", provider.name)
             raise OutcomeUnknown(f"{type(e).__name__} while asking for prices; see the daemon's log") from e
 
-    def _sell(self) -> None:
+    def _publish(self) -> None:
         oldest = self._clock.now() - timedelta(seconds=self._rhythm.stale_s)
-        self._for_sale = tuple(o for offers in self._latest.values() for o in offers if o.seen_at >= oldest)
+        self._for_sale = tuple(offer for offers in self._latest.values() for offer in offers if offer.seen_at >= oldest)
 
     def offers(self) -> Sequence[Offer]:
-        """What can be bought as far as we know; the same objects until the next poll."""
+        """Return the offers that are for sale; the same objects until the next poll."""
         return self._for_sale
 
     def status(self) -> Sequence[ProviderStatus]:
-        """Every provider, in the order of the configuration."""
+        """Return the status of every provider, in the order of the configuration."""
         counts = dict.fromkeys(self._providers, 0)
         for offer in self._for_sale:
             counts[offer.provider] += 1
         return [replace(status, offers=counts[name]) for name, status in self._status.items()]
 
     def troubles(self) -> Mapping[str, str]:
-        """Why a provider did not answer, or sells nothing, in one line by its name."""
+        """Return why a provider did not answer or has no offers, in one line, by its name."""
         return {status.name: why for status in self.status() if (why := _trouble(status)) is not None}
 
     def caps(self) -> Mapping[str, Caps]:

@@ -1,4 +1,4 @@
-"""The broker's lease: agents stop by themselves when it no longer changes."""
+"""Dead-man's switch: renews the broker's lease. Agents shut down by themselves when it no longer changes."""
 
 from broker.controllers.base.context import ControllerContext
 from trainer.contract import object_keys as keys
@@ -6,7 +6,7 @@ from trainer.contract.documents import Lease
 
 
 class Deadman:
-    """Touches the lease only right after a successful transaction: a broker without its database is as good as dead."""
+    """Renews the lease only after a successful transaction: a broker without its database counts as dead."""
 
     name = "deadman"
 
@@ -18,10 +18,10 @@ class Deadman:
     async def step(self) -> bool:
         await self._context.store.ping()
         self._seq += 1
-        context, seat = self._context, self._context.seat
+        context, identity = self._context, self._context.seat
         lease = Lease(
-            broker=context.owner, seq=self._seq, every_s=self.every_s, home=seat.home, clouds=dict(seat.clouds),
-            database=seat.database,
+            broker=context.owner, seq=self._seq, every_s=self.every_s, home=identity.home, clouds=dict(identity.clouds),
+            database=identity.database,
         )  # fmt: skip
         await self._context.blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
         return False

@@ -1,4 +1,9 @@
-"""Stop, cap and notice: ask for a checkpoint, wait for the last word or the end of the grace, then let go."""
+"""Interruption: drains attempts for a stop, a limit or a preemption notice, and then ends them.
+
+Steps: an attempt with a signal starts to drain, and its agent is asked to save. The drain ends with the final report,
+with the end of the machine, or when its time is over.
+Facts: signals, heartbeats, final report, listings, money and time left. Decisions: keep waiting, FINAL, GONE or GRACE_OVER.
+"""
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -22,65 +27,65 @@ from trainer.contract.documents import Desired
 
 
 class Interruption:
-    """Claims attempts that are draining, and booting or training ones with a signal."""
+    """Claims attempts that are draining, and attempts with a signal that are booting or training."""
 
     name = "interruption"
 
-    def __init__(self, context: ControllerContext, looker: AttemptObserver) -> None:
+    def __init__(self, context: ControllerContext, observer: AttemptObserver) -> None:
         self._context = context
-        self._looker = looker
+        self._observer = observer
         self._claims = Claims(context, Lane.INTERRUPTION)
-        self._asked: set[AttemptId] = set()
+        self._requested: set[AttemptId] = set()
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
         async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._context.at_once) as leased:
-            return bool(leased) and await self._go_on(leased)
+            return bool(leased) and await self._work_on(leased)
 
-    async def _go_on(self, leased: Sequence[Leased]) -> bool:
+    async def _work_on(self, leased: Sequence[Leased]) -> bool:
         context = self._context
-        draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]
-        unlisted = await self._looker.refresh(draining) if draining else set()
+        draining = [row for row in leased if row.attempt.state is AttemptState.DRAINING]
+        unlisted = await self._observer.refresh(draining) if draining else set()
 
-        async def decide(one: Leased) -> Change:
-            if one.attempt.state is AttemptState.DRAINING:
-                return await self._wait(one, unlisted)
-            return self._interrupt(one)
+        async def decide(row: Leased) -> Change:
+            if row.attempt.state is AttemptState.DRAINING:
+                return await self._wait(row, unlisted)
+            return self._interrupt(row)
 
         decided = await decide_batch(context, self.name, leased, decide)
         await context.store.apply([change for _, change in decided])
         return len(leased) == context.rhythm.claim
 
-    def _interrupt(self, one: Leased) -> Change:
+    def _interrupt(self, row: Leased) -> Change:
         now = self._context.clock.now()
-        why = required_end(one.attempt, one.job)
-        assert why is not None
-        moved = step(one.attempt, why, now).attempt
-        words = out_of_time_message(one.job, now) if why is AttemptEvent.OUT_OF_TIME else why.value
-        told = event(
-            one.job,
+        signal = signalled(row.attempt, row.job)
+        assert signal is not None
+        moved = step(row.attempt, signal, now).attempt
+        message = out_of_time_message(row.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
+        report = event(
+            row.job,
             f"attempt.{moved.state.value}",
-            f"attempt {moved.number} is {moved.state.value}: {words}",
+            f"attempt {moved.number} is {moved.state.value}: {message}",
             attempt=moved,
         )
-        return Change(attempt=(one.attempt, replace(moved, detail=words)), events=(told,))
+        return Change(attempt=(row.attempt, replace(moved, detail=message)), events=(report,))
 
-    async def _wait(self, one: Leased, unlisted: set[str]) -> Change:
+    async def _wait(self, row: Leased, unlisted: set[str]) -> Change:
         context = self._context
-        await self._ask(one.attempt)
+        await self._request_drain(row.attempt)
         try:
-            attempt, seen = await self._looker.observe(one.attempt, unlisted)
+            attempt, observation = await self._observer.observe(row.attempt, unlisted)
         except BlobsUnavailable:
-            attempt, seen = one.attempt, AttemptObservation(store_ok_s=None)
-        told = judge(attempt, seen, context.clock.now(), context.patience, float("inf"))
-        if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
-            told = AttemptEvent.GRACE_OVER if self._grace_over(attempt, one.job) else None
-        if told is None:
-            heard = news(one.job, one.attempt, attempt)
-            return Change(attempt=(one.attempt, attempt), events=heard, due_in_s=self._look_s)
-        reason = reason_of(seen.final, attempt.reason) if seen.final else None
-        moved = step(attempt, told, context.clock.now(), reason=reason).attempt
-        return Change(attempt=(one.attempt, moved), events=(*news(one.job, one.attempt, moved), *kept(one.job, moved)))
+            attempt, observation = row.attempt, AttemptObservation(store_ok_s=None)
+        outcome = judge(attempt, observation, context.clock.now(), context.patience, float("inf"))
+        if outcome not in (AttemptEvent.FINAL, AttemptEvent.GONE):
+            outcome = AttemptEvent.GRACE_OVER if self._grace_over(attempt, row.job) else None
+        if outcome is None:
+            reports = news(row.job, row.attempt, attempt)
+            return Change(attempt=(row.attempt, attempt), events=reports, due_in_s=self._look_s)
+        reason = reason_of(observation.final, attempt.reason) if observation.final else None
+        moved = step(attempt, outcome, context.clock.now(), reason=reason).attempt
+        return Change(attempt=(row.attempt, moved), events=(*news(row.job, row.attempt, moved), *kept(row.job, moved)))
 
     @property
     def _look_s(self) -> float:
@@ -92,18 +97,18 @@ class Interruption:
         heard_s = self._look_s + context.limits.poll_s
         return is_drain_over(attempt, job, caps, now, context.tempo, poll_s=self._look_s, order_s=heard_s)
 
-    async def _ask(self, attempt: Attempt) -> None:
-        """Writes desired.json once a process; another broker's write of the same is harmless."""
-        if attempt.id in self._asked:
+    async def _request_drain(self, attempt: Attempt) -> None:
+        """Write desired.json once in this process. The same write by another broker is harmless."""
+        if attempt.id in self._requested:
             return
         reason = attempt.reason.value if attempt.reason else ""
-        wish = Desired(want="drain", epoch=attempt.epoch, seq=1, reason=reason)
+        desired = Desired(want="drain", epoch=attempt.epoch, seq=1, reason=reason)
         try:
-            await self._context.blobs.put(keys.desired(attempt.id), wish.model_dump_json().encode())
+            await self._context.blobs.put(keys.desired(attempt.id), desired.model_dump_json().encode())
         except BlobsUnavailable:
-            return  # asked again at the next look; the grace goes on
-        self._asked.add(attempt.id)
+            return  # repeated at the next poll; the time of the drain runs on
+        self._requested.add(attempt.id)
 
     def keep(self, live: Set[AttemptId]) -> None:
-        """Forgets all others."""
-        self._asked &= live
+        """Forget attempts that are not live."""
+        self._requested &= live

@@ -1,4 +1,8 @@
-"""Booting and training attempts: progress, the first beat, and death, which only the cloud can declare."""
+"""Liveness: records the progress of booting and training attempts, and detects their end.
+
+Steps: claim, observe by `AttemptObserver`, judge by `broker.lifecycle.liveness.judge`, apply. Decisions: keep
+observing, FIRST_BEAT, FINAL, GONE, HUNG, MISMATCH, SETUP_FAILED, DEADLINE or NOTICE.
+"""
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -16,7 +20,7 @@ from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import reason_of, setup_reason, step
 from broker.ports import Change, Lane, Leased
 
-UNHEARD = "nothing is heard of it"
+SILENT = "it sends no heartbeat"
 
 
 class LivenessController:
@@ -24,75 +28,80 @@ class LivenessController:
 
     name = "liveness"
 
-    def __init__(self, context: ControllerContext, looker: AttemptObserver) -> None:
+    def __init__(self, context: ControllerContext, observer: AttemptObserver) -> None:
         self._context = context
-        self._looker = looker
+        self._observer = observer
         self._claims = Claims(context, Lane.LIVENESS)
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
-        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._looker.turns) as leased:
+        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._observer.turns) as leased:
             self.every_s = self._context.rhythm.poll_s
             if not leased:
-                await self._looker.beats.go_on()
+                await self._observer.beats.go_on()
             return bool(leased) and await self._look(leased)
 
     async def _look(self, leased: Sequence[Leased]) -> bool:
         context = self._context
-        unlisted = await self._looker.refresh(leased)
-        judged = await decide_batch(context, self.name, leased, lambda one: self._judge(one, unlisted))
-        self.every_s = min([self.every_s, *(self._looker.again_s(one.attempt.id) for one in leased)])
-        await context.store.apply([change for _, change in judged])
+        unlisted = await self._observer.refresh(leased)
+        decisions = await decide_batch(context, self.name, leased, lambda row: self._judge(row, unlisted))
+        self.every_s = min([self.every_s, *(self._observer.again_s(row.attempt.id) for row in leased)])
+        await context.store.apply([change for _, change in decisions])
         return len(leased) == context.rhythm.claim
 
-    async def _judge(self, one: Leased, unlisted: set[str]) -> Change:
+    async def _judge(self, row: Leased, unlisted: set[str]) -> Change:
         context = self._context
         try:
-            attempt, seen = await self._looker.observe(one.attempt, unlisted)
+            attempt, observation = await self._observer.observe(row.attempt, unlisted)
             drained_for = attempt.reason
-            if seen.final and drained_for is None:
-                drained_for = await drain_reason_sent(context, attempt.id, seen.final)
-        except BlobsUnavailable:  # the cloud shows an end, and whether it is the job's own the blob store alone tells
-            return Change(attempt=(one.attempt, one.attempt), due_in_s=context.rhythm.look_s)
+            if observation.final and drained_for is None:
+                drained_for = await drain_reason_sent(context, attempt.id, observation.final)
+        except BlobsUnavailable:  # the listings show an end, and only the blob store holds its reason
+            return Change(attempt=(row.attempt, row.attempt), due_in_s=context.rhythm.look_s)
         deadline = context.provider_of(attempt).caps.boot_deadline_s
-        told = judge(attempt, seen, context.clock.now(), context.patience, deadline)
-        if told is None:
-            attempt, unheard = self._unheard(one, attempt, seen, unlisted)
-            heard = (*news(one.job, one.attempt, attempt), *unheard)
-            return Change(attempt=(one.attempt, attempt), events=heard, due_in_s=self._looker.again_s(attempt.id))
-        return self._move(one, attempt, seen, told, drained_for)
+        outcome = judge(attempt, observation, context.clock.now(), context.patience, deadline)
+        if outcome is None:
+            attempt, silent = self._silent(row, attempt, observation, unlisted)
+            reports = (*news(row.job, row.attempt, attempt), *silent)
+            return Change(attempt=(row.attempt, attempt), events=reports, due_in_s=self._observer.again_s(attempt.id))
+        return self._move(row, attempt, observation, outcome, drained_for)
 
-    def _unheard(
-        self, one: Leased, attempt: Attempt, seen: AttemptObservation, unlisted: Set[str]
+    def _silent(
+        self, row: Leased, attempt: Attempt, observation: AttemptObservation, unlisted: Set[str]
     ) -> tuple[Attempt, tuple[Event, ...]]:
-        """People are told once where neither it nor its cloud says anything: unknown is not dead, and bills."""
+        """Report once that neither the agent nor its cloud answers. Unknown is not dead, so the attempt is charged."""
         provider = attempt.line.offer.provider
-        silent = seen.store_ok and (seen.beat_age_s or 0.0) >= self._context.patience.silence_s
-        known = one.attempt.detail.startswith(UNHEARD)
-        if not silent or provider not in unlisted:
-            return (replace(attempt, detail="") if known else attempt), ()
-        if known:
+        is_silent = observation.store_ok and (observation.beat_age_s or 0.0) >= self._context.patience.silence_s
+        is_reported = row.attempt.detail.startswith(SILENT)
+        if not is_silent or provider not in unlisted:
+            return (replace(attempt, detail="") if is_reported else attempt), ()
+        if is_reported:
             return attempt, ()
-        said = f"{UNHEARD}: it does not beat, and {provider} cannot be listed: {self._looker.trouble(provider)}"
-        told = event(one.job, "attempt.silent", f"attempt {attempt.number}: {said}; it is charged", attempt=attempt)
-        return replace(attempt, detail=said), (told,)
+        detail = f"{SILENT}, and {provider} cannot be listed: {self._observer.trouble(provider)}"
+        report = event(row.job, "attempt.silent", f"attempt {attempt.number}: {detail}; it is charged", attempt=attempt)
+        return replace(attempt, detail=detail), (report,)
 
     def _move(
-        self, one: Leased, attempt: Attempt, seen: AttemptObservation, told: AttemptEvent, drained_for: Reason | None
+        self,
+        row: Leased,
+        attempt: Attempt,
+        observation: AttemptObservation,
+        outcome: AttemptEvent,
+        drained_for: Reason | None,
     ) -> Change:
-        """`drained_for`: also where an older database does not know of the drain."""
-        reason = reason_of(seen.final, drained_for) if seen.final else None
-        if told is AttemptEvent.SETUP_FAILED:
-            reason = setup_reason(seen.seen)
-        now = step(attempt, told, self._context.clock.now(), reason=reason).attempt
-        if told is AttemptEvent.MISMATCH:
-            now = replace(now, detail=mismatch_message(attempt.line.offer, seen.seen) or "")
-        elif told is AttemptEvent.SETUP_FAILED:
-            now = replace(now, detail=fault_message(seen.seen) or told.value)
-        elif told is not AttemptEvent.FIRST_BEAT:
-            now = replace(now, detail=seen.final.message if seen.final else told.value)
-        if not now.handles:
-            now = replace(now, handles=tuple(o.handle for o in seen.seen))
-        due = self._context.rhythm.look_s if now.state is AttemptState.TRAINING else 0.0
-        told_of = (*news(one.job, one.attempt, now), moved(one.job, now), *kept(one.job, now))
-        return Change(attempt=(one.attempt, now), events=told_of, due_in_s=due)
+        """Return the change for an event. `drained_for`: reason of a drain, even if a backup lacks it."""
+        reason = reason_of(observation.final, drained_for) if observation.final else None
+        if outcome is AttemptEvent.SETUP_FAILED:
+            reason = setup_reason(observation.seen)
+        following = step(attempt, outcome, self._context.clock.now(), reason=reason).attempt
+        if outcome is AttemptEvent.MISMATCH:
+            following = replace(following, detail=mismatch(attempt.line.offer, observation.seen) or "")
+        elif outcome is AttemptEvent.SETUP_FAILED:
+            following = replace(following, detail=fault(observation.seen) or outcome.value)
+        elif outcome is not AttemptEvent.FIRST_BEAT:
+            following = replace(following, detail=observation.final.message if observation.final else outcome.value)
+        if not following.handles:
+            following = replace(following, handles=tuple(o.handle for o in observation.seen))
+        due = self._context.rhythm.look_s if following.state is AttemptState.TRAINING else 0.0
+        reports = (*news(row.job, row.attempt, following), moved(row.job, following), *kept(row.job, following))
+        return Change(attempt=(row.attempt, following), events=reports, due_in_s=due)

@@ -1,4 +1,8 @@
-"""Watches what running jobs do with their money: a forecast past the cap or the deadline, machines that do nothing."""
+"""Spend guard: reports forecasts past the cap or the deadline, and idle machines; signals idle attempts to end.
+
+Facts: heartbeats, step rate, policies, spot preemptions of own runs. Decisions: see `broker.quote.forecast` and
+`broker.lifecycle.idle`.
+"""
 
 from decimal import Decimal
 
@@ -14,7 +18,7 @@ from broker.lifecycle.idle import Idle, judge_idle
 from broker.ports import Leased, Note
 from broker.quote import forecast
 
-FOLLOWS: dict[IdleAction, str] = {
+CONSEQUENCES: dict[IdleAction, str] = {
     "notify": "it bills on; end it with `gpubroker cancel {job}`",
     "drain": "checkpoint and end",
     "end": "it is ended",
@@ -22,12 +26,12 @@ FOLLOWS: dict[IdleAction, str] = {
 
 
 class Guard:
-    """Reads without a lease; a note applies only if nobody told people the same meanwhile."""
+    """Reads without a lease. A note is applied only if no broker has reported the same meanwhile."""
 
     name = "guard"
 
     def __init__(self, context: ControllerContext, learned: LearnedCorrections = lambda: NO_CORRECTIONS) -> None:
-        """`learned`: what own runs have shown, of which forecasts take the preemptions."""
+        """`learned`: corrections from own runs, of which forecasts use the preemptions."""
         self._context, self._learned = context, learned
         self._paces: dict[AttemptId, forecast.StepRateWindow | None] = {}
         self._watched: dict[AttemptId, idle.IdleWatch] = {}
@@ -35,85 +39,89 @@ class Guard:
 
     async def step(self) -> bool:
         store = self._context.store
-        live, own = await store.live_attempts(), self._context.providers
+        live, providers = await store.live_attempts(), self._context.providers
         training = [
-            one for one in live if one.attempt.state is AttemptState.TRAINING and one.attempt.line.offer.provider in own
+            row
+            for row in live
+            if row.attempt.state is AttemptState.TRAINING and row.attempt.line.offer.provider in providers
         ]
-        known = {one.attempt.id for one in training}
-        self._paces = {one: pace for one, pace in self._paces.items() if one in known}
-        self._watched = {one: watched for one, watched in self._watched.items() if one in known}
+        known = {row.attempt.id for row in training}
+        self._paces = {attempt: pace for attempt, pace in self._paces.items() if attempt in known}
+        self._watched = {attempt: watched for attempt, watched in self._watched.items() if attempt in known}
         if not training:
             return False
-        _, applied = await store.applied(sorted({(one.job.team, one.job.owner) for one in training}))
+        _, applied = await store.applied(sorted({(row.job.team, row.job.owner) for row in training}))
         notes = []
-        for one in training:
-            # The narrowest policy that says something: a user's before a team's before the installation's.
-            policies = [kept.policy for kept in applied.get((one.job.team, one.job.owner), ())]
-            said = [p for p in policies if p.idle is not None]
-            narrow = max(said, key=lambda p: (p.user is not None, p.team is not None), default=None)
-            note = self._note(one, idle_policy(one.job.spec.idle, narrow.idle if narrow else None))
+        for row in training:
+            # The narrowest policy with an idle rule: a user's, then a team's, then the installation's.
+            policies = [entry.policy for entry in applied.get((row.job.team, row.job.owner), ())]
+            idle_policies = [policy for policy in policies if policy.idle is not None]
+            narrowest = max(
+                idle_policies, key=lambda policy: (policy.user is not None, policy.team is not None), default=None
+            )
+            note = self._note(row, idle_policy(row.job.spec.idle, narrowest.idle if narrowest else None))
             if note is not None:
                 notes.append(note)
         if notes:
             await store.note(notes)
         return False
 
-    def _note(self, one: Leased, policy: IdlePolicy) -> Note | None:
-        """None while there is nothing new."""
-        attempt, job, now = one.attempt, one.job, self._context.clock.now()
+    def _note(self, row: Leased, policy: IdlePolicy) -> Note | None:
+        """Return the new forecast and idleness of an attempt; None: nothing is new."""
+        attempt, job, now = row.attempt, row.job, self._context.clock.now()
         if attempt.beat is None or attempt.signal is not None:
             return None
         at_s = self._context.clock.monotonic()
         pace = self._paces[attempt.id] = forecast.watch(self._paces.get(attempt.id), attempt, at_s)
         caps = self._context.provider_of(attempt).caps
         step_s, spots = pace.step_s if pace else None, self._learned().spots
-        made = forecast.forecast(attempt, job, caps, step_s, now, spots) or job.forecast
+        predicted = forecast.forecast(attempt, job, caps, step_s, now, spots) or job.forecast
         watched = self._watched[attempt.id] = idle.watch(self._watched.get(attempt.id), attempt.beat, at_s, policy)
-        found = judge_idle(watched, policy)
-        kind = found.kind if found else None
-        if not forecast.differs(made, job.forecast) and kind == attempt.idle:
+        idle_state = judge_idle(watched, policy)
+        kind = idle_state.kind if idle_state else None
+        if not forecast.differs(predicted, job.forecast) and kind == attempt.idle:
             return None
-        stands = found if kind != attempt.idle else None
+        new_idle = idle_state if kind != attempt.idle else None
         return Note(
             attempt=attempt,
             job=job,
-            forecast=made,
+            forecast=predicted,
             idle=kind,
-            signal=idle.idle_signal(stands) if stands else None,
-            events=(*self._overruns(one, made), *_idles(one, stands)),
+            signal=idle.idle_signal(new_idle) if new_idle else None,
+            events=(*self._overrun_events(row, predicted), *_idle_events(row, new_idle)),
         )
 
-    def _overruns(self, one: Leased, made: Forecast | None) -> list[Event]:
-        """Told when it comes to pass, not while it stays so."""
-        attempt, job, known = one.attempt, one.job, one.job.forecast
-        told: list[Event] = []
-        if made is None:
-            return told
-        if made.over_cap and not (known and known.over_cap):
-            room = self._room(one)
+    def _overrun_events(self, row: Leased, predicted: Forecast | None) -> list[Event]:
+        """Return events for a forecast that has just passed the cap or the deadline."""
+        attempt, job, known = row.attempt, row.job, row.job.forecast
+        reports: list[Event] = []
+        if predicted is None:
+            return reports
+        if predicted.over_cap and not (known and known.over_cap):
+            drain_usd = self._drain_usd(row)
             data = {
-                "usd": str(made.usd),
-                "over_usd": str(made.usd - job.cap_usd),
+                "usd": str(predicted.usd),
+                "over_usd": str(predicted.usd - job.cap_usd),
                 "cap_usd": str(job.cap_usd),
-                "would_do_usd": str(forecast.sufficient_cap_usd(made, job, room)),
-                "finish_at": made.finish_at.isoformat(),
+                "would_do_usd": str(forecast.sufficient_cap_usd(predicted, job, drain_usd)),
+                "finish_at": predicted.finish_at.isoformat(),
             }
-            message = forecast.overrun_message(made, job, room)
-            told.append(event(job, "job.overrun_forecast", message, attempt=attempt, data=data))
-        if made.late and not (known and known.late):
-            message = forecast.late_message(made, attempt, job, self._context.clock.now())
-            data = {"finish_at": made.finish_at.isoformat()}
-            told.append(event(job, "job.late_forecast", message, attempt=attempt, data=data))
-        return told
+            message = forecast.overrun_message(predicted, job, drain_usd)
+            reports.append(event(job, "job.overrun_forecast", message, attempt=attempt, data=data))
+        if predicted.late and not (known and known.late):
+            message = forecast.late_message(predicted, attempt, job, self._context.clock.now())
+            data = {"finish_at": predicted.finish_at.isoformat()}
+            reports.append(event(job, "job.late_forecast", message, attempt=attempt, data=data))
+        return reports
 
-    def _room(self, one: Leased) -> Decimal:
-        caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.least_s
-        return min_budget_usd(one.attempt.line, caps, every_s, self._context.tempo)
+    def _drain_usd(self, row: Leased) -> Decimal:
+        caps, every_s = self._context.provider_of(row.attempt).caps, row.job.spec.checkpoint.least_s
+        return min_budget_usd(row.attempt.line, caps, every_s, self._context.tempo)
 
 
-def _idles(one: Leased, found: Idle | None) -> list[Event]:
-    if found is None:
+def _idle_events(row: Leased, idle_state: Idle | None) -> list[Event]:
+    if idle_state is None:
         return []
-    follows = FOLLOWS[found.action].format(job=one.job.id)
-    data = {"kind": found.kind, "action": found.action}
-    return [event(one.job, "job.idle", f"{found.message}; {follows}", attempt=one.attempt, data=data)]
+    consequence = CONSEQUENCES[idle_state.action].format(job=row.job.id)
+    data = {"kind": idle_state.kind, "action": idle_state.action}
+    return [event(row.job, "job.idle", f"{idle_state.message}; {consequence}", attempt=row.attempt, data=data)]

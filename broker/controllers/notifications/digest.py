@@ -1,11 +1,11 @@
-"""Tells people once a day and once a week what was spent."""
+"""Digest: posts what was spent, once a day and once a week."""
 
 from broker.controllers.base.context import ControllerContext
 from broker.reporting.digest import DigestPeriod, DigestPlan, RunningJob, digests, periods
 
 
 class Digest:
-    """Any number of brokers may run it: a period's notice is posted once, since its id follows from the period."""
+    """Any number of brokers may run it. A notice's id follows from its period, so the store keeps it once."""
 
     name = "digest"
     every_s = 60.0
@@ -13,20 +13,20 @@ class Digest:
     def __init__(self, context: ControllerContext, plan: DigestPlan) -> None:
         self._context = context
         self._plan = plan
-        self._told: set[DigestPeriod] = set()
+        self._posted: set[DigestPeriod] = set()
 
     async def step(self) -> bool:
         due = set(periods(self._plan, self._context.clock.now()))
-        for period in sorted(due - self._told, key=lambda one: one.every):
-            await self._tell(period)
-        self._told = due
+        for period in sorted(due - self._posted, key=lambda period: period.every):
+            await self._post(period)
+        self._posted = due
         return False
 
-    async def _tell(self, period: DigestPeriod) -> None:
-        """Of a period that was told already nothing is posted again, so a restart costs one query."""
+    async def _post(self, period: DigestPeriod) -> None:
+        """Post the notices of a period. The store ignores those it has, so a restart costs one query."""
         store = self._context.store
         paid = await store.paid(period.window)
-        running = [RunningJob(job=one.job, attempt=one.attempt) for one in await store.live_attempts()]
-        running.sort(key=lambda one: (one.job.created_at, one.job.id))
+        running = [RunningJob(job=row.job, attempt=row.attempt) for row in await store.live_attempts()]
+        running.sort(key=lambda row: (row.job.created_at, row.job.id))
         for notice in digests(period, paid, running):
             await store.post(notice)

@@ -1,7 +1,7 @@
-"""Tells people and programs: every channel its deliveries, at least once, in order for each job.
+"""Outbox: delivers the notifications of every channel, at least once, in order for each job.
 
-A channel's streams are told side by side, channels too; a slow or broken one holds up no other. What a round of a
-channel came to is written in one step.
+Channels, and the streams of a channel, are delivered concurrently, so a slow or broken one delays no other. The result
+of a channel's round is written in one step. Steps: claim streams, deliver in order, settle the round.
 """
 
 import asyncio
@@ -20,34 +20,36 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
 ROUND_S = 25.0
-"""No delivery of a round begins after this, so that its lease outlasts it."""
+"""Seconds after which a round begins no further delivery, so that its lease outlasts the round."""
 DELIVERY_S = 25.0
-"""One delivery takes no longer."""
+"""Timeout of one delivery, in seconds."""
 STREAMS = 64
-"""Of one channel and round."""
+"""Maximum number of streams of one channel and round."""
 DEPTH = 32
-"""Deliveries of one stream and round."""
+"""Maximum number of deliveries of one stream and round."""
 AT_ONCE = 16
-"""Deliveries of one channel under way."""
+"""Maximum number of concurrent deliveries of one channel."""
 TRIM_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxRetention:
-    """How long the outbox waits for a channel that takes nothing."""
+    """Limits of deliveries that wait for a channel that accepts nothing."""
 
     age_s: float = 7 * 86_400.0
+    """Seconds after which a delivery is given up."""
     rows: int = 100_000
-    """A channel."""
+    """Maximum number of deliveries of one channel."""
 
 
 @dataclass
 class _ChannelRound:
-    """One channel's: what it came to so far."""
+    """Result of one channel's round so far."""
 
     channel: Channel
     begun: float
-    told: bool = False
+    delivered: bool = False
+    """True if at least one delivery was accepted or given up."""
     failed: str = ""
     paused: str = ""
     pause_s: float = 0.0
@@ -56,13 +58,13 @@ class _ChannelRound:
 
     @property
     def over(self) -> bool:
-        """Nothing more is sent: the channel asked for a pause, or wants nothing any more."""
+        """True if nothing more is sent: the channel asked for a pause, or refuses all deliveries."""
         return bool(self.paused or self.refused)
 
 
 @dataclass
 class _StreamProgress:
-    """One stream's: what it came to so far."""
+    """Result of one stream in a round so far."""
 
     stream: Stream
     state: State | None
@@ -74,7 +76,7 @@ class _StreamProgress:
 
 
 class Outbox:
-    """`jitter()`: a number in [0, 1)."""
+    """Delivers to all channels. `jitter()` returns a number in [0, 1)."""
 
     name = "outbox"
 
@@ -95,9 +97,9 @@ class Outbox:
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
-        """Starts a round for every channel with something due that has none; ends when one has ended, or after a poll.
+        """Start a round for every channel with due deliveries that has none. Return when a round ends, or after a poll.
 
-        Raises what a round raised.
+        Raises the error of a round.
         """
         await self._trim()
         if not self._notifiers:
@@ -109,12 +111,14 @@ class Outbox:
         by_channel: dict[str, list[Stream]] = {}
         for stream in streams:
             by_channel.setdefault(stream.channel.id, []).append(stream)
-        for channel, mine in by_channel.items():
-            self._rounds[channel] = asyncio.create_task(self._round(mine), name=f"outbox {mine[0].channel.name}")
+        for channel, channel_streams in by_channel.items():
+            self._rounds[channel] = asyncio.create_task(
+                self._round(channel_streams), name=f"outbox {channel_streams[0].channel.name}"
+            )
         return await self._ended()
 
     async def _ended(self) -> bool:
-        """Waits for the first round to end, a poll at most; True when one did."""
+        """Wait for the first round to end, for a poll at most. Return True if one did."""
         if not self._rounds:
             return False
         poll = asyncio.ensure_future(self._context.clock.sleep(self.every_s))
@@ -128,7 +132,7 @@ class Outbox:
         return bool(ended)
 
     async def close(self) -> None:
-        """What is under way is cut off; whoever claims it next tells it again."""
+        """Cancel all rounds. The next claim repeats their deliveries."""
         for task in self._rounds.values():
             task.cancel()
         await asyncio.gather(*self._rounds.values(), return_exceptions=True)
@@ -149,109 +153,118 @@ class Outbox:
         round_ = _ChannelRound(channel=streams[0].channel, begun=self._context.clock.monotonic())
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(stream: Stream) -> None:
+        async def run_stream(stream: Stream) -> None:
             async with gate:
                 await self._stream(round_, stream)
 
         async with asyncio.TaskGroup() as group:
             for stream in streams:
-                group.create_task(one(stream))
+                group.create_task(run_stream(stream))
         await self._context.store.settle(self._settlement(round_))
 
     async def _stream(self, round_: _ChannelRound, stream: Stream) -> None:
-        left = _StreamProgress(stream=stream, state=stream.state)
-        round_.streams.append(left)
+        progress = _StreamProgress(stream=stream, state=stream.state)
+        round_.streams.append(progress)
         waiting = [(pending.row, pending.delivery) for pending in stream.pending]
-        told = fold([delivery for _, delivery in waiting]) or [(Delivery(stream=stream.name), ())]
-        for delivery, indices in told:
+        folded = fold([delivery for _, delivery in waiting]) or [(Delivery(stream=stream.name), ())]
+        for delivery, indices in folded:
             late = self._context.clock.monotonic() - round_.begun > ROUND_S
-            if round_.over or late or not await self._tell(round_, left, delivery, [waiting[i][0] for i in indices]):
+            if (
+                round_.over
+                or late
+                or not await self._deliver(round_, progress, delivery, [waiting[i][0] for i in indices])
+            ):
                 return
 
-    async def _tell(
-        self, round_: _ChannelRound, left: _StreamProgress, delivery: Delivery, rows: Sequence[int]
+    async def _deliver(
+        self, round_: _ChannelRound, progress: _StreamProgress, delivery: Delivery, rows: Sequence[int]
     ) -> bool:
-        """Tells one; False when the stream's others have to wait."""
+        """Deliver one notification. Return False if the following ones of the stream have to wait."""
         channel = round_.channel
         try:
             async with asyncio.timeout(DELIVERY_S):
-                left.state = await self._notifiers[channel.kind].deliver(
-                    channel, delivery, left.stream.snapshot, left.state
+                progress.state = await self._notifiers[channel.kind].deliver(
+                    channel, delivery, progress.stream.snapshot, progress.state
                 )
         except Exception as error:
-            return self._not_told(round_, left, delivery, rows, error)
-        round_.told = round_.told or bool(rows)
-        left.done += rows[-1:]
-        left.dropped |= dict.fromkeys(rows[:-1], FOLDED)
+            return self._note_failure(round_, progress, delivery, rows, error)
+        round_.delivered = round_.delivered or bool(rows)
+        progress.done += rows[-1:]
+        progress.dropped |= dict.fromkeys(rows[:-1], FOLDED)
         return True
 
-    def _not_told(
-        self, round_: _ChannelRound, left: _StreamProgress, delivery: Delivery, rows: Sequence[int], error: Exception
+    def _note_failure(
+        self,
+        round_: _ChannelRound,
+        progress: _StreamProgress,
+        delivery: Delivery,
+        rows: Sequence[int],
+        error: Exception,
     ) -> bool:
-        """Notes why; True when the delivery is given up, so that the next may be told."""
+        """Record an error. Return True if the delivery is given up, so that the next one may follow."""
         if isinstance(error, NotifyError) and error.state is not None:
-            left.state = error.state
-        what = f"{round_.channel.name}: {delivery.id or 'refresh of ' + delivery.stream}"
+            progress.state = error.state
+        description = f"{round_.channel.name}: {delivery.id or 'refresh of ' + delivery.stream}"
         line = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, RetryAfter):
             round_.paused, round_.pause_s = line, max(round_.pause_s, error.after_s)
         elif isinstance(error, ChannelRefused):
             round_.refused = line
         elif isinstance(error, Undeliverable):
-            log.warning("%s is left out: %s", what, line)
-            left.dropped |= dict.fromkeys(rows, error.reason)
-            round_.told = round_.told or bool(rows)
+            log.warning("%s is left out: %s", description, line)
+            progress.dropped |= dict.fromkeys(rows, error.reason)
+            round_.delivered = round_.delivered or bool(rows)
             return True
         elif rows:
             expected = isinstance(error, NotifyError | TimeoutError)
-            log.warning("%s not delivered: %s", what, line, exc_info=None if expected else error)
+            log.warning("%s not delivered: %s", description, line, exc_info=None if expected else error)
             round_.failed = line
-            left.failing, left.attempts = tuple(rows), delivery.attempts + 1
+            progress.failing, progress.attempts = tuple(rows), delivery.attempts + 1
         return False
 
     # ------------------------------------------------------------------------------------------------------ the result
 
     def _settlement(self, round_: _ChannelRound) -> Settlement:
         channel = round_.channel
-        move = channel_after(
+        following = channel_after(
             channel.failures,
-            told=round_.told,
+            told=round_.delivered,
             failed=bool(round_.failed),
             pause_s=round_.pause_s,
             jitter=self._jitter(),
         )
-        disabled = bool(round_.refused) or move.disable
+        disabled = bool(round_.refused) or following.disable
         reason = round_.refused or round_.failed or round_.paused
-        if move.disable and not round_.refused:
-            reason = f"{move.failures} failures in a row, the last: {reason}"
+        if following.disable and not round_.refused:
+            reason = f"{following.failures} failures in a row, the last: {reason}"
         return Settlement(
-            channel=replace(channel, failures=move.failures, reason=reason, enabled=not disabled),
-            wait_s=move.wait_s,
-            streams=tuple(self._settled(left, move.failures) for left in round_.streams),
+            channel=replace(channel, failures=following.failures, reason=reason, enabled=not disabled),
+            wait_s=following.wait_s,
+            streams=tuple(self._result(progress, following.failures) for progress in round_.streams),
             notice=self._disabled(channel, reason) if disabled else None,
         )
 
-    def _settled(self, left: _StreamProgress, failures: int) -> DeliveryResult:
-        due_in_s, attempts = 0.0, left.attempts
-        if left.failing and hopeless(left.attempts, failures):
-            left.dropped |= dict.fromkeys(left.failing, NOT_TAKEN)
+    def _result(self, progress: _StreamProgress, failures: int) -> DeliveryResult:
+        due_in_s, attempts = 0.0, progress.attempts
+        if progress.failing and hopeless(progress.attempts, failures):
+            progress.dropped |= dict.fromkeys(progress.failing, NOT_TAKEN)
             attempts = 0
-        elif left.failing:
-            due_in_s = back_off_s(left.attempts, self._jitter())
-        elif not left.done and not left.dropped and left.stream.pending:
-            attempts = left.stream.pending[0].delivery.attempts
+        elif progress.failing:
+            due_in_s = back_off_s(progress.attempts, self._jitter())
+        elif not progress.done and not progress.dropped and progress.stream.pending:
+            attempts = progress.stream.pending[0].delivery.attempts
         return DeliveryResult(
-            stream=left.stream,
-            done=tuple(left.done),
-            dropped=left.dropped,
-            state=left.state,
+            stream=progress.stream,
+            done=tuple(progress.done),
+            dropped=progress.dropped,
+            state=progress.state,
             attempts=attempts,
             due_in_s=due_in_s,
-            refresh_in_s=self._refresh_in_s(left.stream),
+            refresh_in_s=self._refresh_in_s(progress.stream),
         )
 
     def _refresh_in_s(self, stream: Stream) -> float | None:
-        """At rest, a job is shown for the last time with its last event."""
+        """Return when a stream is refreshed; None: never, because a terminal job is shown with its last event."""
         snapshot = stream.snapshot
         if snapshot is None or snapshot.job.state in RESTING_JOB_STATES:
             return None

@@ -1,24 +1,88 @@
-"""One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
+"""Observes one live attempt: heartbeats, final report and listings. Shared by liveness and interruption.
+
+Steps: refresh listings and heartbeats for all claimed attempts, gather the facts of one attempt, interpret them.
+`gather` reads; `interpret` is pure. Its result, `AttemptObservation`, is judged in `broker.lifecycle.liveness`.
+"""
 
 import logging
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from broker.billing.accrual import counted
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.observation.absence import AbsenceProof
 from broker.controllers.observation.heartbeats import HeartbeatReader, HeartbeatRecord, read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
+from broker.domain.instance import Observed
 from broker.domain.job import Attempt
 from broker.lifecycle.liveness import TAKEN_AWAY, AttemptObservation, poll_share, recorded_machines
 from broker.ports import Leased
+from trainer.contract.documents import Final
 
 log = logging.getLogger(__name__)
 
-SOONEST_S = 0.5
-"""Between two looks for a machine whose beats are missing."""
+MIN_POLL_S = 0.5
+"""Shortest pause between two polls of a machine whose heartbeats are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedFacts:
+    """All that was read about one attempt. Times are monotonic."""
+
+    has_beaten: bool
+    """True if a heartbeat of this attempt was recorded before."""
+    heartbeat: HeartbeatRecord | None
+    """Heartbeats of node 0; None: there is none."""
+    read_at: float
+    """Time of the latest list of heartbeats: the silence after it is unknown."""
+    watched_from: float
+    """Time from which this process has watched the attempt; its machines existed by then."""
+    machines: tuple[Observed, ...] = ()
+    """Its machines in the latest listing; empty as well if the cloud did not answer."""
+    proof: AbsenceProof = field(default_factory=AbsenceProof)
+    """Nothing is proven if the cloud did not answer."""
+    peers_silent_s: float | None
+    """Longest silence of a node other than the first that is not done; None: there is no such node."""
+    store_ok_s: float | None
+    """Seconds for which heartbeats have been readable; None: they, or the final report, cannot be read now."""
+    final: Final | None = None
+    """Final report; None: there is none, or it was not looked for."""
+    finished: int = 0
+    """Number of nodes other than the first that are done."""
+
+    @property
+    def shows_end(self) -> bool:
+        """True if the listings show that the attempt may have ended."""
+        proof = self.proof
+        is_missing = proof.proven or proof.missing_for_seconds or bool(proof.lost)
+        return is_missing or any(machine.state in TAKEN_AWAY or machine.fault for machine in self.machines)
+
+
+def interpret(facts: ObservedFacts) -> AttemptObservation:
+    """Return the observation that the facts amount to."""
+    heartbeat, read_at = facts.heartbeat, facts.read_at
+    age_s = progress_age_s = None
+    if heartbeat is not None:
+        age_s = read_at - heartbeat.changed
+        progress_age_s = max(0.0, read_at - heartbeat.progressed) if heartbeat.beat else None
+    elif facts.has_beaten:  # no heartbeat is listed here, so its silence counts from the first observation
+        age_s = max(0.0, read_at - facts.watched_from)
+    return AttemptObservation(
+        beat=heartbeat.beat if heartbeat else None,
+        beat_age_s=age_s,
+        progress_age_s=progress_age_s,
+        final=facts.final,
+        seen=facts.machines,
+        absent=facts.proof.proven,
+        missing_from_listings=facts.proof.missing_for_seconds,
+        lost=facts.proof.lost,
+        peers_silent_s=facts.peers_silent_s,
+        finished=facts.finished,
+        store_ok_s=facts.store_ok_s,
+    )
 
 
 class AttemptObserver:
@@ -27,98 +91,113 @@ class AttemptObserver:
         self._inventory = inventory
         self.beats = beats
         self._watched_from: dict[AttemptId, float] = {}
-        """These stood already then: they were booting, or beyond."""
-        self._again_s: dict[AttemptId, float] = {}
-        """Of those that are looked for in haste."""
+        """Monotonic time of the first observation of an attempt that was booting or later."""
+        self._poll_s: dict[AttemptId, float] = {}
+        """Seconds between two polls of attempts that are polled more often than usual."""
 
     @property
     def turns(self) -> Mapping[str, float]:
-        """As `Inventory.turns`."""
+        """See `Inventory.turns`."""
         return self._inventory.turns
 
     def trouble(self, provider: str) -> str:
-        """As `Inventory.trouble`."""
+        """See `Inventory.trouble`."""
         return self._inventory.trouble(provider)
 
     async def refresh(self, leased: Sequence[Leased]) -> set[str]:
-        """Fresh beats, and listings of the clouds that these attempts are at: another one that hangs holds nobody up.
-        Without the blob store the clouds still tell of wrong machines, and a grace ends.
+        """Refresh heartbeats, and the listings of the clouds of these attempts. Return the clouds that did not answer.
 
-        Returns the providers that could not be listed just now.
+        Other clouds are not listed, so a cloud that hangs delays only its own attempts. Without the blob store, the
+        listings still show wrong machines, and a drain still ends after its time.
         """
         ages: dict[str, float] = {}
-        for attempt in (one.attempt for one in leased if one.attempt.id in self._again_s):
+        for attempt in (row.attempt for row in leased if row.attempt.id in self._poll_s):
             known = ages.get(attempt.line.offer.provider, self._context.rhythm.list_s)
-            ages[attempt.line.offer.provider] = min(known, self._again_s[attempt.id])
-        failed = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased}, ages)
+            ages[attempt.line.offer.provider] = min(known, self._poll_s[attempt.id])
+        failed = await self._inventory.refresh_all({row.attempt.line.offer.provider for row in leased}, ages)
         try:
             await self.beats.refresh()
         except BlobsUnavailable as e:
-            log.warning("beats cannot be read, so nobody's silence means anything: %s", e)
+            log.warning("heartbeats cannot be read, so a missing heartbeat means nothing: %s", e)
         return failed
 
     async def observe(self, attempt: Attempt, unlisted: set[str]) -> tuple[Attempt, AttemptObservation]:
-        """The attempt with its latest beat, and what was observed."""
-        provider = attempt.line.offer.provider
-        now, heard = self._context.clock.monotonic(), self.beats.heard_at
-        watch = await self.beats.latest(attempt.id)
-        seen = () if provider in unlisted else recorded_machines(attempt, self._inventory.seen(provider, attempt.name))
-        since = self._watched_from.setdefault(attempt.id, now)
-        absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
-        left_out = provider not in unlisted and self._inventory.left_out(provider, attempt.name, since)
-        several = provider not in unlisted and attempt.line.nodes > 1
-        lost = self._inventory.lost(provider, attempt.handles, since) if several else frozenset[str]()
-        gone = absent or left_out or lost or any(o.state in TAKEN_AWAY or o.fault for o in seen)
-        final, finished, store_ok_s = None, 0, self.beats.readable_s
-        if gone or self._final_is_likely(attempt, watch, heard):
-            try:
-                final = await read_final(self._context, attempt.id)
-                finished = await self.beats.finished(attempt.id, attempt.line.nodes)
-            except BlobsUnavailable:
-                if gone:
-                    raise
-                store_ok_s = None  # what the cloud shows is judged; its silence is not
-        observation = AttemptObservation(
-            beat=watch.beat if watch else None,
-            beat_age_s=heard - watch.changed if watch else (max(0.0, heard - since) if attempt.first_beat_at else None),
-            progress_age_s=max(0.0, heard - watch.progressed) if watch and watch.beat else None,
-            final=final,
-            seen=seen,
-            absent=absent,
-            missing_from_listings=left_out,
-            lost=frozenset(lost),
-            peers_silent_s=self.beats.peers_silent_s(attempt.id, attempt.line.nodes),
-            finished=finished,
-            store_ok_s=store_ok_s,
-        )
-        self._hasten(attempt, observation, listed=provider not in unlisted)
-        beat = watch.beat if watch and watch.beat else attempt.beat
+        """Return the attempt with its latest heartbeat, and the observation. Raises BlobsUnavailable.
+
+        `unlisted`: clouds that did not answer the latest refresh.
+        """
+        facts = await self.gather(attempt, is_listed=attempt.line.offer.provider not in unlisted)
+        observation = interpret(facts)
+        self._set_poll(attempt, observation, is_listed=attempt.line.offer.provider not in unlisted)
+        beat = observation.beat or attempt.beat
         running_at = self._inventory.running_at(attempt)
-        looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
-        return counted(attempt, looked), observation
+        updated = replace(attempt, beat=beat, final=observation.final or attempt.final, running_at=running_at)
+        return counted(attempt, updated), observation
 
-    def _final_is_likely(self, attempt: Attempt, watch: HeartbeatRecord | None, heard: float) -> bool:
-        """It has said so, or is silent, or another machine of it is: the beat that says so may have been lost."""
-        if watch is None:
+    async def gather(self, attempt: Attempt, *, is_listed: bool) -> ObservedFacts:
+        """Read all facts about one attempt.
+
+        Raises BlobsUnavailable when the listings show an end and the final report, which explains it, is unreadable.
+        """
+        provider, nodes = attempt.line.offer.provider, attempt.line.nodes
+        now, read_at = self._context.clock.monotonic(), self.beats.heard_at
+        heartbeat = await self.beats.latest(attempt.id)
+        watched_from = self._watched_from.setdefault(attempt.id, now)
+        machines: tuple[Observed, ...] = ()
+        proof = AbsenceProof()
+        if is_listed:
+            machines = recorded_machines(attempt, self._inventory.listed(provider, attempt.name))
+            handles = attempt.handles if nodes > 1 else ()
+            proof = self._inventory.absence(provider, attempt.name, watched_from, handles=handles)
+        facts = ObservedFacts(
+            has_beaten=attempt.first_beat_at is not None,
+            heartbeat=heartbeat,
+            read_at=read_at,
+            watched_from=watched_from,
+            machines=machines,
+            proof=proof,
+            peers_silent_s=self.beats.peers_silent_s(attempt.id, nodes),
+            store_ok_s=self.beats.readable_s,
+        )
+        if not (facts.shows_end or self._final_is_likely(attempt, heartbeat, read_at)):
+            return facts
+        return await self._with_end(attempt, facts)
+
+    async def _with_end(self, attempt: Attempt, facts: ObservedFacts) -> ObservedFacts:
+        """Add the final report and the number of nodes that are done."""
+        try:
+            final = await read_final(self._context, attempt.id)
+            finished = await self.beats.finished(attempt.id, attempt.line.nodes)
+        except BlobsUnavailable:
+            if facts.shows_end:
+                raise
+            return replace(facts, store_ok_s=None)  # the listings are judged; a missing heartbeat is not
+        peers_silent_s = self.beats.peers_silent_s(attempt.id, attempt.line.nodes)
+        return replace(facts, final=final, finished=finished, peers_silent_s=peers_silent_s)
+
+    def _final_is_likely(self, attempt: Attempt, heartbeat: HeartbeatRecord | None, read_at: float) -> bool:
+        """Return True if a heartbeat says that the agent is done, or is missing: the lost one may have said so."""
+        if heartbeat is None:
             return False
-        mates_s = self.beats.peers_silent_s(attempt.id, attempt.line.nodes)
-        silent_s = max(heard - watch.changed, mates_s if mates_s is not None and mates_s < math.inf else 0.0)
-        return watch.done or silent_s >= self._context.patience.three_beats_s
+        peers_s = self.beats.peers_silent_s(attempt.id, attempt.line.nodes)
+        silent_s = max(read_at - heartbeat.changed, peers_s if peers_s is not None and peers_s < math.inf else 0.0)
+        return heartbeat.done or silent_s >= self._context.patience.three_beats_s
 
-    def _hasten(self, attempt: Attempt, seen: AttemptObservation, *, listed: bool) -> None:
-        share = poll_share(seen, self._context.patience) if listed else 0.0
+    def _set_poll(self, attempt: Attempt, observation: AttemptObservation, *, is_listed: bool) -> None:
+        """Poll an attempt more often while a heartbeat is missing and its cloud answers."""
+        share = poll_share(observation, self._context.patience) if is_listed else 0.0
         if share == 0.0:
-            self._again_s.pop(attempt.id, None)
+            self._poll_s.pop(attempt.id, None)
             return
         calls_per_s = share * self._context.provider_of(attempt).caps.calls_per_s
-        self._again_s[attempt.id] = max(SOONEST_S, 1 / calls_per_s)
+        self._poll_s[attempt.id] = max(MIN_POLL_S, 1 / calls_per_s)
 
     def again_s(self, attempt: AttemptId) -> float:
-        """Until the next look at it."""
-        return min(self._context.rhythm.look_s, self._again_s.get(attempt, float("inf")))
+        """Return the seconds until an attempt is polled again."""
+        return min(self._context.rhythm.look_s, self._poll_s.get(attempt, float("inf")))
 
     def keep(self, live: Set[AttemptId]) -> None:
-        """Forgets all others."""
-        self._again_s = {attempt: at for attempt, at in self._again_s.items() if attempt in live}
+        """Forget attempts that are not live."""
+        self._poll_s = {attempt: poll_s for attempt, poll_s in self._poll_s.items() if attempt in live}
         self._watched_from = {attempt: at for attempt, at in self._watched_from.items() if attempt in live}
         self.beats.keep(live)

@@ -1,4 +1,4 @@
-"""Heartbeats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
+"""Heartbeats as this process observes them: a heartbeat is fresh when its e_tag changes, by the monotonic clock."""
 
 import contextlib
 import math
@@ -17,49 +17,54 @@ from trainer.contract import object_keys as keys
 from trainer.contract.documents import Beat, Final
 
 MAX_BEAT = 64 * 1024
-"""Bytes; what a host writes beyond that is no beat, and is never read into memory."""
+"""Maximum bytes of a heartbeat. A larger object, which a host may write, is not read into memory."""
 
 
 @dataclass
 class HeartbeatRecord:
-    """What is remembered of one machine's beats."""
+    """Heartbeats of one node. Times are monotonic."""
 
     etag: str
     changed: float
+    """Time at which the e_tag was seen to change."""
     beat: Beat | None = None
+    """The content of the latest heartbeat; None: not read yet, or invalid."""
     progress: tuple[Any, ...] = ()
+    """See `liveness.progress_of`."""
     progressed: float = 0.0
+    """Time at which `progress` was seen to change."""
 
     @property
     def done(self) -> bool:
-        """It has said so, as far as its beat was read."""
+        """True if the heartbeat was read and reports that the agent is done."""
         return self.beat is not None and self.beat.phase == "done"
 
 
 class HeartbeatReader:
-    """One LIST shows the life of all; an object is read only when its e_tag changed."""
+    """Reads all heartbeats: one LIST shows them all, and an object is read only when its e_tag has changed."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._watched: dict[tuple[AttemptId, int], HeartbeatRecord] = {}
-        """By the machine of the attempt, from 0: the first tells how it gets on."""
+        """Records by attempt and node, from 0. Node 0 reports the progress."""
         self._listed = float("-inf")
         self._readable, self._readable_since = False, 0.0
 
     @property
     def heard_at(self) -> float:
-        """Up to when silence is known, monotonic: nobody has listened since, as where this process stood still."""
+        """Monotonic time of the latest LIST. Later silence is unknown, for example while this process was frozen."""
         return self._listed
 
     @property
     def readable_s(self) -> float | None:
-        """For how long beats could be written and seen, but for moments in which nobody could miss one; None: they
-        cannot be seen now.
-        """
+        """Seconds for which heartbeats have been readable, apart from gaps too short to miss one; None: not now."""
         return self._context.clock.monotonic() - self._readable_since if self._readable else None
 
     async def refresh(self) -> None:
-        """Lists all beats unless done a moment ago. A time in which nobody could see any ages none of them."""
+        """List all heartbeats, unless they were listed a moment ago. Raises BlobsUnavailable.
+
+        A time in which they could not be read does not count as silence.
+        """
         now = self._context.clock.monotonic()
         if now - self._listed < self._context.rhythm.look_s / 2:
             return
@@ -68,10 +73,10 @@ class HeartbeatReader:
         except BlobsUnavailable:
             self._readable = False
             raise
-        long = now - self._listed > self._context.patience.lost_s
-        if long:
-            self._readable_since = now  # it may have been away, also where nobody looked
-        if long or not self._readable:
+        is_long = now - self._listed > self._context.patience.lost_s
+        if is_long:
+            self._readable_since = now  # the store may have been unreachable since the previous LIST
+        if is_long or not self._readable:
             for watch in self._watched.values():
                 watch.changed += now - self._listed
                 watch.progressed += now - self._listed
@@ -80,41 +85,43 @@ class HeartbeatReader:
             node = keys.node_of_beat(blob.key)
             if blob.bytes > MAX_BEAT or node is None or node >= MAX_NODES:
                 continue
-            own = AttemptId(keys.attempt_of_beat(blob.key)), node
-            known = self._watched.get(own)
+            key = AttemptId(keys.attempt_of_beat(blob.key)), node
+            known = self._watched.get(key)
             if known is None:
-                self._watched[own] = HeartbeatRecord(etag=blob.etag, changed=now, progressed=now)
+                self._watched[key] = HeartbeatRecord(etag=blob.etag, changed=now, progressed=now)
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
     async def go_on(self) -> None:
-        """Where no row is due, as those of a cloud that is cut off are seldom: else their silence would not be seen."""
-        seldom = self._context.clock.monotonic() - self._listed > self._context.patience.lost_s / 2
-        if self._watched and seldom:
+        """List the heartbeats although no row is due. Rows of a cloud that is cut off are rarely due."""
+        is_overdue = self._context.clock.monotonic() - self._listed > self._context.patience.lost_s / 2
+        if self._watched and is_overdue:
             with contextlib.suppress(BlobsUnavailable):
                 await self.refresh()
 
     def shown(self, attempt: AttemptId, nodes: int) -> bool:
-        """True when the last `refresh` found a beat of all of its machines, however old."""
+        """Return True if the latest `refresh` listed a heartbeat of every node, of any age."""
         return all((attempt, node) in self._watched for node in range(nodes))
 
     def peers_silent_s(self, attempt: AttemptId, nodes: int) -> float | None:
-        """Since a beat was seen of the machine beside the first that has been silent for longest, and is not known to
-        be done; infinite: of one there was none yet; None: there is no such machine.
+        """Return the longest silence, in seconds, of the nodes other than 0 that are not done.
+
+        Infinity: a node has sent no heartbeat yet. None: there is no such node.
         """
-        mates = [self._watched.get((attempt, node)) for node in range(1, nodes)]
-        ages = (self._listed - one.changed if one else math.inf for one in mates if one is None or not one.done)
+        peers = [self._watched.get((attempt, node)) for node in range(1, nodes)]
+        ages = (self._listed - peer.changed if peer else math.inf for peer in peers if peer is None or not peer.done)
         return max(ages, default=None)
 
     async def finished(self, attempt: AttemptId, nodes: int) -> int:
-        """How many machines beside the first have said that they are done: each may end itself while that one goes on
-        to deliver. Raises BlobsUnavailable.
+        """Return how many nodes other than 0 report that they are done. Raises BlobsUnavailable.
+
+        Each of them may shut itself down while node 0 still delivers.
         """
-        mates = [await self.latest(attempt, node) for node in range(1, nodes)]
-        return sum(one is not None and one.done for one in mates)
+        peers = [await self.latest(attempt, node) for node in range(1, nodes)]
+        return sum(peer is not None and peer.done for peer in peers)
 
     async def latest(self, attempt: AttemptId, node: int = 0) -> HeartbeatRecord | None:
-        """The watch with its beat read; None while there is no beat. Raises BlobsUnavailable."""
+        """Return the record of a node with its heartbeat read; None: there is none. Raises BlobsUnavailable."""
         watch = self._watched.get((attempt, node))
         if watch is None or watch.beat is not None:
             return watch
@@ -124,17 +131,18 @@ class HeartbeatReader:
         try:
             watch.beat = Beat.model_validate_json(data)
         except ValidationError:
-            return watch  # a host may write nonsense under its own key; it is a sign of life and nothing more
+            return watch  # a host may write anything under its own key: it proves life, and no progress
         if (progress := progress_of(watch.beat)) != watch.progress:
             watch.progress, watch.progressed = progress, self._context.clock.monotonic()
         return watch
 
     def keep(self, live: Set[AttemptId]) -> None:
-        self._watched = {own: watch for own, watch in self._watched.items() if own[0] in live}
+        """Forget attempts that are not live."""
+        self._watched = {key: watch for key, watch in self._watched.items() if key[0] in live}
 
 
 async def read_final(context: ControllerContext, attempt: AttemptId) -> Final | None:
-    """The attempt's last word; None while there is none, or when it cannot be understood."""
+    """Return the attempt's final report; None: there is none, or it is invalid. Raises BlobsUnavailable."""
     data = await context.blobs.get(keys.final(attempt))
     if data is None:
         return None

@@ -1,4 +1,8 @@
-"""What the clouds list, remembered long enough to prove absence."""
+"""Listings of all clouds, kept long enough to prove absence. Shared by the controllers of one process.
+
+`absence` serves decisions about an attempt's state. `missing_twice_at`, `latest_possible_end`, `last_listed_at` and
+`machine_spans` serve charges. See the table "Absence proofs" in docs/design/lifecycle.md.
+"""
 
 import asyncio
 import logging
@@ -10,6 +14,13 @@ from datetime import datetime, timedelta
 from broker.billing.accrual import runs_since
 from broker.billing.prices import MachineSpan
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.observation.absence import (
+    AbsenceProof,
+    missing_for_seconds,
+    missing_once,
+    proof_listing,
+    trailing_without,
+)
 from broker.controllers.observation.listing import Followed, ListedMachine, Listing
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
@@ -20,19 +31,17 @@ from broker.runtime.background_tasks import gather_all
 
 log = logging.getLogger(__name__)
 
-LEFT_OUT_S = 3.0
-"""Listings that agree for so long."""
-UNHEARD = 3
-"""Listings in a row without an answer after which another broker may know more of that cloud."""
-MOST_TURNS = 4
+UNANSWERED = 3
+"""Listings in a row without an answer after which another broker may know more about that cloud."""
+MAX_TURNS = 4
 CLOUD_CLOCK = timedelta(seconds=60)
-"""By so much a cloud's clock may be ahead."""
+"""Time by which a cloud's clock may be ahead."""
 TIMES = 20_000
-"""Of listings that are remembered: half a day and more of them."""
+"""Number of listings whose times are kept: those of half a day or more."""
 
 
 class Inventory:
-    """Listings of every provider, shared by the controllers of one process."""
+    """Lists every provider, and answers what its listings show and prove."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
@@ -40,79 +49,85 @@ class Inventory:
         self._locks = {name: asyncio.Lock() for name in context.providers}
         self._followed: dict[str, dict[InstanceName, Followed]] = {name: {} for name in context.providers}
         self._others: dict[str, set[InstanceName]] = {name: set() for name in context.providers}
-        """Names of no live attempt, when that was told last."""
+        """Names that belonged to no live attempt at the latest call of `keep`."""
         self._times: dict[str, deque[tuple[float, float]]] = {n: deque(maxlen=TIMES) for n in context.providers}
-        """When listings began and had answered, also those that are forgotten. What is not followed none has shown."""
-        self._unheard = dict.fromkeys(context.providers, 0)
-        """Listings in a row that had no answer."""
+        """Begin and answer of listings, the forgotten ones included. None of them has shown a name not in `_followed`.
+        """
+        self._unanswered = dict.fromkeys(context.providers, 0)
+        """Number of listings in a row without an answer."""
         self._trouble: dict[str, ProviderError] = {}
-        """Why the last one had none."""
+        """Error of the latest listing; no entry: it answered."""
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """Clouds that would neither show nor end what is bought there, by the key that blocks them, with the reason."""
+        """Clouds that refuse to list machines, so nothing is bought there: the reason by the key that blocks them."""
         return {
-            provider_key(name): f"{name} refuses to list its machines: {why}"
-            for name, why in self._trouble.items()
-            if isinstance(why, Rejected)
+            provider_key(name): f"{name} refuses to list its machines: {error}"
+            for name, error in self._trouble.items()
+            if isinstance(error, Rejected)
         }
 
     @property
     def turns(self) -> Mapping[str, float]:
-        """For each cloud how long rows that are due there are left to other brokers first, in seconds.
+        """Seconds for which due rows of each cloud are left to other brokers first.
 
-        One that is cut off from a cloud would hold the rows of a broker that reaches it, each time that they are due.
-        The longer it has heard nothing, the later it comes, since others may hear little too.
+        A broker that is cut off from a cloud would otherwise hold the rows that another broker could work on. It waits
+        longer with each listing that fails, because the other brokers may get few answers too.
         """
         turn_s = self._context.rhythm.others_s
-        return {name: turn_s * min(MOST_TURNS, unheard // UNHEARD) for name, unheard in self._unheard.items()}
+        return {name: turn_s * min(MAX_TURNS, count // UNANSWERED) for name, count in self._unanswered.items()}
 
     async def refresh(self, provider: str, *, max_age_s: float | None = None) -> None:
-        """Lists the cloud unless the latest listing is young enough. Raises ProviderError: nothing new is known."""
+        """List the cloud, unless the latest listing is younger than `max_age_s`.
+
+        Raises ProviderError when the cloud does not answer.
+        """
         if provider not in self._locks:
             raise OutcomeUnknown(f"{provider} is a cloud of another broker on this database; it is not configured here")
         clock = self._context.clock
         limit = self._context.rhythm.list_s if max_age_s is None else max_age_s
         async with self._locks[provider]:
-            kept = self._listings[provider]
+            listings = self._listings[provider]
             begun = clock.monotonic()
-            if kept and begun - kept[-1].begun < limit:
+            if listings and begun - listings[-1].begun < limit:
                 return
-            self._unheard[provider] += 1
+            self._unanswered[provider] += 1
             try:
                 observed = await self._list(provider)
             except ProviderError as e:
                 self._trouble[provider] = e
                 raise
-            self._unheard[provider] = 0
+            self._unanswered[provider] = 0
             self._trouble.pop(provider, None)
             by_name: dict[InstanceName, tuple[Observed, ...]] = {}
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
-            kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
-            self._times[provider].append((begun, kept[-1].answered))
+            listings.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
+            self._times[provider].append((begun, listings[-1].answered))
             self._forget(provider, begun)
-            self._follow(provider, kept[-1])
+            self._follow(provider, listings[-1])
 
     def _follow(self, provider: str, listing: Listing) -> None:
-        """Whoever asks later may find the listings forgotten."""
+        """Record the latest listing in the history of each name, since the listing itself is forgotten soon."""
         followed, listings = self._followed[provider], [*self._listings[provider]]
         answered = self._by_the_wall(listing.answered)
         for name in listing.shown:
-            one = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
+            history = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
             for machine in listing.standing(name):
-                if machine.handle.id not in one.machines:
+                if machine.handle.id not in history.machines:
                     since = self._born_after(provider, machine, answered)
-                    one.machines[machine.handle.id] = ListedMachine(since=since, shown=answered, last=answered)
-        for name, one in followed.items():
-            one.heard(listings, name)
-            now = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
-            for own, shown in one.machines.items():
-                shown.heard(now.get(own), answered)
+                    history.machines[machine.handle.id] = ListedMachine(since=since, shown=answered, last=answered)
+        for name, history in followed.items():
+            history.heard(listings, name)
+            listed = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
+            for machine_id, listed_machine in history.machines.items():
+                listed_machine.heard(listed.get(machine_id), answered)
 
     def _born_after(self, provider: str, machine: Observed, shown: datetime) -> datetime | None:
-        """When what the latest listing is the first to show did not stand yet: a lag before the two listings before it,
-        or when its cloud says that it was born, whose clock may be wrong. None: neither is known.
+        """Return the latest time at which a machine that was just listed for the first time did not exist.
+
+        It did not exist a lag before the two previous listings began, nor before the cloud's creation time, less a
+        possible error of the cloud's clock. None: neither is known.
         """
         times, born = self._times[provider], machine.created_at
         if len(times) > 2:
@@ -121,11 +136,14 @@ class Inventory:
         return None if born is None else min(born, shown)
 
     def trouble(self, provider: str) -> str:
-        """Why the last listing failed; empty: it did not."""
+        """Return the error of the latest listing; empty: it answered."""
         return str(self._trouble.get(provider, ""))
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
-        """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
+        """List clouds concurrently, and return those that did not answer.
+
+        `max_age_s`: age of a listing that is young enough, where it is not the usual `list_s`.
+        """
 
         async def failed(provider: str) -> bool:
             try:
@@ -135,11 +153,11 @@ class Inventory:
             return False
 
         names = list(providers)
-        bad = await gather_all(map(failed, names))
-        return {name for name, one in zip(names, bad, strict=True) if one}
+        failures = await gather_all(map(failed, names))
+        return {name for name, has_failed in zip(names, failures, strict=True) if has_failed}
 
     async def _list(self, provider: str) -> Sequence[Observed]:
-        """A cloud that hangs, or whose code breaks, is one that did not answer: it must not stop the others."""
+        """List one cloud. A timeout or a bug in its code counts as no answer, so that other clouds are not affected."""
         limit_s = self._context.rhythm.list_limit_s
         try:
             async with asyncio.timeout(limit_s):
@@ -153,174 +171,125 @@ class Inventory:
             raise OutcomeUnknown(f"{provider}: {type(e).__name__} while listing") from e
 
     def _forget(self, provider: str, now: float) -> None:
-        """Keeps enough for two listings `list_lag_s` after a first one, and no more."""
-        kept = self._listings[provider]
+        """Keep listings for long enough to prove absence: two of them `list_lag_s` after a first one."""
+        listings = self._listings[provider]
         horizon = 3 * self._context.providers[provider].caps.list_lag_s + 5 * self._context.rhythm.list_s
-        while len(kept) > 4 and now - kept[0].begun > horizon:
-            kept.popleft()
+        while len(listings) > 4 and now - listings[0].begun > horizon:
+            listings.popleft()
 
     def keep(self, live: Set[AttemptId]) -> None:
-        """Follows no others any more that it was told of before: `live` may have been read before a machine came that
-        is listed.
+        """Forget the history of names without a live attempt.
+
+        A name is forgotten at the second such call in a row, because `live` may have been read before a listed machine
+        was created.
         """
-        own = self._context.installation
+        installation = self._context.installation
         for provider, followed in self._followed.items():
-            others = {name for name in followed if attempt_of(own, name) not in live}
+            others = {name for name in followed if attempt_of(installation, name) not in live}
             self._followed[provider] = {
-                name: one for name, one in followed.items() if name not in others & self._others[provider]
+                name: history for name, history in followed.items() if name not in others & self._others[provider]
             }
             self._others[provider] = others
 
-    def listed_twice(self, provider: str, since: float) -> bool:
-        """What stood then, and still does, has been shown: a single listing may have left it out."""
+    def has_listed_twice(self, provider: str, since: float) -> bool:
+        """Return True if two listings have begun since then, so that a machine that existed all the time was shown."""
         times = self._times[provider]
         return len(times) > 1 and times[-2][0] >= since
 
     def latest(self, provider: str) -> Listing | None:
-        kept = self._listings[provider]
-        return kept[-1] if kept else None
+        listings = self._listings[provider]
+        return listings[-1] if listings else None
 
-    def shows(self, provider: str, name: InstanceName) -> bool:
-        """The latest listing does; see `Listing.shows`."""
+    def is_listed(self, provider: str, name: InstanceName) -> bool:
+        """Return True if the latest listing shows the name; see `Listing.shows`."""
         listing = self.latest(provider)
         return listing is not None and listing.shows(name)
 
-    def seen(self, provider: str, name: InstanceName) -> tuple[Observed, ...]:
-        """What the latest listing shows under a name, gone ones included."""
+    def listed(self, provider: str, name: InstanceName) -> tuple[Observed, ...]:
+        """Return the machines of a name in the latest listing, gone ones included."""
         listing = self.latest(provider)
         return listing.by_name.get(name, ()) if listing else ()
 
-    def fresh(self, attempt: Attempt, *, max_age_s: float) -> tuple[Observed, ...]:
-        """What a listing that is young enough shows of an attempt's machines; nothing where there is none."""
-        listing = self._young(attempt.line.offer.provider, max_age_s)
+    def recently_listed(self, attempt: Attempt, *, max_age_s: float) -> tuple[Observed, ...]:
+        """Return an attempt's machines in the latest listing; none if that listing is older than `max_age_s`."""
+        listing = self._recent(attempt.line.offer.provider, max_age_s)
         return listing.by_name.get(attempt.name, ()) if listing else ()
 
-    def _young(self, provider: str, max_age_s: float) -> Listing | None:
-        """The latest listing, unless it is older, or of another broker's cloud."""
+    def _recent(self, provider: str, max_age_s: float) -> Listing | None:
+        """Return the latest listing; None: it is older, there is none, or the cloud is not configured here."""
         listing = self.latest(provider) if provider in self._listings else None
-        old = listing is None or self._context.clock.monotonic() - listing.begun > max_age_s
-        return None if old else listing
+        is_old = listing is None or self._context.clock.monotonic() - listing.begun > max_age_s
+        return None if is_old else listing
 
     def running_at(self, attempt: Attempt) -> datetime | None:
-        """As recorded, else what the listings tell of it by the wall clock; None: no machine of it has run yet."""
+        """Return the time at which an attempt's machines ran: the recorded one, otherwise by the listings.
+
+        None: no listing has shown one of its machines running.
+        """
         if attempt.running_at is not None:
             return attempt.running_at
         provider, not_yet, without = attempt.line.offer.provider, None, None
         for listing in self._listings[provider]:
             shown = listing.by_name.get(attempt.name, ())
-            if any(o.state is not InstanceState.STARTING for o in shown):
+            if any(machine.state is not InstanceState.STARTING for machine in shown):
                 return runs_since(attempt, not_yet, self._context.providers[provider].caps)
             if len(shown) >= attempt.line.nodes:
                 not_yet, without = self._by_the_wall(listing.begun), None
-            else:  # one listing alone may leave out what runs
+            else:  # a single listing may omit a running machine
                 not_yet, without = without or not_yet, self._by_the_wall(listing.begun)
         return None
 
-    def absent_since(
+    # ------------------------------------------------------------------------------------------- absence, for the state
+
+    def absence(
+        self,
+        provider: str,
+        name: InstanceName,
+        since: float,
+        *,
+        born_by: datetime | None = None,
+        handles: Sequence[Handle] = (),
+    ) -> AbsenceProof:
+        """Return what the listings after `since` (monotonic) prove about a name.
+
+        `since`: time from which no machine of this name can be created any more, or from which an existing machine was
+        watched. `born_by`: see `proven_absent_at`. `handles`: machines whose absence is proven one by one.
+        """
+        return AbsenceProof(
+            missing_for_seconds=self.is_missing_for_seconds(provider, name, since),
+            proven_at=self.proven_absent_at(provider, name, since, born_by=born_by),
+            lost=self._lost(provider, handles, since),
+        )
+
+    def omits(self, provider: str, name: InstanceName, nodes: int) -> bool:
+        """Return whether a machine is missing once: see `absence.missing_once`."""
+        return missing_once(self._listings[provider], name, nodes)
+
+    def is_missing_for_seconds(self, provider: str, name: InstanceName, since: float) -> bool:
+        """Return whether machines that existed at `since` are missing for seconds: see `missing_for_seconds`."""
+        grown = since + self._context.providers[provider].caps.list_lag_s
+        return missing_for_seconds(self._listings[provider], name, grown)
+
+    def proven_absent_at(
         self, provider: str, name: InstanceName, since: float, *, born_by: datetime | None = None
     ) -> datetime | None:
-        """None from a first one on shows it, all begun after `since`, and two of them at least `list_lag_s` after the
-        first (which counts where nothing lags): those before may lag, and a single one may leave out what stands there.
+        """Return the latest time at which machines of a name may have existed; None: absence is not proven.
 
-        Then the moment up to which it may have stood, by the house's clock: when the second of them had answered that
-        began a lag after its birth. Earlier ones may leave it out because it is young. Else None. `born_by`: when all
-        of it stood, by the house's clock; None: not known to, so by `since`, after which nothing is created any more.
-        What stood and has been left out ever since was gone before `since` as well.
+        That is the answer of the second listing of the proof that began a lag after their birth. Earlier listings may
+        omit a machine because it is young. `born_by`: database time at which all machines existed; None: unknown, so
+        `since` is used. A machine that existed and has been omitted ever since was gone before `since` as well.
         """
-        unseen = self.unseen_since(provider, name, born_by=born_by) if born_by else None  # followed from the first look
+        unseen = self.missing_twice_at(provider, name, born_by=born_by) if born_by else None
         proven = self._absent_since(provider, since, lambda listing: listing.shows(name), born_by=born_by)
         return min(proven, unseen) if proven and unseen else proven
 
-    def unseen_since(
-        self, provider: str, name: InstanceName, *, born_by: datetime | None, sent_at: datetime | None = None
-    ) -> datetime | None:
-        """When the second of the listings in a row up to now had answered that do not show it, by the house's clock;
-        None: there are no two. No proof: without `born_by` it may be too young to be listed, or not created yet.
+    def _lost(self, provider: str, handles: Sequence[Handle], since: float) -> frozenset[str]:
+        """Return the ids of the machines whose absence is proven one by one."""
 
-        From when it was first shown, or asked for, it is followed, so that this is known long after those listings are
-        forgotten. Of what it was never shown, and could not read of, a process knows by the times of its listings
-        since it stood, or since `sent_at`, when its create was on its way.
-        """
-        one = self._followed[provider].get(name)
-        if one is None or one.born_by != born_by:
-            lag = self._context.providers[provider].caps.list_lag_s
-            stood = sent_at if born_by is None else born_by + timedelta(seconds=lag)
-            grown = -math.inf if stood is None else self._by_monotonic(stood)
-            known = Followed(born_by=born_by, grown=grown, machines=one.machines if one else {})
-            if one is not None and one.unseen is not None and one.unlisted >= grown:
-                known.unlisted, known.unseen = one.unlisted, one.unseen
-            elif stood is not None and (one is None or one.unseen is not None):  # none has shown it since it has grown
-                self._never_shown(provider, known)
-            known.heard([*self._listings[provider]], name)
-            one = self._followed[provider][name] = known
-        return None if one.unseen is None else self._by_the_wall(one.unseen)
-
-    def _never_shown(self, provider: str, one: Followed) -> None:
-        """No listing has shown it since it has grown."""
-        times = [time for time in self._times[provider] if time[0] >= one.grown]
-        if len(times) > 1:
-            one.unlisted, one.unseen = times[0][0], times[1][1]
-        one.gap_s = max((later[1] - first[0] for first, later in zip(times, times[2:], strict=False)), default=0.0)
-
-    def stood(self, attempt: Attempt, *, max_age_s: float) -> Sequence[MachineSpan]:
-        """All machines that listings have shown under an attempt's name. Where no listing is young enough, it is known
-        of none that it stands after the latest.
-        """
-        provider = attempt.line.offer.provider
-        one, latest = self._followed.get(provider, {}).get(attempt.name), self._young(provider, math.inf)
-        if one is None or latest is None:
-            return ()
-        told_to = None if self._young(provider, max_age_s) else self._by_the_wall(latest.answered)
-        return [
-            MachineSpan(id=own, since=shown.since, shown=shown.shown, until=shown.gone or told_to)
-            for own, shown in one.machines.items()
-        ]
-
-    def last_shown(self, attempt: Attempt) -> datetime | None:
-        """When the latest listing had answered that shows any of its machines; None: none has."""
-        one = self._followed.get(attempt.line.offer.provider, {}).get(attempt.name)
-        return max((shown.last for shown in one.machines.values()), default=None) if one else None
-
-    def stood_until(self, attempt: Attempt) -> datetime | None:
-        """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.
-
-        A launcher that nobody can judge may create until it can be. But what stands for longer than two listings and
-        their lag is shown; so beyond the last time that it may have been there, no more than the longest time for which
-        something could have stood unlisted. A time without listings is such a time.
-        """
-        provider = attempt.line.offer.provider
-        unseen = self.unseen_since(provider, attempt.name, born_by=None, sent_at=attempt.create_sent_at)
-        if unseen is None or attempt.terminating_since is None:
-            return None
-        unlisted_s = self._followed[provider][attempt.name].gap_s + self._context.providers[provider].caps.list_lag_s
-        return max(unseen, attempt.terminating_since) + timedelta(seconds=unlisted_s)
-
-    def left_out(self, provider: str, name: InstanceName, since: float) -> bool:
-        """The listings of the last seconds all leave it out, though it stood at `since`, more than a lag before each.
-
-        So none of them shows a time before it was created, and a single one that leaves out what stands there is not
-        enough. It says nothing of what may be created later: that takes `absent_since`.
-        """
-        first = since + self._context.providers[provider].caps.list_lag_s
-        without: list[Listing] = []
-        for listing in self._listings[provider]:
-            without = [] if listing.begun <= first or listing.shows(name) else [*without, listing]
-        return len(without) >= 2 and without[-1].begun - without[0].begun >= LEFT_OUT_S
-
-    def omits(self, provider: str, name: InstanceName, nodes: int) -> bool:
-        """The latest listing leaves a machine out that the one before it shows; the first of all, one of `nodes`."""
-        before, last = ([None, None, *self._listings[provider]])[-2:]
-        if before is None:
-            return last is not None and len(last.by_name.get(name, ())) < nodes
-        return last is not None and any(last.one(one.handle) is None for one in before.standing(name))
-
-    def lost(self, provider: str, handles: Sequence[Handle], since: float) -> Set[str]:
-        """The same proof for each of these machines: the ids of those that are absent."""
-
-        def absent(handle: Handle) -> bool:
+        def is_absent(handle: Handle) -> bool:
             return self._absent_since(provider, since, lambda listing: listing.shows_one(handle)) is not None
 
-        return {handle.id for handle in handles if absent(handle)}
+        return frozenset(handle.id for handle in handles if is_absent(handle))
 
     def _absent_since(
         self, provider: str, since: float, shows: Callable[[Listing], bool], *, born_by: datetime | None = None
@@ -328,23 +297,87 @@ class Inventory:
         latest = self.latest(provider)
         if latest is None or shows(latest):
             return None
-        lag = self._context.providers[provider].caps.list_lag_s
-        without: list[Listing] = []
-        for listing in self._listings[provider]:
-            if listing.begun <= since:
-                continue
-            without = [] if shows(listing) else [*without, listing]
-        if len(without) < 2 or without[-2].begun - without[0].begun < lag:
-            return None
+        without = trailing_without(self._listings[provider], shows, since)
         born = since if born_by is None else min(since, self._by_monotonic(born_by))
-        grown = [listing for listing in without if listing.begun - born >= lag]
-        return self._by_the_wall(grown[1].answered)
+        listing = proof_listing(without, self._context.providers[provider].caps.list_lag_s, born)
+        return None if listing is None else self._by_the_wall(listing.answered)
+
+    # --------------------------------------------------------------------------------------------- history, for charges
+
+    def missing_twice_at(
+        self, provider: str, name: InstanceName, *, born_by: datetime | None, sent_at: datetime | None = None
+    ) -> datetime | None:
+        """Return when the second of the listings in a row, up to now, had answered that do not show a name.
+
+        None: there are fewer than two. This proves no absence: without `born_by` the machine may be too young to be
+        listed, or not created yet. `sent_at`: time at which its create was sent.
+
+        The name is followed from its first listing or from the first call, so the answer outlives the listings. For a
+        name that was never listed, the times of all listings since `born_by` or `sent_at` are used.
+        """
+        history = self._followed[provider].get(name)
+        if history is None or history.born_by != born_by:
+            lag = self._context.providers[provider].caps.list_lag_s
+            existed_at = sent_at if born_by is None else born_by + timedelta(seconds=lag)
+            grown = -math.inf if existed_at is None else self._by_monotonic(existed_at)
+            renewed = Followed(born_by=born_by, grown=grown, machines=history.machines if history else {})
+            if history is not None and history.unseen is not None and history.unlisted >= grown:
+                renewed.unlisted, renewed.unseen = history.unlisted, history.unseen
+            elif existed_at is not None and (history is None or history.unseen is not None):
+                self._never_shown(provider, renewed)
+            renewed.heard([*self._listings[provider]], name)
+            history = self._followed[provider][name] = renewed
+        return None if history.unseen is None else self._by_the_wall(history.unseen)
+
+    def _never_shown(self, provider: str, history: Followed) -> None:
+        """Record that no listing has shown the name since it could be listed."""
+        times = [time for time in self._times[provider] if time[0] >= history.grown]
+        if len(times) > 1:
+            history.unlisted, history.unseen = times[0][0], times[1][1]
+        gaps = (later[1] - first[0] for first, later in zip(times, times[2:], strict=False))
+        history.gap_s = max(gaps, default=0.0)
+
+    def machine_spans(self, attempt: Attempt, *, max_age_s: float) -> Sequence[MachineSpan]:
+        """Return the lifetimes of all machines that listings have shown under an attempt's name.
+
+        If the latest listing is older than `max_age_s`, no machine is known to exist after it.
+        """
+        provider = attempt.line.offer.provider
+        history = self._followed.get(provider, {}).get(attempt.name)
+        latest = self._recent(provider, math.inf)
+        if history is None or latest is None:
+            return ()
+        known_until = None if self._recent(provider, max_age_s) else self._by_the_wall(latest.answered)
+        return [
+            MachineSpan(id=machine_id, since=listed.since, shown=listed.shown, until=listed.gone or known_until)
+            for machine_id, listed in history.machines.items()
+        ]
+
+    def last_listed_at(self, attempt: Attempt) -> datetime | None:
+        """Return when the latest listing had answered that shows one of its machines; None: no listing did."""
+        history = self._followed.get(attempt.line.offer.provider, {}).get(attempt.name)
+        return max((machine.last for machine in history.machines.values()), default=None) if history else None
+
+    def latest_possible_end(self, attempt: Attempt) -> datetime | None:
+        """Return until when machines of a terminating attempt that never booted may have billed; None: unknown.
+
+        A launcher whose death is not proven may create machines. But a machine that exists for longer than two listings
+        and their lag is shown. So beyond its last possible sighting it existed for at most the longest gap between
+        listings and a lag. A time without listings counts as such a gap.
+        """
+        provider = attempt.line.offer.provider
+        unseen = self.missing_twice_at(provider, attempt.name, born_by=None, sent_at=attempt.create_sent_at)
+        if unseen is None or attempt.terminating_since is None:
+            return None
+        unlisted_s = self._followed[provider][attempt.name].gap_s + self._context.providers[provider].caps.list_lag_s
+        return max(unseen, attempt.terminating_since) + timedelta(seconds=unlisted_s)
 
     def _by_the_wall(self, moment: float) -> datetime:
-        """A moment of the monotonic clock."""
+        """Convert a time of the monotonic clock to the database clock."""
         clock = self._context.clock
         return clock.now() - timedelta(seconds=clock.monotonic() - moment)
 
     def _by_monotonic(self, moment: datetime) -> float:
+        """Convert a time of the database clock to the monotonic clock."""
         clock = self._context.clock
         return clock.monotonic() - (clock.now() - moment).total_seconds()

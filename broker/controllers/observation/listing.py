@@ -1,4 +1,4 @@
-"""What one listing of a cloud showed, and what is left of many that are forgotten."""
+"""One listing of a cloud, and the history of listed machines that outlives the listings themselves."""
 
 import math
 from collections.abc import Mapping, Sequence, Set
@@ -14,48 +14,50 @@ from broker.domain.job import Handle
 @dataclass(frozen=True, kw_only=True)
 class Listing:
     begun: float
-    """On this process's monotonic clock, before the request was sent."""
+    """Time on this process's monotonic clock, before the request was sent."""
     answered: float
-    """What is not shown was gone by then."""
+    """Time of the answer, on the same clock. A machine that is not shown had gone before it."""
     by_name: Mapping[InstanceName, tuple[Observed, ...]]
 
     def shows(self, name: InstanceName) -> bool:
-        """True while something under this name exists or may exist; what the cloud calls gone does not."""
+        """Return True if a machine of this name exists or may exist. A machine that is listed as gone does not."""
         return name in self.shown
 
     @cached_property
     def shown(self) -> Set[InstanceName]:
-        """All names that it `shows`: each is asked for many times, by many."""
+        """All names for which `shows` is true. Cached, because many callers ask for many names."""
         return {name for name in self.by_name if self.standing(name)}
 
     def standing(self, name: InstanceName) -> Sequence[Observed]:
-        return [o for o in self.by_name.get(name, ()) if o.state is not InstanceState.GONE]
+        """Return the machines of a name that the cloud does not list as gone."""
+        return [machine for machine in self.by_name.get(name, ()) if machine.state is not InstanceState.GONE]
 
     def one(self, handle: Handle) -> Observed | None:
-        return next((o for o in self.by_name.get(handle.name, ()) if o.handle.id == handle.id), None)
+        """Return one machine, gone or not; None: it is not listed."""
+        return next((machine for machine in self.by_name.get(handle.name, ()) if machine.handle.id == handle.id), None)
 
     def shows_one(self, handle: Handle) -> bool:
-        found = self.one(handle)
-        return found is not None and found.state is not InstanceState.GONE
+        machine = self.one(handle)
+        return machine is not None and machine.state is not InstanceState.GONE
 
 
 @dataclass(kw_only=True)
 class ListedMachine:
-    """A machine, of all that listings have told of it."""
+    """History of one machine. Times are of the database clock, as it was when they were recorded."""
 
     since: datetime | None
-    """When it did not stand yet, as far as is known; here and below by the house's clock as it was then."""
+    """Latest time at which the machine is known not to have existed; None: unknown."""
     shown: datetime
-    """When the first listing had answered that shows it."""
+    """Answer of the first listing that showed the machine."""
     last: datetime
-    """When the latest had that shows that it stands."""
+    """Answer of the latest listing that showed the machine as existing."""
     without: int = 0
-    """Listings in a row up to now that do not show it."""
+    """Number of listings in a row, up to now, that do not show the machine."""
     gone: datetime | None = None
-    """When one had answered that calls it gone, or the second in a row that leaves it out; None: neither has."""
+    """Answer of the listing that lists the machine as gone, or of the second in a row that omits it; None: neither."""
 
     def heard(self, machine: Observed | None, answered: datetime) -> None:
-        """`machine`: as the latest listing has it."""
+        """Record the latest listing. `machine`: its row of this machine; None: there is none."""
         if machine is not None and machine.state is not InstanceState.GONE:
             self.without, self.gone, self.last = 0, None, answered
             return
@@ -66,30 +68,33 @@ class ListedMachine:
 
 @dataclass(kw_only=True)
 class Followed:
-    """What is left of forgotten listings: of one name."""
+    """History of one name, kept after the listings themselves are forgotten. Times are monotonic unless noted."""
 
     born_by: datetime | None
+    """Database time at which all machines existed; None: unknown."""
     grown: float
-    """Listings that began earlier may leave it out because it is young."""
+    """Listings that began before this time may omit a machine because it is young."""
     unlisted: float = math.inf
-    """When the first of those in a row began that do not show it."""
+    """Begin of the first of the listings in a row, up to now, that do not show the name; infinity: it is shown."""
     unseen: float | None = None
-    """When the second of them had answered; None: there are no two."""
+    """Answer of the second of these listings; None: there are fewer than two."""
     gap_s: float = 0.0
-    """Of those in a row, the longest from the begin of one to the answer of the next but one: two of them have to leave
-    out what stands there."""
-    machines: dict[str, ListedMachine] = field(default_factory=dict)
-    """By their ids, all that were shown."""
+    """Longest time from the begin of one of these listings to the answer of the next but one.
 
-    def heard(self, kept: Sequence[Listing], name: InstanceName) -> None:
-        """Of the last of these."""
-        if not kept or kept[-1].shows(name):
+    A machine that exists for longer is shown, since two listings in a row would have to omit it.
+    """
+    machines: dict[str, ListedMachine] = field(default_factory=dict)
+    """All machines that were ever shown, by their ids."""
+
+    def heard(self, listings: Sequence[Listing], name: InstanceName) -> None:
+        """Record the last of these listings."""
+        if not listings or listings[-1].shows(name):
             self.unlisted, self.unseen, self.gap_s = math.inf, None, 0.0
         elif self.unseen is not None:
-            self.gap_s = max(self.gap_s, _gap_s(kept[-3:]))
+            self.gap_s = max(self.gap_s, _gap_s(listings[-3:]))
         else:
             without: list[Listing] = []
-            for listing in kept:
+            for listing in listings:
                 without = [] if listing.begun < self.grown or listing.shows(name) else [*without, listing]
             self.unlisted = without[0].begun if without else math.inf
             self.unseen = without[1].answered if len(without) > 1 else None

@@ -209,7 +209,7 @@ class Launch:
         (is_written,) = await self._context.store.apply([change])
         if is_written and attempt.state is AttemptState.BOOTING:
             # Follow its machines from now on: the database may be unreachable when billing asks for them.
-            self._inventory.unseen_since(attempt.line.offer.provider, attempt.name, born_by=attempt.booted_at)
+            self._inventory.missing_twice_at(attempt.line.offer.provider, attempt.name, born_by=attempt.booted_at)
         return is_written
 
     def _charge(self, decision: LaunchDecision) -> Charge | None:

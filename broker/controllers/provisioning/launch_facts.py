@@ -75,13 +75,13 @@ class LaunchFactsReader:
         dead_since = await self._launchers.dead_since(attempt)
         has_heartbeats = self._beats.shown(attempt.id, attempt.line.nodes)
         look = LaunchLook(
-            seen=self._inventory.seen(provider, attempt.name),
+            seen=self._inventory.listed(provider, attempt.name),
             omits=self._inventory.omits(provider, attempt.name, attempt.line.nodes),
             beating=has_heartbeats and not self._launchers.is_in_flight(attempt.name),
             store_ok=is_readable,
             dead_s=None if dead_since is None else self._context.clock.monotonic() - dead_since,
         )
-        if dead_since is None or self._inventory.absent_since(provider, attempt.name, dead_since) is None:
+        if dead_since is None or self._inventory.proven_absent_at(provider, attempt.name, dead_since) is None:
             return look
         return await self._with_end(leased, replace(look, absent=True))
 

@@ -199,7 +199,7 @@ class Sweep:
         charged.
         """
         now, handle = self._context.clock.now(), orphan.observed.handle
-        standing = [o for o in self._inventory.seen(provider, handle.name) if o.state is not InstanceState.GONE]
+        standing = [o for o in self._inventory.listed(provider, handle.name) if o.state is not InstanceState.GONE]
         machines = uncharged_after_end_usd(attempt, handle, self._born(key, orphan, now), now, standing=len(standing))
         traffic = traffic_owed(attempt, now)
         if not machines and not traffic:

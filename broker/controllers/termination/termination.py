@@ -81,11 +81,11 @@ class Termination:
         dead = await self._launchers.dead_since(attempt)
         absent_at = stood_until = None
         if provider not in unlisted:
-            stood_until = None if attempt.booted_at else self._inventory.stood_until(attempt)
+            stood_until = None if attempt.booted_at else self._inventory.latest_possible_end(attempt)
             if dead is not None:
-                absent_at = self._inventory.absent_since(provider, attempt.name, dead, born_by=attempt.booted_at)
+                absent_at = self._inventory.proven_absent_at(provider, attempt.name, dead, born_by=attempt.booted_at)
         if absent_at is None:
-            standing = provider not in unlisted and self._inventory.shows(provider, attempt.name)
+            standing = provider not in unlisted and self._inventory.is_listed(provider, attempt.name)
             again_s = 0.0 if provider in unlisted else min(AGAIN_S, self._context.rhythm.look_s)
             held = self._hold(one)
             return held or await self._destroy(one, standing=standing, launcher_dead=dead is not None, again_s=again_s)
@@ -121,8 +121,8 @@ class Termination:
 
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
-        until, now = inspection_end(one.attempt, one.job), self._context.clock.now()
-        seen = recorded_machines(one.attempt, self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name))
+        until, now = kept_until(one.attempt, one.job), self._context.clock.now()
+        seen = recorded_machines(one.attempt, self._inventory.listed(one.attempt.line.offer.provider, one.attempt.name))
         if until is None or now >= until or (seen and all(machine.state in TAKEN_AWAY for machine in seen)):
             return None
         wait_s = min(self._context.rhythm.look_s, (until - now).total_seconds())
@@ -181,7 +181,7 @@ class Termination:
 
     def _handles(self, attempt: Attempt) -> tuple[Handle, ...]:
         """The recorded machines and whatever else stands there under this name."""
-        seen = self._inventory.seen(attempt.line.offer.provider, attempt.name)
+        seen = self._inventory.listed(attempt.line.offer.provider, attempt.name)
         known = {h.id: h for h in attempt.handles}
         return tuple({**known, **{o.handle.id: o.handle for o in seen}}.values())
 

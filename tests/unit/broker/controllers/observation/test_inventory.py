@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.controllers.base.context import ControllerContext, Intervals
-from broker.controllers.observation.inventory import UNHEARD, Inventory
+from broker.controllers.observation.inventory import UNANSWERED, Inventory
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
@@ -62,7 +62,7 @@ async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
     looks: Sequence[tuple[float, Any]],
 ) -> None:
     seen, times = await listed(looks)
-    found = seen.absent_since("scripted", NAME, times[0] - 1, born_by=build.T0 - timedelta(seconds=LAG_S))
+    found = seen.proven_absent_at("scripted", NAME, times[0] - 1, born_by=build.T0 - timedelta(seconds=LAG_S))
     assert found == build.T0 + timedelta(seconds=times[1])
 
 
@@ -71,7 +71,7 @@ async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: 
     """`born_by_s`: when it is known to have stood; else by the end of its launcher, at 5 s. All listings are empty."""
     seen, times = await listed([(6, ()), (2, ()), (5, ()), (4, ()), (3, ()), (5, ())])
     born_by = None if born_by_s is None else build.T0 + timedelta(seconds=born_by_s)
-    found = seen.absent_since("scripted", NAME, 5, born_by=born_by)
+    found = seen.proven_absent_at("scripted", NAME, 5, born_by=born_by)
     assert found == build.T0 + timedelta(seconds=times[bill_ends])
 
 
@@ -79,11 +79,11 @@ async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> 
     """Also long after those listings are forgotten, while it is followed."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 2])
     stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
     for _ in range(9):
         cast(SteppedClock, seen._context.clock).advance(LAG_S)
         await seen.refresh("scripted")
-    found = seen.absent_since("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood)
+    found = seen.proven_absent_at("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood)
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
@@ -92,7 +92,7 @@ async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> N
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[2]
     stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
 
 
 async def test_later_process_relies_on_its_first_two_listings() -> None:
@@ -100,37 +100,37 @@ async def test_later_process_relies_on_its_first_two_listings() -> None:
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[1]
     stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.absent_since("scripted", NAME, times[-1], born_by=stood) is None
-    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
+    assert seen.proven_absent_at("scripted", NAME, times[-1], born_by=stood) is None
+    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
 
 
 async def test_process_relies_on_listings_after_its_first_ones() -> None:
     """Of what came after its first listings a process knows by those since."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[3]
-    assert seen.unseen_since("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
+    assert seen.missing_twice_at("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
 
 
 async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
     """It had asked since the create, and was cut off from the database; those listings are forgotten as well."""
     seen, times = await listed([(1, ()), (5, ()), (5, ())])
     sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 20))
-    assert seen.unseen_since("scripted", NAME, born_by=None, sent_at=sent) is not None
+    assert seen.missing_twice_at("scripted", NAME, born_by=None, sent_at=sent) is not None
     clock = cast(SteppedClock, seen._context.clock)
     for _ in range(100):
         clock.advance(5)
         times.append(clock.monotonic())
         await seen.refresh("scripted")
     grown = [at for at in times if at >= 20 + LAG_S]
-    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=grown[1])
+    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=grown[1])
 
 
 async def test_of_two_listings_the_first_may_be_too_young_to_count() -> None:
     """It is learned late when the machine stood; after that nothing was heard for minutes."""
     seen, times = await listed([(39, ()), (3, ()), (300, ()), (5, ())])
     sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 31))
-    assert seen.unseen_since("scripted", NAME, born_by=None, sent_at=sent) is not None
-    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    assert seen.missing_twice_at("scripted", NAME, born_by=None, sent_at=sent) is not None
+    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
 
 
 LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
@@ -140,12 +140,12 @@ ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + ti
 async def test_never_booted_machine_may_have_billed_while_unobservable() -> None:
     """However long its launcher cannot be judged: a lag after it stands, two listings in a row have to leave it out."""
     seen, _ = await listed([(1, ()), *[(5, ())] * 40])
-    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 2 * 5 + LAG_S)
+    assert seen.latest_possible_end(ENDING) == build.T0 + timedelta(seconds=20 + 2 * 5 + LAG_S)
     clock = cast(SteppedClock, seen._context.clock)
     for apart in (60, 5, 5, 5):
         clock.advance(apart)
         await seen.refresh("scripted")
-    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 65 + LAG_S)
+    assert seen.latest_possible_end(ENDING) == build.T0 + timedelta(seconds=20 + 65 + LAG_S)
 
 
 @pytest.mark.parametrize("sent_s", [0, 90])
@@ -154,20 +154,20 @@ async def test_process_without_history_bounds_the_lifetime(sent_s: float) -> Non
     seen, _ = await listed([(1, ()), *[(5, ())] * 700])
     sent, ending = (build.T0 + timedelta(seconds=at) for at in (sent_s, 130))
     attempt = replace(ENDING, create_sent_at=sent, terminating_since=ending)
-    assert seen.stood_until(attempt) == ending + timedelta(seconds=2 * 5 + LAG_S)
+    assert seen.latest_possible_end(attempt) == ending + timedelta(seconds=2 * 5 + LAG_S)
 
 
 async def test_what_never_booted_and_is_shown_bills_until_it_is_shown_no_more() -> None:
     seen, times = await listed([(30, THERE), (5, ()), (5, ()), (5, ())])
-    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=times[2] + 10 + LAG_S)
+    assert seen.latest_possible_end(ENDING) == build.T0 + timedelta(seconds=times[2] + 10 + LAG_S)
     cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
     await seen.refresh("scripted")
-    assert seen.stood_until(ENDING) is None
+    assert seen.latest_possible_end(ENDING) is None
 
 
 async def test_what_may_still_boot_has_no_such_bound() -> None:
     seen, _ = await listed([(1, ()), *[(5, ())] * 5])
-    assert seen.stood_until(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
+    assert seen.latest_possible_end(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
 
 
 OWN = build.attempt(line=LINE)
@@ -181,7 +181,7 @@ def stood(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[float 
     def told(at: datetime | None) -> float | None:
         return None if at is None else (at - build.T0).total_seconds()
 
-    return {one.id: (told(one.since), told(one.until)) for one in seen.stood(OWN, max_age_s=max_age_s)}
+    return {one.id: (told(one.since), told(one.until)) for one in seen.machine_spans(OWN, max_age_s=max_age_s)}
 
 
 async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
@@ -190,7 +190,7 @@ async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
     seen, times = await listed(looks)
     found = {"i": (None, None), "late": (times[1] - LAG_S, None)}
     assert stood(seen) == found
-    seen.unseen_since("scripted", NAME, born_by=build.T0)  # it is followed by another bound now
+    seen.missing_twice_at("scripted", NAME, born_by=build.T0)  # it is followed by another bound now
     assert stood(seen) == found
 
 
@@ -249,7 +249,7 @@ async def test_of_what_no_listing_has_shown_nothing_has_stood() -> None:
     seen, _ = await listed([(1, ()), (1, GONE)])
     assert stood(seen) == {}
     elsewhere = replace(OWN, line=replace(LINE, offer=replace(LINE.offer, provider="another broker's")))
-    assert not seen.stood(elsewhere, max_age_s=15)
+    assert not seen.machine_spans(elsewhere, max_age_s=15)
 
 
 async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() -> None:
@@ -266,16 +266,16 @@ async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() ->
 async def test_what_is_shown_again_stands_again() -> None:
     seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
     born_by = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.unseen_since("scripted", NAME, born_by=born_by) is not None
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) is not None
     cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
     await seen.refresh("scripted")
-    assert seen.unseen_since("scripted", NAME, born_by=born_by) is None
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) is None
 
 
 async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
     seen, times = await listed([(1, ()), (1, ()), (LAG_S, ())])
-    assert seen.unseen_since("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
-    assert seen.unseen_since("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
+    assert seen.missing_twice_at("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
+    assert seen.missing_twice_at("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
     seen.keep(set())
     assert seen._followed["scripted"], "it may have been read before it came"
     seen.keep({build.attempt().id})
@@ -287,34 +287,34 @@ async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
 
 async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
     seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE), (1, GONE)])
-    found = seen.absent_since("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S))
+    found = seen.proven_absent_at("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S))
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
 async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:
     seen, times = await listed([(1, ()), (LAG_S, ()), (1, ())])
-    assert not seen.absent_since("scripted", NAME, times[0])
+    assert not seen.proven_absent_at("scripted", NAME, times[0])
 
 
 async def test_two_listings_within_the_lag_prove_nothing() -> None:
     seen, _ = await listed([(1, ()), (LAG_S / 2, ())])
-    assert not seen.absent_since("scripted", NAME, 0)
+    assert not seen.proven_absent_at("scripted", NAME, 0)
 
 
 async def test_listings_that_lag_and_one_that_leaves_it_out_prove_nothing() -> None:
     """A machine that was just created: not shown yet, not shown yet, left out once."""
     seen, _ = await listed([(1, ()), (LAG_S / 2, ()), (LAG_S, ())])
-    assert not seen.absent_since("scripted", NAME, 0)
+    assert not seen.proven_absent_at("scripted", NAME, 0)
 
 
 async def test_a_machine_that_shows_again_takes_the_proof_back() -> None:
     seen, _ = await listed([(1, ()), (LAG_S, ()), (1, ()), (1, THERE)])
-    assert not seen.absent_since("scripted", NAME, 0)
+    assert not seen.proven_absent_at("scripted", NAME, 0)
 
 
 async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
     seen, _ = await listed([(1, GONE), (LAG_S, GONE), (1, GONE)])
-    assert seen.absent_since("scripted", NAME, 0)
+    assert seen.proven_absent_at("scripted", NAME, 0)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ async def test_several_listings_leave_out_what_stood_a_lag_before_them(
     looks: Sequence[tuple[float, Any]], left_out: bool
 ) -> None:
     seen, times = await listed(looks)
-    assert seen.left_out("scripted", NAME, times[0] - looks[0][0]) == left_out
+    assert seen.is_missing_for_seconds("scripted", NAME, times[0] - looks[0][0]) == left_out
 
 
 @pytest.mark.parametrize("fault", [ValueError("not JSON"), TimeoutError("hangs")])
@@ -351,7 +351,7 @@ async def test_absence_is_never_proven_while_the_last_lag_shows_it(
     looks: list[tuple[float, Any]], since: float
 ) -> None:
     seen, times = await listed(looks)
-    if seen.absent_since("scripted", NAME, since):
+    if seen.proven_absent_at("scripted", NAME, since):
         clean = [t for t, (_, shown) in zip(times, looks, strict=True) if t > since and shown != THERE]
         shows = [t for t, (_, shown) in zip(times, looks, strict=True) if shown == THERE]
         assert clean[-2] - clean[0] >= LAG_S
@@ -420,14 +420,14 @@ async def test_broker_cut_off_from_a_cloud_leaves_its_rows_to_others() -> None:
     cloud, clock = Cut(), SteppedClock()
     seen = inventory(cloud, clock)
     turns = []
-    for _ in range(UNHEARD):
+    for _ in range(UNANSWERED):
         turns.append(seen.turns["scripted"])
         assert await seen.refresh_all(["scripted"]) == {"scripted"}
         clock.advance(1)
-    assert turns == [0.0] * UNHEARD
+    assert turns == [0.0] * UNANSWERED
     first = seen.turns["scripted"]
     assert first > 0
-    for _ in range(UNHEARD):
+    for _ in range(UNANSWERED):
         await seen.refresh_all(["scripted"])
     assert seen.turns["scripted"] > first, "whoever hears a little comes first"
     cloud.away = False

@@ -8,7 +8,7 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.monitoring.liveness import LivenessController
 from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.controllers.observation.heartbeats import HeartbeatReader
-from broker.controllers.observation.inventory import UNHEARD, Inventory
+from broker.controllers.observation.inventory import UNANSWERED, Inventory
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.termination import Termination
@@ -52,7 +52,7 @@ class CutOff:
         self.inventory = Inventory(self.context)
 
     async def listens(self) -> None:
-        for _ in range(UNHEARD):
+        for _ in range(UNANSWERED):
             await self.inventory.refresh_all(["simulated"])
 
 
