@@ -56,7 +56,7 @@ class Budgets:
             },
         )
         since = window_start(budget, policy.zone, now)
-        await self._context.store.tell_threshold(applied.id, reached_threshold, notice, since=since)
+        await self._context.store.post_threshold(applied.id, reached_threshold, notice, since=since)
 
     async def _drain(self, draining: Sequence[tuple[Applied, Reached]]) -> None:
         live = await self._context.store.live_attempts()

@@ -86,14 +86,14 @@ class RetentionController:
         await self._delete(deleted)
         sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}
         left = retained.bytes - sum(sizes[key] for key in deleted)
-        again_s = look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
+        again_s = next_check_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
         stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
         charge = StorageCharge(
             job_id=job.id,
             read=job.stored,
             to=stored,
             usd=due_now(job.stored, stored),
-            due_in_s=RESTING_S if spares else again_s,  # the deletion stays due
+            due_in_s=CHECK_ENDED_S if spares else again_s,  # the deletion stays due
         )
         await context.store.charge_storage(charge)
 
@@ -102,7 +102,7 @@ class RetentionController:
 
         That attempt may still train and save, so nothing of its job is deleted.
         """
-        unknown_attempts = unknown(job, retained.by_kind["checkpoints"])
+        unknown_attempts = attempts_without_row(job, retained.by_kind["checkpoints"])
         if unknown_attempts and job.id not in self._spared:
             self._spared.add(job.id)
             log.warning(
@@ -117,7 +117,7 @@ class RetentionController:
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
         prefix = keys.job_data(job.id, "")
         copies = [(key, size) for key, size in data.items() if key.startswith(prefix)]
-        return sort_out(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
+        return sort_objects(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
 
     async def _expire(self, job: Job, kinds: Sequence[StoredKind]) -> Job:
         """Mark the kinds that are due as deleted. Checkpoints wait while another job starts from them."""

@@ -2,7 +2,7 @@
 
 Steps: an attempt with a signal starts to drain, and its agent is asked to save. The drain ends with the final report,
 with the end of the machine, or when its time is over.
-Facts: signals, heartbeats, final report, listings, money and time left. Decisions: keep waiting, FINAL, GONE or GRACE_OVER.
+Facts: signals, heartbeats, final report, listings, money and time left. Decisions: wait, FINAL, GONE or GRACE_OVER.
 """
 
 from collections.abc import Sequence, Set
@@ -58,7 +58,7 @@ class Interruption:
 
     def _interrupt(self, row: Leased) -> Change:
         now = self._context.clock.now()
-        signal = signalled(row.attempt, row.job)
+        signal = required_end(row.attempt, row.job)
         assert signal is not None
         moved = step(row.attempt, signal, now).attempt
         message = out_of_time_message(row.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value

@@ -95,9 +95,9 @@ class LivenessController:
             reason = setup_reason(observation.seen)
         following = step(attempt, outcome, self._context.clock.now(), reason=reason).attempt
         if outcome is AttemptEvent.MISMATCH:
-            following = replace(following, detail=mismatch(attempt.line.offer, observation.seen) or "")
+            following = replace(following, detail=mismatch_message(attempt.line.offer, observation.seen) or "")
         elif outcome is AttemptEvent.SETUP_FAILED:
-            following = replace(following, detail=fault(observation.seen) or outcome.value)
+            following = replace(following, detail=fault_message(observation.seen) or outcome.value)
         elif outcome is not AttemptEvent.FIRST_BEAT:
             following = replace(following, detail=observation.final.message if observation.final else outcome.value)
         if not following.handles:

@@ -121,7 +121,7 @@ class Termination:
 
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
-        until, now = kept_until(one.attempt, one.job), self._context.clock.now()
+        until, now = inspection_end(one.attempt, one.job), self._context.clock.now()
         seen = recorded_machines(one.attempt, self._inventory.listed(one.attempt.line.offer.provider, one.attempt.name))
         if until is None or now >= until or (seen and all(machine.state in TAKEN_AWAY for machine in seen)):
             return None

@@ -166,7 +166,7 @@ def test_a_refusal_names_the_cloud() -> None:
 
 
 def test_a_refused_account_is_named_and_existing_machines_are_recorded() -> None:
-    account = AccountRefusal(key="account/x/", words="runpod refuses the key")
+    account = AccountRefusal(key="account/x/", message="runpod refuses the key")
     refused = CreateRefused(
         event=AttemptEvent.REJECTED, message="401", reason=Reason.IMAGE, account=account, handles=(HANDLE,)
     )
