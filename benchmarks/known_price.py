@@ -32,9 +32,9 @@ from broker.domain.offer import Offer
 from broker.estimator.speed.hardware import TABLE
 from broker.preflight.dataset import BYTES_PER_TOKEN
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from providers.runpod.provider import CAPS
 from tests.api.harness import FixedMarket, serving
+from tests.support.memory_store.store import MemoryStore
 
 MINUTES, USD, USD_PER_HOUR = 10.0, 0.45, "2.75"
 SAMPLES = 1500

@@ -6,9 +6,9 @@ import pytest
 
 from broker.ports import Store
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from broker.store.postgres.store import PostgresStore
 from tests.api.harness import Running, memory_blobs, serving
+from tests.support.memory_store.store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "postgres"])

@@ -15,8 +15,8 @@ from broker.api.schemas.tenancy import SecretValue
 from broker.cli.main import app
 from broker.daemon.config import DaemonConfig
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, Running, memory_blobs, serving, spec
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract.base import SHAPES
 
 

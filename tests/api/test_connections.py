@@ -9,8 +9,8 @@ import pytest
 
 from broker.api.http.connections import LINE_BYTES
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import Running, memory_blobs, serving
+from tests.support.memory_store.store import MemoryStore
 
 PATIENCE_S = 300.0
 

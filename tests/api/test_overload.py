@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
+from tests.support.memory_store.store import MemoryStore
 
 AT_ONCE = 3
 
@@ -24,7 +24,7 @@ async def test_beyond_what_is_answered_at_once_is_503_with_retry_after(monkeypat
 
     async with serving(store, memory_blobs(), requests=AT_ONCE) as api, aiohttp.ClientSession() as session:
         headers = await api.token("me")
-        monkeypatch.setattr("broker.store.memory.tenant.MemoryTenant.jobs", slow)
+        monkeypatch.setattr("tests.support.memory_store.tenant.MemoryTenant.jobs", slow)
 
         async def jobs() -> tuple[int, str | None]:
             async with session.get(f"{api.url}/v1/jobs", headers=headers) as answer:

@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet, InvalidToken
 from broker.domain.ids import Installation
 from broker.runtime.clock import SystemClock
 from broker.runtime.secret_box import MASTER_KEY_VARIABLE, SecretBox, SecretsError, master_key, sealing
-from broker.store.memory.store import MemoryStore
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract.documents import Sealed
 
 BOX = SecretBox(bytes(range(32)))

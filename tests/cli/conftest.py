@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from broker.cli.main import app
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import Running, memory_blobs, serving
+from tests.support.memory_store.store import MemoryStore
 
 GOOD = """\
 name: cynic

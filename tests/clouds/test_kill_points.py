@@ -26,7 +26,6 @@ from broker.domain.workload import Workload
 from broker.ports import Change
 from broker.runtime.control_loop import run_forever
 from broker.runtime.secret_box import SecretBox
-from broker.store.memory.store import MemoryStore
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider
 from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
@@ -35,6 +34,7 @@ from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.paper import Agents, FarBlobs, Host, PaperLauncher, Server, SlowMachines
 from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point, WarpLoop
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract.documents import Limits
 
 CLOUDS = ("lambda", "runpod", "vast")

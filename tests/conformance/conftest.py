@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from broker.ports import Store
-from broker.store.memory.store import MemoryStore
 from broker.store.postgres.store import PostgresStore
 from tests.conformance.samples import ManualClock
+from tests.support.memory_store.store import MemoryStore
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ import pytest
 
 from broker.ports import Store
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from broker.store.postgres.store import PostgresStore
 from providers.simulated.provider import SimulatedProvider
 from tests.controllers.house import House, config, new_state
+from tests.support.memory_store.store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "postgres"])

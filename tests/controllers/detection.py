@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from tests.clouds.warp import LoopClock
 from tests.controllers.house import new_state
 from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
+from tests.support.memory_store.store import MemoryStore
 
 CLOUDS: dict[str, tuple[Shown, float]] = {
     "runpod": ("stopped", 10.0), "vast": ("stopped", 10.0), "lambda": ("omitted", 15.0), "aws": ("gone", 20.0),

@@ -13,11 +13,11 @@ from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
 from broker.domain.instance import SELF_STOP_S, Observed
 from broker.domain.job import JobState, Reason, Signal
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import WORTH, Virtual, told
+from tests.support.memory_store.store import MemoryStore
 from trainer.agent.dead_man_switch import DeadMan
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Outcome

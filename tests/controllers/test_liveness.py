@@ -12,7 +12,6 @@ import pytest
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, JobState, Reason
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
@@ -20,6 +19,7 @@ from tests.clouds.warp import LoopClock
 from tests.controllers.detection import Delays, measure
 from tests.controllers.house import SAVE_RARELY, SILENT, config
 from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Outcome
 

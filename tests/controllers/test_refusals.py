@@ -15,11 +15,11 @@ from broker.domain.instance import BootSpec, Caps, Observed
 from broker.domain.job import RESTING_JOB_STATES, AttemptState, JobState, Reason
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import Virtual, told
+from tests.support.memory_store.store import MemoryStore
 
 CONFIG = SimulatedConfig.model_validate(
     {

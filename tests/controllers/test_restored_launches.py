@@ -13,12 +13,12 @@ from broker.domain.instance import BootSpec, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.offer import Offer
 from broker.ports import Change
-from broker.store.memory.store import MemoryStore
 from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.house import ENDLESS, INSTALLATION, config
 from tests.controllers.virtual import WORTH, Virtual, told
 from tests.sim.backups import copied
+from tests.support.memory_store.store import MemoryStore
 
 Build = Callable[[AttemptState], tuple[Virtual, "Saved", list[InstanceName]]]
 """A house, its store, and the names that were created."""

@@ -6,11 +6,11 @@ from pathlib import Path
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState
 from broker.runtime.provider_gate import RateLimitedProvider
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.virtual import WORTH, Virtual, told
+from tests.support.memory_store.store import MemoryStore
 
 MACHINES = 30
 CONFIG = SimulatedConfig.model_validate(

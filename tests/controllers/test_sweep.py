@@ -21,7 +21,6 @@ from broker.domain.instance import BootSpec, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GpuAsk
 from broker.ports import Charge
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
 from providers.simulated.virtual_backend import VirtualBackend
@@ -29,6 +28,7 @@ from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
 from tests.conformance.samples import running
 from tests.controllers.house import INSTALLATION
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 
 STRAY = AttemptId("a" * 13)

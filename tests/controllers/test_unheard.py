@@ -9,11 +9,11 @@ from broker.domain.errors import Rejected
 from broker.domain.instance import Observed
 from broker.domain.job import AttemptState, Handle, JobState
 from broker.ports import Lane
-from broker.store.memory.store import MemoryStore
 from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
 from tests.controllers.house import ENDLESS, SAVE_RARELY, SILENT, config
 from tests.controllers.virtual import Virtual, told
+from tests.support.memory_store.store import MemoryStore
 
 HOUR = 3600.0
 

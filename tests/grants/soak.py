@@ -24,9 +24,9 @@ from broker.ports import Upload
 from broker.runtime.clock import SystemClock
 from broker.runtime.control_loop import run_forever
 from broker.runtime.secret_box import SecretBox
-from broker.store.memory.store import MemoryStore
 from providers.local.provider import LocalConfig, LocalProvider
 from tests.grants.gate import ROLE, Gate
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Limits, Manifest
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.parity.servers import ApiServers, standing
+from tests.support.memory_store.store import MemoryStore
 
 
 @pytest.fixture

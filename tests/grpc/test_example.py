@@ -15,10 +15,10 @@ from broker.api.service.interfaces import Settings
 from broker.domain.job import JobState
 from broker.ports import JobFilter
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import SETTINGS
 from tests.api.test_feeds import happens
 from tests.parity.servers import ApiServers, standing
+from tests.support.memory_store.store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 GUARD_S = 300

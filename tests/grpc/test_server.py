@@ -24,7 +24,6 @@ from broker.api.service.jobs import Service
 from broker.domain.errors import BlobsUnavailable, InvalidInput, Problem, StoreUnavailable
 from broker.runtime.clock import SystemClock
 from broker.runtime.token_bucket import TokenBucketRate
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, memory_blobs
 from tests.api.harness import serving as serving_http
 from tests.api.test_files import admitted, put_checkpoint
@@ -32,6 +31,7 @@ from tests.parity.grpc_transport import GrpcTransport, refused
 from tests.parity.servers import ApiServers, parts
 from tests.parity.test_jobs import good
 from tests.parity.transport import PATIENCE_S, Refused
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 
 Metadata = tuple[tuple[str, str], ...]

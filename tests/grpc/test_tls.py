@@ -25,8 +25,8 @@ from broker.daemon.listeners import Addresses, CannotListen, listening
 from broker.daemon.tls import Certificate
 from broker.domain.errors import InvalidInput
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
+from tests.support.memory_store.store import MemoryStore
 
 
 def issue(folder: Path, name: str, serial: int) -> None:

@@ -16,7 +16,6 @@ from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as stubs
 from broker.domain.errors import StoreUnavailable
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import CSV, LIMITS
 from tests.api.test_feeds import happens
 from tests.api.test_files import admitted, put_checkpoint
@@ -25,6 +24,7 @@ from tests.parity.grpc_transport import lost_by_the_client, refused
 from tests.parity.servers import KINDS, ApiServers, Kind, standing
 from tests.parity.test_jobs import good
 from tests.parity.transport import Refused, Transport
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 
 GUARD_S = 300

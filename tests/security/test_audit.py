@@ -3,9 +3,9 @@
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.security.http_asks import HttpAsk, http_asks
 from tests.security.world import World, world
+from tests.support.memory_store.store import MemoryStore
 
 LOOKS = {"quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"}
 """They are no GET, and change nothing here."""

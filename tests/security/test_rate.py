@@ -10,10 +10,10 @@ from broker.api.http.context import AUTH
 from broker.api.proto.gpubroker.v1 import offer_service_pb2, offer_service_pb2_grpc
 from broker.runtime.clock import SystemClock
 from broker.runtime.token_bucket import TokenBucketRate
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs, serving
 from tests.conformance.samples import ManualClock
 from tests.parity.servers import parts
+from tests.support.memory_store.store import MemoryStore
 
 
 async def test_both_doors_take_from_one_bucket() -> None:

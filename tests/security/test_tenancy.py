@@ -7,13 +7,13 @@ import asyncpg
 import pytest
 
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from broker.store.postgres.store import PostgresStore
 from tests.security.drivers import Unplayed
 from tests.security.http_asks import HttpAsk, http_asks
 from tests.security.http_driver import HttpDriver
 from tests.security.tenancy import DRIVERS, Plain, compare, play
 from tests.security.world import World, world
+from tests.support.memory_store.store import MemoryStore
 
 
 @pytest.mark.parametrize("transport", sorted(DRIVERS))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, AttemptState, Job
-from broker.store.memory.state import MemoryRow
 from tests.sim.faults import Fault
 from tests.sim.measures import attempt_of_machine
+from tests.support.memory_store.state import MemoryRow
 from trainer.contract import object_keys as keys
 
 if TYPE_CHECKING:

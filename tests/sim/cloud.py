@@ -16,13 +16,13 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
-from broker.store.memory.state import with_columns
 from providers.simulated.provider import SimulatedProvider
 from providers.simulated.seeded_random import unit
 from tests.sim.bodies import Body
 from tests.sim.loop import EPOCH, Process
 from tests.sim.measures import attempt_of_machine
 from tests.sim.prices import BARE, KIND
+from tests.support.memory_store.state import with_columns
 
 if TYPE_CHECKING:
     from tests.sim.world import World

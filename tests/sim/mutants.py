@@ -79,8 +79,8 @@ ENDS = "broker.controllers.termination"
 LIFECYCLE = "broker.lifecycle"
 TERMINATION, LAUNCH = f"{ENDS}.termination.Termination", f"{PROVISIONING}.launch.Launch"
 INVENTORY = f"{OBSERVATION}.inventory.Inventory"
-STORE, TENANT = "broker.store.memory.store.MemoryStore", "broker.store.memory.tenant.MemoryTenant"
-ROW = "broker.store.memory.state.MemoryRow"
+STORE, TENANT = "tests.support.memory_store.store.MemoryStore", "tests.support.memory_store.tenant.MemoryTenant"
+ROW = "tests.support.memory_store.state.MemoryRow"
 MUTANTS = (
     _mutant("no intent row before the create", "intent_first create_once", (f"{LAUNCH}._send", wrong.create_first)),
     _mutant("name chosen at call time", "intent_first", (f"{LAUNCH}._create", wrong.fresh_name)),
@@ -277,7 +277,7 @@ MUTANTS = (
     _mutant("recovering jobs are forgotten", "drains", (f"{STORE}.claim_jobs", wrong.forget_recovering)),
     _mutant(
         "teams see each other", "other_team_unseen",
-        ("broker.store.memory.state.MemoryPart._sees", wrong.always(True)),
+        ("tests.support.memory_store.state.MemoryPart._sees", wrong.always(True)),
     ),
     _mutant("a stop is not heard", "signal_is_heard", (f"{TENANT}.request_stop", wrong.deaf_to_stops)),
     _mutant(
@@ -331,7 +331,7 @@ MUTANTS = (
     ),
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
-        ("broker.store.memory.job_data.MemoryGlobalJobData.heir", wrong.nobody), aim=_now_and_then("preempt"),
+        ("tests.support.memory_store.job_data.MemoryGlobalJobData.heir", wrong.nobody), aim=_now_and_then("preempt"),
     ),
     _mutant(
         "numbers after a backup's are issued again", "issued_once",

@@ -21,7 +21,6 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.ports import Blobs, Lane, Store
 from broker.runtime.database_clock import DatabaseClock
 from broker.runtime.secret_box import SecretBox
-from broker.store.memory.store import MemoryStore
 from providers.local.machine import Machine
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.seeded_random import rng
@@ -41,6 +40,7 @@ from tests.sim.omitting import OmittingGate
 from tests.sim.outcome import Outcome
 from tests.sim.prices import Prices
 from tests.sim.strikes import Strikes
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Limits
 

@@ -38,11 +38,11 @@ from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.superseded_checkpoints import superseded
 from broker.runtime import database_clock as house_clock
-from broker.store.memory import state as memory_state
-from broker.store.memory import store as memory
-from broker.store.memory import tenant as memory_tenant
 from broker.store.rules import fences
 from tests.sim.loop import EPOCH, WHO
+from tests.support.memory_store import state as memory_state
+from tests.support.memory_store import store as memory
+from tests.support.memory_store import tenant as memory_tenant
 from trainer.checkpoint import protocol as checkpoint
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import ManifestFile

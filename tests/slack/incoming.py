@@ -21,12 +21,12 @@ from broker.notify.slack.blocks import buttons
 from broker.notify.slack.notifier import SlackNotifier
 from broker.ports import Store
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from broker.store.postgres.store import PostgresStore
 from tests.api.harness import Running, memory_blobs, serving
 from tests.conformance.samples import START, make_job
 from tests.slack.conftest import BOX, channel
 from tests.slack.server import BOT_TOKEN, WORKSPACE, Slack, slack
+from tests.support.memory_store.store import MemoryStore
 
 SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

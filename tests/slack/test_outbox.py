@@ -14,10 +14,10 @@ from broker.domain.ids import Installation
 from broker.domain.job import Event, Job
 from broker.notify.slack.notifier import REFRESH_S, SlackNotifier
 from broker.reporting.loss_curve import Losses
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import ManualClock, make_event, make_job
 from tests.slack.conftest import BOX, Clock, channel
 from tests.slack.server import Slack, slack
+from tests.support.memory_store.store import MemoryStore
 
 
 class Waiting(ManualClock):

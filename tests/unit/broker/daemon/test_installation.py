@@ -7,8 +7,8 @@ import pytest
 from broker.daemon.installation import OtherBlobs, OtherInstallation, installation_of, mark_of, refuse_other_blobs
 from broker.domain.ids import Installation
 from broker.runtime.clock import SystemClock
-from broker.store.memory.store import MemoryStore
 from tests.api.harness import memory_blobs
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 
 OURS, THEIRS = Installation("aaaa"), Installation("bbbb")

@@ -27,10 +27,10 @@ from broker.domain.spec import JobSpec
 from broker.ports import Leased
 from broker.runtime.clock import SystemClock
 from broker.runtime.secret_box import SecretBox
-from broker.store.memory.store import MemoryStore
 from providers.simulated.provider import SimulatedProvider
 from tests.conformance.samples import make_attempt, make_job
 from tests.controllers.house import House, config
+from tests.support.memory_store.store import MemoryStore
 
 ROOT = Path(__file__).parents[4]
 IMAGE = "ghcr.io/team/trainer@sha256:" + "0a" * 32

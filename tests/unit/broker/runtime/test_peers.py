@@ -22,7 +22,7 @@ from broker.runtime.peers import (
     refuse_conflicting_brokers,
     seat_of,
 )
-from broker.store.memory.store import MemoryStore
+from tests.support.memory_store.store import MemoryStore
 from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Lease

@@ -18,9 +18,9 @@ from broker.domain.instance import Caps, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.runtime.provider_gate import YIELDS_S, GateLimits, RateLimitedProvider, full_jitter_s, gated
-from broker.store.memory.store import MemoryStore
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
+from tests.support.memory_store.store import MemoryStore
 
 HERE = Installation("abcd")
 HANDLE = Handle(provider="paper", id="i-1", name=InstanceName("gb-abcd-aaaaaaaaaaaaa"))

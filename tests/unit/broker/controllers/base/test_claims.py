@@ -11,8 +11,8 @@ from broker.domain.errors import BlobsUnavailable, StoreUnavailable
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt
 from broker.ports import Blobs, Lane, Leased, Store
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import HOUR, ManualClock, running
+from tests.support.memory_store.store import MemoryStore
 
 TURNS = {"simulated": 0.0}
 

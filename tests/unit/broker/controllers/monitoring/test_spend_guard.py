@@ -14,9 +14,9 @@ from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.preemption_rate import place
 from broker.ports import Blobs, Change, Lane, Provider
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import ManualClock, running
 from tests.support import build
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract.documents import Beat
 
 WHERE = ("provider", "cloud", "region", "accelerator")

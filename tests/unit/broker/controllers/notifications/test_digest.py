@@ -9,8 +9,8 @@ from broker.domain.ids import Installation
 from broker.domain.notifications import Notice
 from broker.ports import Charge
 from broker.reporting.digest import DigestPlan
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import ManualClock, running
+from tests.support.memory_store.store import MemoryStore
 
 PLAN = DigestPlan(weekly=False)
 

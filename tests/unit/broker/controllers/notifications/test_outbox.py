@@ -16,8 +16,8 @@ from broker.domain.job import Event, Job, JobState
 from broker.domain.notifications import Channel, Delivery, JobSnapshot, Notice
 from broker.ports import Change, ChannelStatus, Settings, State
 from broker.reporting.delivery import DISABLE_AFTER, GIVE_UP_AFTER
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import START, ManualClock, claimed_job, make_event, make_job
+from tests.support.memory_store.store import MemoryStore
 
 Act = Callable[[Channel, Delivery, State | None], State | None]
 

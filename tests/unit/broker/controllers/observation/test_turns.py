@@ -17,8 +17,8 @@ from broker.domain.ids import Installation
 from broker.domain.instance import Caps, Liveness, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.ports import Blobs, Change, Lane, Provider
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import HOUR, ManualClock, in_state, running
+from tests.support.memory_store.store import MemoryStore
 
 
 class Unheard:

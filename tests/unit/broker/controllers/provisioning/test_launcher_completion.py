@@ -13,8 +13,8 @@ from broker.domain.ids import Installation
 from broker.domain.instance import Liveness
 from broker.domain.job import AttemptState
 from broker.ports import Blobs, Change, Lane, Provider
-from broker.store.memory.store import MemoryStore
 from tests.conformance.samples import HOUR, ManualClock, in_state, running
+from tests.support.memory_store.store import MemoryStore
 
 
 class Cloud:

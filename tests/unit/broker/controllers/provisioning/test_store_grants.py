@@ -18,9 +18,9 @@ from broker.domain.job import AttemptState, Event
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, Leased, Provider, Store, StoreAccess
 from broker.runtime.secret_box import SecretBox
-from broker.store.memory.store import MemoryStore
 from broker.store.postgres.store import PostgresStore
 from tests.support import build
+from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Grant
 

@@ -10,10 +10,10 @@ from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.instance import BootSpec, Observed
 from broker.domain.offer import GpuAsk
-from broker.store.memory.store import MemoryStore
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
 from providers.simulated.virtual_backend import VirtualBackend
+from tests.support.memory_store.store import MemoryStore
 from tests.unit.providers.clocks import SteppedClock as ManualClock
 from trainer.contract import object_keys as keys
 

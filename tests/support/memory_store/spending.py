@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.money import ZERO, LedgerCategory, LedgerEntry
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
-from broker.store.memory.policy_tables import SPENT
-from broker.store.memory.state import MemoryPart
+from tests.support.memory_store.policy_tables import SPENT
+from tests.support.memory_store.state import MemoryPart
 
 
 class MemorySpending(MemoryPart):

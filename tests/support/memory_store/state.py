@@ -15,9 +15,9 @@ from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.domain.workload import RunObservation
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store.hints import Hints
-from broker.store.memory.outbox_tables import OutboxTables
-from broker.store.memory.policy_tables import PolicyTables
 from broker.store.rules import fences
+from tests.support.memory_store.outbox_tables import OutboxTables
+from tests.support.memory_store.policy_tables import PolicyTables
 
 RowT = TypeVar("RowT", Job, Attempt)
 DataT = TypeVar("DataT")

@@ -8,8 +8,8 @@ from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, StoredKind
 from broker.lifecycle.retention import RESUMED_FROM
 from broker.ports import Note, StorageCharge
-from broker.store.memory.state import MemoryPart, State, shown, with_columns
 from broker.store.rules import job_data as cost_rules
+from tests.support.memory_store.state import MemoryPart, State, shown, with_columns
 
 
 class MemoryTenantJobData(MemoryPart):

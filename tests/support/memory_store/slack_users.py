@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.domain.notifications import SlackUser
-from broker.store.memory.state import MemoryPart
 from broker.store.rules import fences
 from broker.store.rules import slack_users as slack_rules
+from tests.support.memory_store.state import MemoryPart
 
 
 class MemorySlackUsers(MemoryPart):

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from broker.domain.ids import JobId
 from broker.domain.notifications import NOTICES, Channel, JobSnapshot, Notice
 from broker.ports import ChannelStatus, DeliveryResult, Pending, Settlement, Stream
-from broker.store.memory.outbox_tables import LONG_AGO, ChannelRow, StreamRow
-from broker.store.memory.state import MemoryPart
 from broker.store.rules import channels as channel_rules
 from broker.store.rules import fences
 from broker.store.rules.channels import IDLE_S, TOO_MANY, TOO_OLD
+from tests.support.memory_store.outbox_tables import LONG_AGO, ChannelRow, StreamRow
+from tests.support.memory_store.state import MemoryPart
 
 
 class MemoryTenantChannels(MemoryPart):

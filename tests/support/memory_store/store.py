@@ -17,12 +17,12 @@ from broker.domain.workload import RunObservation, SpotHours
 from broker.estimator.preemption_rate import Place, place
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
-from broker.store.memory.channels import MemoryChannels
-from broker.store.memory.job_data import MemoryGlobalJobData
-from broker.store.memory.policies import MemoryGlobalPolicies
-from broker.store.memory.state import MemoryRow, RowT, State, with_columns
-from broker.store.memory.tenant import MemoryTenant
 from broker.store.rules import fences
+from tests.support.memory_store.channels import MemoryChannels
+from tests.support.memory_store.job_data import MemoryGlobalJobData
+from tests.support.memory_store.policies import MemoryGlobalPolicies
+from tests.support.memory_store.state import MemoryRow, RowT, State, with_columns
+from tests.support.memory_store.tenant import MemoryTenant
 
 MICRO_S = timedelta(microseconds=1)
 

@@ -10,15 +10,15 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
 from broker.domain.money import LedgerEntry
 from broker.ports import JobFilter, Upload
-from broker.store.memory.channels import MemoryTenantChannels
-from broker.store.memory.job_data import MemoryTenantJobData
-from broker.store.memory.policies import MemoryTenantPolicies
-from broker.store.memory.slack_users import MemorySlackUsers
-from broker.store.memory.spending import MemorySpending
-from broker.store.memory.state import MemoryPart, MemoryRow, shown
-from broker.store.memory.teams import MemoryTeams
 from broker.store.rules import fences
 from broker.store.rules import job_data as cost_rules
+from tests.support.memory_store.channels import MemoryTenantChannels
+from tests.support.memory_store.job_data import MemoryTenantJobData
+from tests.support.memory_store.policies import MemoryTenantPolicies
+from tests.support.memory_store.slack_users import MemorySlackUsers
+from tests.support.memory_store.spending import MemorySpending
+from tests.support.memory_store.state import MemoryPart, MemoryRow, shown
+from tests.support.memory_store.teams import MemoryTeams
 
 
 class MemoryTenant(

@@ -22,10 +22,10 @@ from broker.policy.budgets import Applied, Reached, extension
 from broker.policy.dry_run import History, Other, Past
 from broker.policy.windows import quarter
 from broker.ports.policies import JobOwner
-from broker.store.memory.policy_tables import SPENT, PolicyRow
-from broker.store.memory.state import MemoryPart, shown
 from broker.store.rules import fences
 from broker.store.rules import policies as policy_rules
+from tests.support.memory_store.policy_tables import SPENT, PolicyRow
+from tests.support.memory_store.state import MemoryPart, shown
 
 
 class MemoryTenantPolicies(MemoryPart):
