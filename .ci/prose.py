@@ -29,7 +29,7 @@ WORDS = re.compile(
 """Words with a standard term: see CONTRIBUTING.md."""
 MAX_WORDS = 30
 """Words in a sentence. The writing guide asks for 25; a name in backticks counts as one word."""
-SENTENCE = re.compile(r"(?<=[.;:!?])\s+(?=[A-Z`0-9(])|\n\s*\n|\n\s*[-*|]")
+SENTENCE = re.compile(r"(?<=[.;:!?])\s+(?=[A-Z`0-9(])|\n\s*\n|\n\s*[-*|├└│]")
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:

@@ -1,1 +1,1 @@
-"""Accrual, prices, caps, time limits and invoices. Pure."""
+"""Pure rules of accrual, prices, caps, time limits and invoices."""

@@ -1,4 +1,18 @@
-"""The cap of a job: what an attempt may still spend, what it reserves, and when it must drain for it."""
+"""The cap of a job: the budget of an attempt, its reservation, and the moment when it must drain.
+
+Formulas, with `ceiling` as the highest price that an hour may reach before the next check:
+
+- `drain = min(drain_s, max(30 s, 3 x last save))`, and `drain_s` before the first save
+- `lead = detect_s + drain + teardown_proof_s + caps.teardown_s + 2 x caps.list_lag_s + quantum`
+- `saves = 2 + floor((detect_s + drain_s) / least checkpoint interval)`
+- `limit = min(cap, spent by other attempts + reserved)`
+- `machines = max(charged for machines, accrued at now + lead with ceiling from now on)`
+- `traffic = max(charged for traffic, cost of traffic so far + saves x checkpoint + token cache)`
+- drain now if `spent by other attempts + machines + traffic >= limit`
+- minimum of a new attempt: `cost of machines for max(lead, billing minimum) + traffic of saves and token cache`
+- `reserved = cap - spent`, and with `max_duration` no more than
+  `cost of machines for (max_duration - machine time so far + lead) + traffic of one save an interval`
+"""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -14,32 +28,36 @@ from broker.domain.offer import GIB, QuoteLine
 
 
 def _save_bytes(line: QuoteLine) -> int:
-    """Of one checkpoint while none is made: weights and the optimizer's state; 0: nothing is known (a script)."""
+    """Return the expected bytes of a checkpoint: weights and optimizer state; 0: unknown (a script)."""
     return 0 if line.memory is None else line.memory.weights + line.memory.optimizer
 
 
 def _saves(every_s: float, during_s: float) -> int:
-    """Checkpoints that a trainer may still send when it is drained so much later: one under way, those whose time
-    comes, and the last.
+    """Return how many checkpoints a trainer may still upload in a drain that ends `during_s` later.
+
+    One is under way, others become due, and one is the last.
     """
     return 2 + int(during_s / every_s)
 
 
 def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Traffic:
-    """Traffic by the end of a drain; nothing was made that could be saved before the first beat, or is waited for
-    when no time is left.
+    """Return the traffic at the end of a drain.
+
+    Before the first heartbeat there is nothing to save, and without time for a drain nothing is saved.
     """
     moved, beat = traffic(attempt, until), attempt.beat
     if beat is None or not during_s:
         return moved
-    one = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
-    saves = _saves(job.spec.checkpoint.least_s, during_s) * one
+    checkpoint_bytes = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
+    saves = _saves(job.spec.checkpoint.least_s, during_s) * checkpoint_bytes
     return replace(moved, sent=moved.sent + saves + attempt.line.rows_bytes)
 
 
 def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, drain_budget: DrainBudget) -> Decimal:
-    """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
-    would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints.
+    """Return the dollars that a new attempt needs at least under its cap.
+
+    With less it would drain immediately, or exceed the cap by the cloud's minimum bill. `every_s`: seconds between two
+    checkpoints.
     """
     offer = line.offer
     least_s = max(lead_s(offer, caps, drain_budget), offer.billing_minimum_s)
@@ -50,17 +68,17 @@ def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, drain_budget: Dr
 
 
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget) -> bool:
-    """True when the job must drain now: spent + highest rate x `drain_lead_s` + last saves reaches the cap.
+    """Return True if the job must drain now.
 
-    Then spend <= cap holds while the cloud ends billing within `caps.teardown_s` of destroy. Where it takes t seconds
-    longer, the overshoot is at most rate x t.
+    Spending then stays within the cap while the cloud ends billing within `caps.teardown_s` of destroy. If the cloud
+    takes t seconds longer, the excess is at most rate x t.
     """
     lead = timedelta(seconds=drain_lead_s(attempt, caps, drain_budget))
     others = job.spent_usd - attempt.charged_usd
     known = latest_price(attempt)
     highest = replace(known, since=now, usd_per_hour=ceiling(attempt.line.offer, known.usd_per_hour))
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
-    # What was charged before it was known to run later than the create is spent, and worked off.
+    # Charges made before the machine was known to run later than its create count as spent, and offset later accrual.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
     during_s = drain_budget.detect_s + drain_budget.drain_s
     moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, during_s)))
@@ -68,27 +86,28 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_bud
 
 
 def limit(attempt: Attempt, job: Job) -> Decimal:
-    """What the job may have spent by the end of this attempt: its cap, and no more than was reserved for the attempt.
-    Less was with `max_duration`; a cap that is raised reserves more only for an attempt that is not on its way out.
+    """Return the most that the job may have spent by the end of this attempt.
+
+    A raised cap increases the reservation only of an attempt that is not ending.
     """
     return min(job.cap_usd, job.spent_usd - attempt.charged_usd + attempt.reserved_usd)
 
 
 def reservation(job: Job) -> Decimal:
-    """What is left under the job's cap."""
+    """Return what is left under the job's cap."""
     return max(ZERO, job.cap_usd - job.spent_usd)
 
 
 def reserved(job: Job, line: QuoteLine, caps: Caps, drain_budget: DrainBudget) -> Decimal:
-    """What an attempt reserves: all that is left under the cap, or less where `max_duration` allows less: the highest
-    rate for the time that is left and a drain, and the traffic of a save at each interval. What a script sends is not
-    known before.
+    """Return the dollars that an attempt reserves.
+
+    The traffic of a script is unknown in advance, so that it reserves all that is left.
     """
-    left, most = reservation(job), job.spec.max_duration
+    left, max_duration = reservation(job), job.spec.max_duration
     unknown = line.memory is None and traffic_cost(line.offer, Traffic(sent=GIB)) > 0
-    if most is None or unknown:
+    if max_duration is None or unknown:
         return left
-    left_s = max(0.0, most - job.machine_s) + lead_s(line.offer, caps, drain_budget)
+    left_s = max(0.0, max_duration - job.machine_s) + lead_s(line.offer, caps, drain_budget)
     price = ceiling(line.offer, line.offer.usd_per_hour)
     moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line) + line.rows_bytes)
     hours = machine_cost(line.offer, line.nodes, timedelta(seconds=left_s), price)

@@ -1,4 +1,4 @@
-"""How long a drain takes, and how long before a limit it must therefore begin."""
+"""Duration of a drain, and the lead before a limit at which it must begin; `caps.py` holds the formulas."""
 
 from dataclasses import dataclass, replace
 
@@ -7,39 +7,40 @@ from broker.domain.job import Attempt
 from broker.domain.offer import Offer
 
 LEAST_DRAIN_S = 30.0
-"""The request has to be noticed and a step to be ended, however quick the last save was."""
+"""Minimum drain time: the agent must receive the request and finish a step, even after a quick save."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrainBudget:
-    """How quick the house itself is, in seconds; a cap is held by all of it."""
+    """Times that the broker itself needs, in seconds; their sum protects the cap."""
 
     detect_s: float
-    """From the line that billing watches to the beginning of a drain, at the latest."""
+    """Longest time from the limit that billing watches to the beginning of a drain."""
     drain_s: float
-    """What a drain may take at the most."""
+    """Longest duration of a drain."""
     teardown_proof_s: float
-    """From the end of a drain to a proven absence, less the cloud's own time: to be noticed, destroyed, and left out of
-    two listings."""
+    """Time from the end of a drain to proven absence, excluding cloud time: detect, destroy, two listings without it.
+    """
 
     @property
     def lead_s(self) -> float:
-        """A machine with less time than this is drained as soon as it is bought; the cloud's own time comes on top."""
+        """Total of these times; the cloud's own times are added. A machine with less time left is drained at once."""
         return self.detect_s + self.drain_s + self.teardown_proof_s
 
 
 def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
-    """Seconds that a drain for the cap may take: three times the last save where there is one, else `drain_s`."""
+    """Return the drain timeout at the cap: 3 × the last save, or `drain_s` before the first save."""
     saved = attempt.beat.checkpoint if attempt.beat else None
     return min(drain_s, max(LEAST_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
 
 
 def drain_lead_s(attempt: Attempt, caps: Caps, drain_budget: DrainBudget) -> float:
-    """Seconds before the cap at which a drain must start: tick, drain, hands, teardown, list lag and a quantum."""
+    """Return seconds before the cap at which a drain must start."""
     return lead_s(
         attempt.line.offer, caps, replace(drain_budget, drain_s=capped_drain_s(attempt, drain_budget.drain_s))
     )
 
 
 def lead_s(offer: Offer, caps: Caps, drain_budget: DrainBudget) -> float:
+    """Return the lead before a limit: drain budget, teardown, two list lags and a billing quantum."""
     return drain_budget.lead_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s

@@ -1,4 +1,7 @@
-"""Reads what clouds bill. One reader a cloud; each says where its format is documented. Nothing here asks a cloud."""
+"""Parses invoices of clouds.
+
+Each reader names the documentation of its format. This module makes no network calls.
+"""
 
 import csv
 import gzip
@@ -19,13 +22,13 @@ _VAST_MACHINE = re.compile(r"\bInstance (\d+)\b", re.IGNORECASE)
 
 
 def read(data: bytes, fmt: Format) -> Invoice:
-    """`data`: the file as it was downloaded, gzip or not. Raises InvalidInput naming the line and the fix."""
+    """Return the invoice in a downloaded file, gzip or not. Raises InvalidInput with the line and the fix."""
     if data[:2] == b"\x1f\x8b":
         data = _unzipped(data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _fault(f"byte {error.start} is no UTF-8; give the file as {fmt} exports it") from None
+        raise _fault(f"byte {error.start} is not UTF-8; give the file as {fmt} exports it") from None
     return _READERS[fmt](text)
 
 
@@ -40,11 +43,14 @@ def _unzipped(data: bytes) -> bytes:
     return plain
 
 
-# --------------------------------------------------------------------------------------------------------- the clouds
+# --- clouds
 
 
 def _runpod(text: str) -> Invoice:
-    """`GET https://rest.runpod.io/v1/billing/pods?grouping=podId` (RunPod API reference, "Pod billing history")."""
+    """Parse `GET https://rest.runpod.io/v1/billing/pods?grouping=podId`.
+
+    Source: RunPod API reference, "Pod billing history".
+    """
     lines, ignored = [], 0
     for number, row in _rows(text, number_of="record"):
         if not row.get("podId"):
@@ -72,9 +78,9 @@ _CUR_2 = {
 
 
 def _aws(text: str) -> Invoice:
-    """Cost and Usage Report as CSV with resource ids, legacy or 2.0 (AWS Data Exports, "Line item columns").
+    """Parse a Cost and Usage Report as CSV with resource ids, legacy or 2.0 (AWS Data Exports, "Line item columns").
 
-    Only positions of EC2 instances (`i-…`) are compared: volumes, traffic and taxes are other resources.
+    Only lines of EC2 instances (`i-…`) are compared: volumes, traffic and taxes are other resources.
     """
     rows, header = _csv(text)
     names = _CUR_2 if _CUR_2["usd"] in header else _CUR_LEGACY
@@ -102,11 +108,11 @@ def _aws(text: str) -> Invoice:
 
 
 def _vast(text: str) -> Invoice:
-    """`vastai show invoices --raw` or `GET /api/v0/invoices` (Vast API reference, "search invoices")."""
+    """Parse `vastai show invoices --raw` or `GET /api/v0/invoices` (Vast API reference, "search invoices")."""
     lines, ignored = [], 0
     for number, row in _rows(text, number_of="record", inside="invoices"):
-        found = _VAST_MACHINE.search(str(row.get("description") or ""))
-        machine = str(row.get("instance_id") or (found[1] if found else ""))
+        match = _VAST_MACHINE.search(str(row.get("description") or ""))
+        machine = str(row.get("instance_id") or (match[1] if match else ""))
         if not machine or row.get("type") not in (None, "charge"):
             ignored += 1
             continue
@@ -121,14 +127,14 @@ def _vast(text: str) -> Invoice:
 
 
 def _lambda(text: str) -> Invoice:
-    """CSV with the columns instance_type and usd, and since and until if known, copied from the invoice.
+    """Parse CSV with instance_type and usd, and since and until if known, copied from the invoice.
 
     Lambda's weekly invoice has no ids of machines and no published format, so sums by type are compared.
     """
     rows, header = _csv(text)
     for column in ("instance_type", "usd"):
         if column not in header:
-            raise _fault(f"no column {column}; give instance_type, usd, since and until, one line a position")
+            raise _fault(f"no column {column}; give instance_type, usd, since and until, one line per machine type")
     lines = [
         InvoiceLine(
             machine=row["instance_type"], usd=_usd(row["usd"], f"line {number}: usd"),
@@ -148,27 +154,27 @@ _READERS: Mapping[Format, Callable[[str], Invoice]] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------- the files
+# --- files
 
 
 def _rows(text: str, *, number_of: str, inside: str = "") -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The records of a JSON list, or of the list under `inside`."""
+    """Yield the records of a JSON list, or of the list under `inside`."""
     try:
-        found = json.loads(text, parse_float=Decimal)
+        records = json.loads(text, parse_float=Decimal)
     except ValueError as error:
-        raise _fault(f"no JSON: {error}") from None
-    if isinstance(found, dict) and inside in found:
-        found = found[inside]
-    if not isinstance(found, list):
+        raise _fault(f"not JSON: {error}") from None
+    if isinstance(records, dict) and inside in records:
+        records = records[inside]
+    if not isinstance(records, list):
         raise _fault("must be a JSON list of records")
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(records, start=1):
         if not isinstance(row, dict):
-            raise _fault(f"{number_of} {number} is no object")
+            raise _fault(f"{number_of} {number} is not an object")
         yield number, row
 
 
 def _csv(text: str) -> tuple[Iterable[tuple[int, dict[str, str]]], frozenset[str]]:
-    """(rows with their line, header)."""
+    """Return the rows with their line numbers, and the header."""
     reader = csv.DictReader(io.StringIO(text))
     header = frozenset(reader.fieldnames or ())
 
@@ -180,27 +186,27 @@ def _csv(text: str) -> tuple[Iterable[tuple[int, dict[str, str]]], frozenset[str
 
 
 def _usd(value: object, where: str) -> Decimal:
-    """Exact: invoices have more digits than cents."""
+    """Return the exact amount: invoices have more digits than cents."""
     try:
         amount = Decimal(str(value).strip().removeprefix("$"))
     except InvalidOperation:
-        raise _fault(f"{where}: {value!r} is no amount") from None
+        raise _fault(f"{where}: {value!r} is not an amount") from None
     if not amount.is_finite():
-        raise _fault(f"{where}: {value!r} is no amount")
+        raise _fault(f"{where}: {value!r} is not an amount")
     return amount
 
 
 def _time(value: object, where: str) -> datetime | None:
-    """ISO 8601 or seconds since 1970; without a zone it is UTC."""
+    """Return the time from ISO 8601 or from seconds since 1970; without a zone it is UTC."""
     if value in (None, ""):
         return None
     try:
         if isinstance(value, int | Decimal):
             return datetime.fromtimestamp(float(value), UTC)
-        told = datetime.fromisoformat(str(value))
+        time = datetime.fromisoformat(str(value))
     except (ValueError, OverflowError, OSError):
-        raise _fault(f"{where}: {value!r} is no time; use ISO 8601") from None
-    return told if told.tzinfo else told.replace(tzinfo=UTC)
+        raise _fault(f"{where}: {value!r} is not a time; use ISO 8601") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _fault(message: str) -> InvalidInput:

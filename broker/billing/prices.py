@@ -1,5 +1,6 @@
-"""What the machines of an attempt cost an hour, and from when on; prices move, and a machine too many bills as well."""
+"""Hourly prices of an attempt's machines over time; prices move, and extra machines bill as well."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,24 +16,25 @@ from broker.domain.offer import Offer
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpan:
-    """A machine that was listed under an attempt's name. `since`: when it did not stand yet; None: that is not known.
-    `shown`: when it was listed first. `until`: by when it was listed no more; None: it may stand.
-    """
+    """Lifetime of one machine that was listed under an attempt's name."""
 
     id: str
     since: datetime | None
+    """Latest time at which the machine was known to be absent; None: unknown."""
     shown: datetime
+    """Time of the first listing that showed it."""
     until: datetime | None
+    """Time of the first listing without it; None: it may still run."""
 
 
 def billed_since(attempt: Attempt) -> datetime | None:
-    """The create, also for what is billed from running while it is not known to run; None: it was not sent."""
+    """Return the start of billing: the create, or the start of running once that is known. None: not sent."""
     runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
     return runs or attempt.create_sent_at
 
 
 def spans(attempt: Attempt, since: datetime, lasted: timedelta) -> Iterator[tuple[Decimal, timedelta, timedelta]]:
-    """(dollars an hour of all machines, from, to) after the start of billing, in order and without gaps."""
+    """Yield (dollars an hour of all machines, from, to) after the start of billing, in order and without gaps."""
     rate, begins = attempt.line.offer.usd_per_hour * attempt.line.nodes, timedelta(0)
     for change in sorted(attempt.prices, key=partial(_order, attempt.line.nodes)):
         ends = min(max(change.since - since, timedelta(0)), lasted)
@@ -44,7 +46,7 @@ def spans(attempt: Attempt, since: datetime, lasted: timedelta) -> Iterator[tupl
 
 
 def _rate(nodes: int, change: PriceChange) -> Decimal:
-    """Dollars an hour of all machines."""
+    """Return dollars an hour of all machines."""
     return change.usd_per_hour * (nodes + change.extra_machines)
 
 
@@ -53,142 +55,187 @@ def _order(nodes: int, change: PriceChange) -> tuple[datetime, Decimal]:
 
 
 def latest_price(attempt: Attempt) -> PriceChange:
-    """As last read back; before that as offered."""
+    """Return the price last read from the cloud, or the offer's price before that."""
     offered = PriceChange(since=attempt.created_at, usd_per_hour=attempt.line.offer.usd_per_hour)
     return max(attempt.prices, key=partial(_order, attempt.line.nodes), default=offered)
 
 
 def price_now(attempt: Attempt) -> Decimal:
-    """Dollars an hour of one machine, as last read back."""
+    """Return dollars an hour of one machine, as last read from the cloud."""
     return latest_price(attempt).usd_per_hour
 
 
 def ceiling(offer: Offer, price: Decimal) -> Decimal:
-    """The most that the price may become before the next look: a spot price that moves ends at on-demand."""
+    """Return the highest price before the next check: a moving spot price rises to on-demand at most."""
     return max(price, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else price
 
 
 def price_changes(
-    attempt: Attempt, seen: tuple[Observed, ...], now: datetime, stood: Sequence[MachineSpan]
+    attempt: Attempt, listed: tuple[Observed, ...], now: datetime, spans_listed: Sequence[MachineSpan]
 ) -> tuple[PriceChange, ...]:
-    """What the cloud bills by now, where that is something else than is accrued; empty: nothing new is known.
+    """Return the changes of what the cloud bills that are not accrued yet; empty: nothing new is known.
 
-    `seen`: by a listing that is young enough, gone ones included. A rise counts from the last charge, before which the
-    old price was seen, and a fall from now: never too little. Where a machine is missing, no price is known. `stood`:
-    what has been listed under the name; those beside the ones that were bought count for as long as they stood, also
-    where they came and went unseen by any charge.
+    `listed`: machines of a recent listing, gone ones included. `spans_listed`: all machines ever listed under the
+    name. A rise counts from the last charge, because the old price was observed before it. A fall counts from now, so
+    that the accrual is never too low. An extra machine counts for its lifetime, even if it came and went between two
+    charges.
     """
-    stand = [machine for machine in seen if machine.state is not InstanceState.GONE]
-    stood = [_billed(attempt, one, now) for one in stood]
-    moved: tuple[PriceChange, ...] = ()
-    if stand:
-        moved = _moved(
-            attempt, _told_price(attempt, stand, price_now(attempt)), now, _extra_machines_at(attempt, stood, now)
-        )
-    return (*moved, *extra_machine_changes(attempt, (*attempt.prices, *moved), stood))
+    existing = [machine for machine in listed if machine.state is not InstanceState.GONE]
+    lives = [_with_minimum(attempt, machine, now) for machine in spans_listed]
+    changes: tuple[PriceChange, ...] = ()
+    if existing:
+        price = _reported_price(attempt, existing, price_now(attempt))
+        changes = _changes_now(attempt, price, now, _ExtraMachines(attempt, lives).at(now))
+    return (*changes, *extra_machine_changes(attempt, (*attempt.prices, *changes), lives))
 
 
-def _moved(attempt: Attempt, price: Decimal, now: datetime, extra_machines: int) -> tuple[PriceChange, ...]:
-    """That each machine costs so much, and that no more than so many stand beside those that were bought."""
+def _changes_now(attempt: Attempt, price: Decimal, now: datetime, extra: int) -> tuple[PriceChange, ...]:
+    """Return the change of the machine price, and a change to fewer extra machines."""
     known, before = latest_price(attempt), attempt.charged_to or billed_since(attempt) or now
-    fewer = extra_machines < known.extra_machines
-    found = []
+    fewer = extra < known.extra_machines
+    changes = []
     if price > known.usd_per_hour or (price < known.usd_per_hour and not fewer):
         since = now if price < known.usd_per_hour else before
-        since = max([since, *(one.since for one in attempt.prices)])  # no earlier than what is known already
-        found.append(replace(known, since=since, usd_per_hour=price))
+        since = max([since, *(change.since for change in attempt.prices)])  # after all recorded changes
+        changes.append(replace(known, since=since, usd_per_hour=price))
     if fewer:
-        found.append(PriceChange(since=now, usd_per_hour=price, extra_machines=extra_machines))
-    return tuple(found)
+        changes.append(PriceChange(since=now, usd_per_hour=price, extra_machines=extra))
+    return tuple(changes)
 
 
 def extra_machine_changes(
-    attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan]
-) -> tuple[PriceChange, ...]:  # fmt: skip
-    """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
-    what is accrued already of machines too many is theirs. Where it was so when one was first listed, somebody has told
-    of it who knew when it came: so before that it counts no more.
+    attempt: Attempt, prices: Sequence[PriceChange], machines: Sequence[MachineSpan]
+) -> tuple[PriceChange, ...]:
+    """Return the changes that `prices` lacks for extra machines, each at the price of its time.
+
+    Extra machines that `prices` already contains are credited. Example with one machine bought at $0.36, a second one
+    that existed from 30 to 90 and a third one from 50 to 70:
+
+    | from | machines | extra | change           |
+    |------|----------|-------|------------------|
+    | 0    | 1        | 0     | none             |
+    | 30   | 2        | 1     | $0.36, one extra |
+    | 50   | 3        | 2     | $0.36, two extra |
+    | 70   | 2        | 1     | $0.36, one extra |
+    | 90   | 1        | 0     | $0.36, no extra  |
     """
-    if _as_bought(attempt, stood):
+    if _as_bought(attempt, machines):
         return ()
-    stood = [_told_of(attempt, prices, stood, one) for one in stood]
-    known, found, raised = latest_price(replace(attempt, prices=())), [], 0
+    extra_machines = _ExtraMachines(attempt, machines)
+    machines = [_as_recorded(prices, extra_machines, machine, attempt) for machine in machines]
+    extra_machines = _ExtraMachines(attempt, machines)
+    price, changes, raised = latest_price(replace(attempt, prices=())), [], 0
     later = deque(sorted(prices, key=partial(_order, attempt.line.nodes)))
-    for moment in _moments(attempt, prices, stood):
+    for moment in _moments(attempt, prices, machines):
         while later and later[0].since <= moment:
-            known = later.popleft()
-        extra_machines = max(known.extra_machines, _extra_machines_at(attempt, stood, moment))
-        in_effect = known.extra_machines if known.since == moment else raised or known.extra_machines
-        if extra_machines != in_effect:
-            found.append(replace(known, since=moment, extra_machines=extra_machines))
-        raised = extra_machines if extra_machines > known.extra_machines else 0
-    return tuple(found)
+            price = later.popleft()
+        extra = max(price.extra_machines, extra_machines.at(moment))
+        in_effect = price.extra_machines if price.since == moment else raised or price.extra_machines
+        if extra != in_effect:
+            changes.append(replace(price, since=moment, extra_machines=extra))
+        raised = extra if extra > price.extra_machines else 0
+    return tuple(changes)
 
 
-def _as_bought(attempt: Attempt, stood: Sequence[MachineSpan]) -> bool:
-    """No more machines were ever listed than were bought, and no others."""
+def _as_bought(attempt: Attempt, machines: Sequence[MachineSpan]) -> bool:
+    """Return True if only recorded machines were ever listed, and no more than were bought."""
     recorded = {handle.id for handle in attempt.handles}
-    return len(stood) <= attempt.line.nodes and all(one.id in recorded for one in stood)
+    return len(machines) <= attempt.line.nodes and all(machine.id in recorded for machine in machines)
 
 
-def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan]) -> Sequence[datetime]:
-    """When the price or the number of machines may have changed; never before it is billed."""
-    begun = billed_since(attempt)
-    if begun is None:
+def _moments(attempt: Attempt, prices: Sequence[PriceChange], machines: Sequence[MachineSpan]) -> Sequence[datetime]:
+    """Return the times at which price or number of machines may change, none before the start of billing."""
+    start = billed_since(attempt)
+    if start is None:
         return ()
-    ends = (moment for one in stood for moment in (one.since, one.shown, one.until) if moment is not None)
-    return sorted({begun, *(max(begun, moment) for moment in (*ends, *(one.since for one in prices)))})
+    times = [time for machine in machines for time in (machine.since, machine.shown, machine.until) if time is not None]
+    times += [change.since for change in prices]
+    return sorted({start, *(max(start, time) for time in times)})
 
 
-def _billed(attempt: Attempt, one: MachineSpan, now: datetime) -> MachineSpan:
-    """For no less than its cloud bills at the least; as if it stood while that is not over."""
-    if one.until is None:
-        return one
-    until = max(one.until, one.shown + timedelta(seconds=attempt.line.offer.billing_minimum_s))
-    return replace(one, until=until if until <= now else None)
+def _with_minimum(attempt: Attempt, machine: MachineSpan, now: datetime) -> MachineSpan:
+    """Return the span extended to the cloud's minimum bill; a minimum that is not over counts as still running."""
+    if machine.until is None:
+        return machine
+    until = max(machine.until, machine.shown + timedelta(seconds=attempt.line.offer.billing_minimum_s))
+    return replace(machine, until=until if until <= now else None)
 
 
-def _told_of(
-    attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[MachineSpan], one: MachineSpan
+def _as_recorded(
+    prices: Sequence[PriceChange], extra_machines: "_ExtraMachines", machine: MachineSpan, attempt: Attempt
 ) -> MachineSpan:
-    known = latest_price(replace(attempt, prices=tuple(price for price in prices if price.since <= one.shown)))
-    return (
-        replace(one, since=one.shown)
-        if 0 < _extra_machines_at(attempt, stood, one.shown) <= known.extra_machines
-        else one
-    )
+    """Return the span from its first listing on if `prices` contained its extra machines by then.
 
-
-def _extra_machines_at(attempt: Attempt, stood: Sequence[MachineSpan], moment: datetime) -> int:
-    """Machines beside those that were bought, which need not stand any more themselves once they have come."""
-    there = [one.id for one in stood if _since(attempt, one) <= moment and (one.until is None or moment < one.until)]
-    recorded = {handle.id for handle in attempt.handles}
-    came = min((_since(attempt, one) for one in stood if one.id in recorded), default=moment)
-    complete = len(recorded) >= attempt.line.nodes and came <= moment
-    return max(0, len(there) - attempt.line.nodes, sum(own not in recorded for own in there) if complete else 0)
-
-
-def _since(attempt: Attempt, one: MachineSpan) -> datetime:
-    return one.since or billed_since(attempt) or one.shown
-
-
-def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> Decimal:
-    """Of one machine, the mean of several. One that does not move by itself is not believed to have fallen below the
-    offer's, which may hold the disk too; and none to have fallen while not all machines tell.
+    The broker that recorded them knew the creation time better, so that no earlier time is added.
     """
-    told = [machine.usd_per_hour for machine in seen if machine.usd_per_hour is not None]
-    if not told:
+    known = latest_price(replace(attempt, prices=tuple(change for change in prices if change.since <= machine.shown)))
+    is_recorded = 0 < extra_machines.at(machine.shown) <= known.extra_machines
+    return replace(machine, since=machine.shown) if is_recorded else machine
+
+
+class _ExtraMachines:
+    """Number of extra machines over time, from a sweep over (time, +1 or -1) events of machine spans.
+
+    Machines in excess of those bought are extra. Once all bought machines are recorded and one of them exists, every
+    unrecorded machine is extra, even if the recorded ones have ended.
+    """
+
+    def __init__(self, attempt: Attempt, machines: Sequence[MachineSpan]) -> None:
+        recorded, nodes = {handle.id for handle in attempt.handles}, attempt.line.nodes
+        starts = [_start(attempt, machine) for machine in machines if machine.id in recorded]
+        complete_at = min(starts, default=None)
+        total = unrecorded = 0
+        self._times: list[datetime] = []
+        self._counts: list[int] = []
+        for time, change, is_unrecorded in sorted(_events(attempt, machines, recorded, complete_at)):
+            total, unrecorded = total + change, unrecorded + change * is_unrecorded
+            is_complete = len(recorded) >= nodes and (complete_at is None or complete_at <= time)
+            self._times.append(time)
+            self._counts.append(max(0, total - nodes, unrecorded if is_complete else 0))
+
+    def at(self, moment: datetime) -> int:
+        """Return the number of extra machines at a moment."""
+        position = bisect_right(self._times, moment)
+        return self._counts[position - 1] if position else 0
+
+
+def _events(
+    attempt: Attempt, machines: Sequence[MachineSpan], recorded: set[str], complete_at: datetime | None
+) -> Iterator[tuple[datetime, int, bool]]:
+    """Yield (time, change of the number of machines, True for an unrecorded machine) in any order."""
+    if complete_at is not None:
+        yield complete_at, 0, False
+    for machine in machines:
+        start = _start(attempt, machine)
+        if machine.until is None or start < machine.until:
+            yield start, 1, machine.id not in recorded
+            if machine.until is not None:
+                yield machine.until, -1, machine.id not in recorded
+
+
+def _start(attempt: Attempt, machine: MachineSpan) -> datetime:
+    return machine.since or billed_since(attempt) or machine.shown
+
+
+def _reported_price(attempt: Attempt, machines: Sequence[Observed], known: Decimal) -> Decimal:
+    """Return the price of one machine, the mean of several.
+
+    A fixed price below the offer's is not believed, because the offer may include the disk. A fall is not believed
+    until all machines report a price.
+    """
+    reported = [machine.usd_per_hour for machine in machines if machine.usd_per_hour is not None]
+    if not reported:
         return known
-    price, offered = usd(sum(told, ZERO) / len(told)), attempt.line.offer.usd_per_hour
-    if not all(machine.price_moves for machine in seen) and not exceeds_offer_price(price, attempt.line.offer):
+    price, offered = usd(sum(reported, ZERO) / len(reported)), attempt.line.offer.usd_per_hour
+    if not all(machine.price_moves for machine in machines) and not exceeds_offer_price(price, attempt.line.offer):
         price = offered
-    return known if price < 0 or (len(told) < attempt.line.nodes and price < known) else price
+    return known if price < 0 or (len(reported) < attempt.line.nodes and price < known) else price
 
 
 PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")
-"""A bill above the offer by more than rounding is another machine than the one that was bought."""
+"""Allowance for rounding; a higher price belongs to another machine than the one bought."""
 
 
 def exceeds_offer_price(price: Decimal, offer: Offer) -> bool:
-    """Above what was bought by more than rounding."""
+    """Return True if the price is above the offer's by more than rounding."""
     return price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD

@@ -1,4 +1,4 @@
-"""Sets a cloud's own invoice against what the ledger says, machine by machine."""
+"""Compares a cloud's invoice with the ledger, machine by machine."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,10 +13,10 @@ from broker.domain.money import ZERO
 
 @dataclass(frozen=True, kw_only=True)
 class InvoiceLine:
-    """One position of an invoice, as its cloud writes it."""
+    """One line of an invoice, as its cloud writes it."""
 
     machine: str
-    """The cloud's id of the machine; where its invoice has none, what it names instead (a machine's type)."""
+    """The cloud's id of the machine; where its invoice has none, the machine's type."""
     usd: Decimal
     """Negative for a credit."""
     since: datetime | None = None
@@ -26,17 +26,20 @@ class InvoiceLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Invoice:
-    """`by_machine`: False where the cloud bills by kind of machine, so that only sums of kinds can be compared."""
+    """An invoice of a cloud.
+
+    `by_machine` False: the cloud bills by machine type, so that only sums per type can be compared.
+    """
 
     cloud: str
     lines: tuple[InvoiceLine, ...]
     by_machine: bool = True
     ignored: int = 0
-    """Positions that are no machine's (storage, tax, support)."""
+    """Number of lines that concern no machine (storage, tax, support)."""
 
     @property
     def window(self) -> tuple[datetime, datetime] | None:
-        """The time that its lines cover; None when they name none."""
+        """The time that its lines cover; None: they contain no times."""
         starts = [line.since for line in self.lines if line.since]
         ends = [line.until or line.since for line in self.lines if line.until or line.since]
         return (min(starts), max(end for end in ends if end)) if starts and ends else None
@@ -44,12 +47,12 @@ class Invoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Charged:
-    """What the ledger has for one machine of an attempt."""
+    """Charges of the ledger for one machine of an attempt."""
 
     machine: str
-    """The cloud's id; empty where the attempt never had one."""
+    """The cloud's id; empty: the attempt never had one."""
     kind: str
-    """Its type, as the cloud names it."""
+    """The machine's type, as the cloud names it."""
     usd: Decimal
     job_id: JobId
     attempt_id: AttemptId
@@ -59,14 +62,14 @@ class InvoiceVerdict(StrEnum):
     EQUAL = "equal"
     DIFFERENT = "different"
     ONLY_INVOICE = "only_invoice"
-    """The cloud bills a machine that the ledger does not know: somebody else's, or leaked."""
+    """The cloud bills a machine that the ledger does not know: another owner's, or leaked."""
     ONLY_LEDGER = "only_ledger"
-    """Charged here, and not on this invoice: not billed yet, or never."""
+    """The ledger has charges that this invoice lacks: not billed yet, or never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One machine (or kind) on both sides."""
+    """One machine (or type) on both sides."""
 
     machine: str
     verdict: InvoiceVerdict
@@ -74,7 +77,7 @@ class Difference:
     ledger_usd: Decimal
     job_id: JobId | None = None
     attempt_id: AttemptId | None = None
-    """Of the one attempt that it belongs to; None where there are several or none."""
+    """The attempt that it belongs to; None: several or none."""
 
     @property
     def usd(self) -> Decimal:
@@ -84,7 +87,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Reconciliation:
-    """Largest differences first."""
+    """All differences, the largest first."""
 
     rows: tuple[Difference, ...]
 
@@ -102,12 +105,15 @@ class Reconciliation:
 
 
 def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decimal) -> Reconciliation:
-    """Every machine of either side in one row. What differs by at most `tolerance_usd` is equal: clouds round."""
+    """Return a row for every machine of either side.
+
+    Amounts that differ by at most `tolerance_usd` are equal, because clouds round.
+    """
     billed = _sum((line.machine, line.usd) for line in invoice.lines)
     owner: dict[str, set[tuple[JobId, AttemptId]]] = defaultdict(set)
-    for one in charged:
-        owner[_key(invoice, one)].add((one.job_id, one.attempt_id))
-    known = _sum((_key(invoice, one), one.usd) for one in charged)
+    for charge in charged:
+        owner[_key(invoice, charge)].add((charge.job_id, charge.attempt_id))
+    known = _sum((_key(invoice, charge), charge.usd) for charge in charged)
     rows = []
     for machine in billed.keys() | known.keys():
         owners = owner[machine]
@@ -127,8 +133,8 @@ def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decim
     return Reconciliation(rows=tuple(rows))
 
 
-def _key(invoice: Invoice, one: Charged) -> str:
-    return (one.machine or f"(none of attempt {one.attempt_id})") if invoice.by_machine else one.kind
+def _key(invoice: Invoice, charge: Charged) -> str:
+    return (charge.machine or f"(none of attempt {charge.attempt_id})") if invoice.by_machine else charge.kind
 
 
 def _sum(pairs: Iterable[tuple[str, Decimal]]) -> dict[str, Decimal]:

@@ -1,4 +1,4 @@
-"""Groups what was paid, and sets it against what the same work would have cost elsewhere.
+"""Groups payments, and compares them with the cost of the same work elsewhere.
 
 Lost work is counted as cost.
 """
@@ -15,22 +15,22 @@ from broker.domain.money import ZERO, LedgerCategory, usd
 from broker.domain.spending import Paid, PaidAttempt, Slice, SpendBy, SpendReport, SpendRow
 
 HOUR = Decimal(3600)
-NOBODY = "-"
-"""Key of what has no cloud or GPU: storage."""
+NO_KEY = "-"
+"""Key of a group without cloud or GPU: storage."""
 
 
 def billed_hours(attempt: Attempt) -> Decimal:
-    """Hours of one of its machines that were charged, in exact time, without the quantum's rounding."""
+    """Return the charged hours of one of its machines, exact and without rounding to the quantum."""
     runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
     start, end = runs or attempt.create_sent_at, attempt.absent_at or attempt.charged_to
     return max(ZERO, _seconds(start, end) / HOUR)
 
 
 def lost_share(attempt: Attempt) -> Decimal:
-    """Share of an attempt's cost that bought no progress, 0..1.
+    """Return the share of an attempt's cost without progress, 0..1.
 
-    All of it where it never trained. Else the share of its life that went into steps after its last checkpoint, the
-    time of training being spread evenly over its steps. What still runs has lost nothing yet.
+    It is 1 if the attempt never trained. Otherwise it is the share of its life spent on steps after its last
+    checkpoint, with training time spread evenly over its steps. A running attempt has lost nothing yet.
     """
     if attempt.live or attempt.reason is Reason.COMPLETED:
         return ZERO
@@ -48,11 +48,11 @@ def lost_share(attempt: Attempt) -> Decimal:
 
 
 def _steps(attempt: Attempt) -> tuple[int, int, int]:
-    """(first, last, last saved) step of an attempt, as its beats and its last word tell them."""
-    told = [document for document in (attempt.beat, attempt.final) if document is not None]
-    begun = max((one.resumed_from or 0 for one in told), default=0)
-    reached = max((one.step for one in told), default=0)
-    saved = max((one.checkpoint.step for one in told if one.checkpoint), default=0)
+    """Return the first, last and last saved step of an attempt, from its heartbeats and final report."""
+    documents = [document for document in (attempt.beat, attempt.final) if document is not None]
+    begun = max((document.resumed_from or 0 for document in documents), default=0)
+    reached = max((document.step for document in documents), default=0)
+    saved = max((document.checkpoint.step for document in documents if document.checkpoint), default=0)
     return begun, reached, min(saved, reached)
 
 
@@ -62,7 +62,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> Decimal:
 
 @dataclass(frozen=True, kw_only=True)
 class _AttemptTotals:
-    """An attempt's whole life, to be shared out over its slices by dollars."""
+    """Measurements of an attempt's whole life, divided among its slices by dollars."""
 
     machine_hours: Decimal
     gpu_hours: Decimal
@@ -89,7 +89,7 @@ def _measure(paid: PaidAttempt) -> _AttemptTotals:
 
 @dataclass
 class _Group:
-    """Sums of one row; rounded once, when the row is made."""
+    """Sums of one row, which are rounded once, in `row`."""
 
     by_category: dict[LedgerCategory, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     sums: dict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
@@ -97,7 +97,10 @@ class _Group:
     attempts: set[AttemptId] = field(default_factory=set)
 
     def add(self, piece: Slice, share: Decimal, measure: _AttemptTotals | None) -> None:
-        """`share`: of the attempt's whole compute that this slice is."""
+        """Add a slice.
+
+        `share`: the slice's share of the attempt's whole compute cost.
+        """
         self.by_category[piece.category] += piece.usd
         self.jobs.add(piece.job_id)
         if piece.attempt_id is not None:
@@ -134,16 +137,16 @@ _MONEY = ("lost_usd", "on_demand_usd", "on_demand_of_usd", "dearest_usd", "deare
 
 
 def report(paid: Paid, by: SpendBy) -> SpendReport:
-    """Every slice in exactly one row, and all of them in the total."""
-    measures = {attempt_id: _measure(one) for attempt_id, one in paid.attempts.items()}
+    """Return a report with every slice in exactly one row, and all slices in the total."""
+    measures = {attempt_id: _measure(paid_attempt) for attempt_id, paid_attempt in paid.attempts.items()}
     groups: dict[str, _Group] = defaultdict(_Group)
     total = _Group()
     key_of = _KEYS[by]
     for piece in paid.slices:
-        one = paid.attempts.get(piece.attempt_id) if piece.attempt_id is not None else None
-        measure = measures[piece.attempt_id] if one is not None and piece.attempt_id is not None else None
-        share = piece.usd / one.compute_usd if one is not None and one.compute_usd > 0 else ZERO
-        for group in (groups[key_of(paid, piece, one)], total):
+        attempt = paid.attempts.get(piece.attempt_id) if piece.attempt_id is not None else None
+        measure = measures[piece.attempt_id] if attempt is not None and piece.attempt_id is not None else None
+        share = piece.usd / attempt.compute_usd if attempt is not None and attempt.compute_usd > 0 else ZERO
+        for group in (groups[key_of(paid, piece, attempt)], total):
             group.add(piece, share, measure)
     rows = [group.row(key) for key, group in groups.items()]
     rows.sort(key=(lambda row: row.key) if by in ("day", "month") else (lambda row: (-row.usd, row.key)))
@@ -151,11 +154,11 @@ def report(paid: Paid, by: SpendBy) -> SpendReport:
 
 
 _KEYS: dict[SpendBy, Callable[[Paid, Slice, PaidAttempt | None], str]] = {
-    "job": lambda paid, piece, one: piece.job_id,
-    "user": lambda paid, piece, one: f"{paid.jobs[piece.job_id].team}/{paid.jobs[piece.job_id].owner}",
-    "team": lambda paid, piece, one: paid.jobs[piece.job_id].team,
-    "cloud": lambda paid, piece, one: one.attempt.line.offer.cloud if one else NOBODY,
-    "gpu": lambda paid, piece, one: one.attempt.line.offer.accelerator if one else NOBODY,
-    "day": lambda paid, piece, one: piece.day.isoformat(),
-    "month": lambda paid, piece, one: f"{piece.day:%Y-%m}",
+    "job": lambda paid, piece, attempt: piece.job_id,
+    "user": lambda paid, piece, attempt: f"{paid.jobs[piece.job_id].team}/{paid.jobs[piece.job_id].owner}",
+    "team": lambda paid, piece, attempt: paid.jobs[piece.job_id].team,
+    "cloud": lambda paid, piece, attempt: attempt.attempt.line.offer.cloud if attempt else NO_KEY,
+    "gpu": lambda paid, piece, attempt: attempt.attempt.line.offer.accelerator if attempt else NO_KEY,
+    "day": lambda paid, piece, attempt: piece.day.isoformat(),
+    "month": lambda paid, piece, attempt: f"{piece.day:%Y-%m}",
 }

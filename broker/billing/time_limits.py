@@ -1,4 +1,4 @@
-"""The time of a job: its deadline and its max_duration."""
+"""Time limits of a job: its deadline and its max_duration."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from broker.domain.job import Attempt, Job
 
 
 def time_left_s(job: Job, now: datetime) -> float | None:
-    """Seconds for which new machines of the job may stand; None: as long as the money lasts."""
+    """Return seconds for which new machines of the job may exist; None: no limit."""
     left = []
     if job.spec.deadline is not None:
         left.append((job.spec.deadline - now).total_seconds())
@@ -20,7 +20,7 @@ def time_left_s(job: Job, now: datetime) -> float | None:
 
 
 def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget) -> bool:
-    """True when the job must drain now to be over at its deadline, and before its `max_duration` is used up."""
+    """Return True if the job must drain now to end by its deadline and within its `max_duration`."""
     if job.spec.deadline is None and job.spec.max_duration is None:
         return False
     lead_s = drain_lead_s(attempt, caps, drain_budget)
@@ -30,9 +30,9 @@ def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budg
 
 
 def out_of_time(job: Job, now: datetime, *, needed_s: float = 0.0) -> str | None:
-    """Why nothing can be bought any more for want of time, in one line; None: there is enough.
+    """Return why no time is left to buy a machine, in one line; None: there is enough.
 
-    `needed_s`: less than this is no time: a machine would be drained as soon as it is bought.
+    `needed_s`: a machine with less time would drain as soon as it is bought.
     """
     left_s = time_left_s(job, now)
     if left_s is None or left_s > needed_s:
@@ -41,9 +41,9 @@ def out_of_time(job: Job, now: datetime, *, needed_s: float = 0.0) -> str | None
 
 
 def out_of_time_message(job: Job, now: datetime) -> str:
-    """Which of its limits of time a job has reached, and how it goes on, in one line."""
-    deadline, most = job.spec.deadline, job.spec.max_duration
-    what = f"its max_duration of {most} s"
-    if deadline is not None and (most is None or deadline - now <= (most - job.machine_s) * SECOND):
-        what = f"its deadline {deadline.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    return f"out of time: {what} is reached; its checkpoint is kept, `gpubroker retry {job.id}` goes on from it"
+    """Return the time limit that a job has reached, and how to resume it, in one line."""
+    deadline, max_duration = job.spec.deadline, job.spec.max_duration
+    limit = f"its max_duration of {max_duration} s"
+    if deadline is not None and (max_duration is None or deadline - now <= (max_duration - job.machine_s) * SECOND):
+        limit = f"its deadline {deadline.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"out of time: {limit} is reached; its checkpoint is kept, `gpubroker retry {job.id}` resumes from it"

@@ -65,19 +65,19 @@ def test_positions_of_lambda_are_by_type() -> None:
 @pytest.mark.parametrize(
     ("data", "fmt", "message"),
     [
-        (b"\xff\xfe", "aws", "is no UTF-8"),
+        (b"\xff\xfe", "aws", "is not UTF-8"),
         (gzip.compress(b"x", mtime=0)[:-4], "aws", "is damaged"),
-        (b"no json", "runpod", "no JSON"),
+        (b"no json", "runpod", "not JSON"),
         (b'{"a": 1}', "runpod", "must be a JSON list"),
-        (b"[1]", "vast", "record 1 is no object"),
-        (b'[{"podId": "p", "amount": "much"}]', "runpod", "record 1: amount: 'much' is no amount"),
-        (b'[{"podId": "p", "amount": "NaN"}]', "runpod", "is no amount"),
-        (b'[{"podId": "p", "amount": 1, "time": "noon"}]', "runpod", "record 1: time: 'noon' is no time"),
-        (b'[{"instance_id": 1, "amount": 1, "timestamp": 99999999999999999}]', "vast", "is no time"),
+        (b"[1]", "vast", "record 1 is not an object"),
+        (b'[{"podId": "p", "amount": "much"}]', "runpod", "record 1: amount: 'much' is not an amount"),
+        (b'[{"podId": "p", "amount": "NaN"}]', "runpod", "is not an amount"),
+        (b'[{"podId": "p", "amount": 1, "time": "noon"}]', "runpod", "record 1: time: 'noon' is not a time"),
+        (b'[{"instance_id": 1, "amount": 1, "timestamp": 99999999999999999}]', "vast", "is not a time"),
         (b"a,b\n1,2\n", "aws", "no column lineItem/ResourceId"),
         (CUR.replace("USD,$", "CNY,$").encode(), "aws", "line 2: the currency is CNY"),
         (b"type,usd\n", "lambda", "no column instance_type"),
-        (b"instance_type,usd\na,b\n", "lambda", "line 2: usd: 'b' is no amount"),
+        (b"instance_type,usd\na,b\n", "lambda", "line 2: usd: 'b' is not an amount"),
     ],
 )
 def test_a_file_that_is_none_is_refused_with_its_line(data: bytes, fmt: Format, message: str) -> None:
