@@ -1,10 +1,10 @@
-"""The HTTP API: the use cases once (`service`), and the door to them.
+"""HTTP and gRPC APIs of the daemon.
 
-| module | holds |
+| package | holds |
 |---|---|
-| `models` | what goes over the wire, in and out; the client builds on it too |
-| `service` | quote, submit, list, cancel, retry, cap, files, secrets, tokens: by owner |
-| `openapi` | operations declared once: routing, validation and the OpenAPI 3.1 document |
-| `http`, `jobs`, `feeds`, `files`, `admin` | the application and its handlers, by concern |
-| `auth`, `problems`, `sse`, `metrics` | bearer tokens, RFC 9457 errors, event streams, Prometheus |
+| `schemas` | requests and answers; the client uses them too |
+| `service` | use cases, shared by HTTP and gRPC |
+| `core` | authentication, errors, limits, readiness and metrics, shared by HTTP and gRPC |
+| `http`, `handlers` | OpenAPI layer and connections; one handler module per resource |
+| `grpc`, `proto` | servicers and codec; the protocol and its generated stubs |
 """

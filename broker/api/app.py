@@ -1,4 +1,4 @@
-"""The application: middlewares, operations and their description."""
+"""The HTTP application: middlewares, operations and the OpenAPI description."""
 
 import asyncio
 import logging
@@ -39,10 +39,12 @@ APIS: tuple[Api, ...] = (
     jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api, slack.api, channels.api, policies.api,
 )  # fmt: skip
 BODY_BYTES = 4 * 1024**2
-"""Of a JSON body; uploads are streamed under their own limit."""
+"""Maximum size of a JSON body in bytes. Uploads are streamed under their own limit."""
 UNLESS_TOLD = StreamLimits()
 REQUESTS = 256
-"""Answered at once, beside what stays open; more would only wait for each other, in memory."""
+"""Maximum number of requests answered at once, not counting open streams. More would only wait for each other in
+memory.
+"""
 PROBES = frozenset({"/healthz", "/readyz"})
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
@@ -56,7 +58,10 @@ def build_app(
     limits: StreamLimits = UNLESS_TOLD,
     requests: int = REQUESTS,
 ) -> web.Application:
-    """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
+    """Return the HTTP application over `service`.
+
+    Run it with `access_log=None`, because it writes its own access log.
+    """
     streams = Streams(auth, service.clock, limits)
     measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open)
     app = web.Application(
@@ -83,7 +88,7 @@ def build_app(
 
 
 def _observed(measured: Metrics) -> Middleware:
-    """Latency by route, and an access log of method, path and status: no query, no header, no body."""
+    """Measure latency by route, and log method, path and status, but no query, header or body."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -108,7 +113,7 @@ def _observed(measured: Metrics) -> Middleware:
 
 
 def _bounded(streams: Streams, requests: int) -> Middleware:
-    """A daemon that cannot keep up says so, instead of growing."""
+    """Refuse requests beyond a limit, so that an overloaded daemon answers instead of growing."""
     here = 0
 
     @web.middleware
@@ -126,13 +131,13 @@ def _bounded(streams: Streams, requests: int) -> Middleware:
 
 
 LEFT = 499
-"""Counted where the client did not wait for its answer."""
+"""Status that is counted when the client left before the answer."""
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 @web.middleware
 async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error is a problem document."""
+    """Answer every error with a problem document."""
     try:
         return await handler(request)
     except GpubrokerError as error:
@@ -145,7 +150,7 @@ async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse
         return problem(400, "the body is not encoded as its headers say; correct Content-Encoding or Transfer-Encoding")
     except Exception:
         log.exception("%s %s failed", request.method, request.rel_url.raw_path)
-        return problem(500, "a fault of the server; its log has the details")
+        return problem(500, "an internal error; the server's log has the details")
 
 
 def _of_error(error: GpubrokerError) -> web.Response:
@@ -160,7 +165,7 @@ def _of_error(error: GpubrokerError) -> web.Response:
 def _count(problems: tuple[Problem, ...]) -> str:
     if len(problems) == 1:
         return f"{problems[0].field}: {problems[0].message}" if problems[0].field else problems[0].message
-    return f"{len(problems)} things are wrong; see errors"
+    return f"{len(problems)} fields are wrong; see errors"
 
 
 def _of_http(error: web.HTTPException) -> web.Response:
@@ -168,7 +173,7 @@ def _of_http(error: web.HTTPException) -> web.Response:
         return problem(413, f"the body has more than {BODY_BYTES} bytes; send less")
     if error.status == 405:
         allowed = error.headers.get("Allow", "")
-        return problem(405, f"this address takes {allowed}", headers={"Allow": allowed})
+        return problem(405, f"this endpoint takes {allowed}", headers={"Allow": allowed})
     if error.status == 404:
-        return problem(404, "no such address; /openapi.json lists all")
+        return problem(404, "no such endpoint; /openapi.json lists all")
     return problem(error.status, error.reason)

@@ -98,7 +98,7 @@ async def test_everything_wrong_is_said_at_once(memory_api: Running) -> None:
     body["train"]["data"]["prompt"] = "{nope}"
     refused = await memory_api.call("POST", "/v1/jobs", me, 422, json=body)
     assert [e["field"] for e in refused["errors"]] == ["resources.providers.0", "secrets.0", "train.data.prompt"]
-    assert refused["detail"] == "3 things are wrong; see errors"
+    assert refused["detail"] == "3 fields are wrong; see errors"
 
 
 async def test_values_that_may_be_secret_are_not_repeated(memory_api: Running) -> None:
@@ -189,7 +189,7 @@ NOWHERE = [
     ("DELETE", "/v1/teams/nope", "no team nope; `gpubroker team ls` lists them"),
     ("DELETE", "/v1/tokens/aaaaaaaa", "no token aaaaaaaa; `gpubroker token ls` lists them"),
     ("DELETE", "/v1/policies/nope", "no policy nope; `gpubroker policy ls` lists them"),
-    ("GET", "/v1/policies/nope/history", "there never was a policy nope; `gpubroker policy ls` lists them"),
+    ("GET", "/v1/policies/nope/history", "no policy named nope; `gpubroker policy ls` lists them"),
     ("DELETE", "/v1/channels/aaaaaaaaaaaaa", "no channel aaaaaaaaaaaaa; `gpubroker channel ls` lists yours"),
     ("DELETE", "/v1/slack/users/U0NOPE", "no link of U0NOPE; `gpubroker slack ls` lists them"),
 ]

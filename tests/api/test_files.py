@@ -110,7 +110,7 @@ async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkey
     async with asyncio.timeout(300):
         status, text = await dripping(api, await api.token("ada"), asyncio.Event())
     assert status == 422
-    assert "nothing came for 0.05 s" in text
+    assert "no data arrived for 0.05 s" in text
 
 
 OCTETS = {"Content-Type": "application/octet-stream"}

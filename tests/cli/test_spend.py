@@ -61,7 +61,7 @@ async def test_csv_has_every_figure(shell: Shell) -> None:
     [
         (("--by", "week"), "use one of job, user"),
         (("--csv", "--json"), "choose one"),
-        (("--zone", "Mars/Olympus"), "is no time zone"),
+        (("--zone", "Mars/Olympus"), "is not a time zone"),
         (("--since", "2026-02-01T00:00:00Z", "--until", "2026-01-01T00:00:00Z"), "is not before"),
         (("--since", "2020-01-01T00:00:00Z"), "over 366 days"),
         (("--since", "yesterday"), "ISO 8601"),

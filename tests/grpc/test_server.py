@@ -68,7 +68,7 @@ async def test_a_fault_of_ours_tells_nothing_of_itself(house: ApiServers, monkey
     monkeypatch.setattr(Service, "jobs", broken)
     stub, me = stubs.JobServiceStub(house.channel), await signed(house)
     told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
-    assert (told.kind, told.text) == ("fault", "a fault of the server; its log has the details")
+    assert (told.kind, told.text) == ("fault", "an internal error; the server's log has the details")
 
 
 async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
@@ -88,7 +88,7 @@ async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
 def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
     many = InvalidInput(*(Problem(field=f"labels.{i}", message="ä" * 900) for i in range(50)))
     status = status_of(many)
-    assert status.message == "50 things are wrong; see the field violations"
+    assert status.message == "50 fields are wrong; see the field violations"
     assert status.ByteSize() < DETAIL_BYTES + 500
     assert status_of(BlobsUnavailable("x" * 9000)).ByteSize() < 2000
 

@@ -1,4 +1,4 @@
-"""Bearer tokens `gb_<id>_<secret>`: a hash at rest, scopes, and a short cache so that a request costs no query."""
+"""Bearer tokens `gb_<id>_<secret>`: stored as hashes, with scopes, and cached so that a request needs no query."""
 
 import hashlib
 import re
@@ -20,23 +20,23 @@ CACHED = 4096
 
 
 class Unauthenticated(GpubrokerError):
-    """No valid token. The message never says which part was wrong."""
+    """No valid token was given. The message never says which part is wrong."""
 
 
 class Forbidden(GpubrokerError):
-    """The token is valid and lacks a scope."""
+    """The token is valid but lacks a scope."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who asks."""
+    """Identity and rights behind one request."""
 
     team: str
     owner: str
     scopes: frozenset[str]
     token_id: str
     expires_at: datetime | None = None
-    """When the token that asks ends; None: never."""
+    """Expiry of the caller's token; None: it never expires."""
 
     @property
     def admin(self) -> bool:
@@ -44,25 +44,25 @@ class Caller:
 
     @property
     def tenant(self) -> Tenant:
-        """As whom the store is asked."""
+        """Identity for the store's row-level checks."""
         return Tenant(team=self.team, owner=self.owner, token_id=self.token_id, operator=self.admin)
 
 
 def mint(entropy: Callable[[int], bytes]) -> tuple[str, str]:
-    """(id, token) with 160 random bits in the secret."""
+    """Return (id, token) with 160 random bits in the secret."""
     token_id = base32(entropy(5), 8)
     return token_id, f"gb_{token_id}_{base32(entropy(20), 32)}"
 
 
 def hashed(token: str) -> str:
-    """What is stored. A plain hash is enough: the secret is random, not a password."""
+    """Return the stored form of a token. A plain hash suffices, because the secret is random and not a password."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class Authenticator:
-    """Tells who calls, whatever the door. A token that is deleted elsewhere stays valid here for at most `CACHE_S`.
+    """Authenticates callers of HTTP and gRPC. `rate` limits the calls of each token; None: no limit.
 
-    `rate`: of each token's calls; None: as fast as it likes.
+    A token that another broker deleted stays valid here for at most `CACHE_S`.
     """
 
     def __init__(self, store: Store, clock: Clock, rate: TokenBucketRate | None = None) -> None:
@@ -73,7 +73,7 @@ class Authenticator:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     async def caller(self, authorization: str | None, scope: Scope) -> Caller:
-        """Raises Unauthenticated, RateLimited, Forbidden, StoreUnavailable."""
+        """Return the caller of a token. Raises Unauthenticated, RateLimited, Forbidden, StoreUnavailable."""
         token = await self._valid(authorization)
         self._admit(token.id)
         caller = _caller(token)
@@ -82,7 +82,7 @@ class Authenticator:
         return caller
 
     async def still(self, authorization: str | None) -> None:
-        """For what stays open: a token that ended or was deleted since gets no more. Raises Unauthenticated."""
+        """Check the token of an open stream again. Raises Unauthenticated if it has expired or was deleted."""
         await self._valid(authorization)
 
     async def _valid(self, authorization: str | None) -> Token:
@@ -107,7 +107,7 @@ class Authenticator:
         return token
 
     def _admit(self, token_id: str) -> None:
-        """Raises RateLimited."""
+        """Raise RateLimited if the token calls too often."""
         if self._rate is None:
             return
         self._buckets[token_id], wait_s = take(self._buckets.get(token_id), self._rate, self._clock.monotonic())
@@ -118,7 +118,7 @@ class Authenticator:
             raise RateLimited(f"this token calls more than {self._rate.per_s:g} times a second; slow down", wait_s)
 
     def forget(self) -> None:
-        """After a token was deleted here: it is refused at once."""
+        """Clear the cache after a token was deleted here, so that it is refused at once."""
         self._cache.clear()
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: what this process served, and the house's state at the time of the scrape."""
+"""Prometheus metrics: requests of this process, and the installation's state at the time of the scrape."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -14,10 +14,10 @@ SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class Metrics:
-    """Names start with `gpubroker_`; labels are bounded: routes, methods and states, never ids or owners."""
+    """Metrics named `gpubroker_*`. Labels are bounded: routes, methods and states, never ids or owners."""
 
     def __init__(self, store: Store, skew: Callable[[], float], streams: Callable[[], int]) -> None:
-        """`skew`: seconds that this host's wall clock is ahead of the database's; `streams`: how many are open."""
+        """`skew()`: seconds that this host's wall clock is ahead of the database's; `streams()`: open streams."""
         self._store = store
         self.registry = CollectorRegistry()
         self._latency = Histogram(
@@ -55,11 +55,11 @@ class Metrics:
         self._answers.labels(method, route, str(status)).inc()
 
     def called(self, method: str, code: str, seconds: float) -> None:
-        """Of a gRPC method that exists."""
+        """Count a call of an existing gRPC method."""
         self._calls.labels(method, code).observe(seconds)
 
     async def render(self) -> bytes:
-        """The exposition text. Raises StoreUnavailable."""
+        """Return the metrics in Prometheus' text format. Raises StoreUnavailable."""
         counts = await self._store.counts()
         for state in JobState:
             self._jobs.labels(state.value).set(counts["jobs"].get(state, 0))

@@ -1,4 +1,4 @@
-"""A page of jobs, and where it ends, as text that clients hand back."""
+"""Pages of jobs, and the cursors that clients return for the next page."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ from broker.domain.job import Job
 class JobsPage:
     jobs: Sequence[Job]
     next: str | None
-    """The cursor of the following page; None: this is the last."""
+    """Cursor of the next page; None: this is the last."""
 
 
 def cursor_of(job: Job) -> str:

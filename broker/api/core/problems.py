@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents, and validation errors in words that name the place and the fix."""
+"""Errors as RFC 9457 problem documents. Validation errors name the field and the fix."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -16,23 +16,23 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class NotFound(GpubrokerError):
-    """It does not exist, or is another team's: the two are not told apart."""
+    """The thing does not exist or belongs to another team; callers cannot distinguish the two."""
 
 
 class Conflict(GpubrokerError):
-    """The thing's state does not allow this now."""
+    """The current state does not allow the operation."""
 
 
 class TooLarge(GpubrokerError):
-    """More bytes than the configuration allows."""
+    """The input has more bytes than the configuration allows."""
 
 
 class StorageFull(GpubrokerError):
-    """The daemon's disk has no room for it; nothing of it was kept."""
+    """The daemon's disk is full; nothing was stored."""
 
 
 class TooMany(GpubrokerError):
-    """More at once than one caller, or the daemon, is allowed; ask again after `after_s`."""
+    """More is open at once than a caller, or the daemon, allows. The call may be repeated after `after_s`."""
 
     def __init__(self, message: str, after_s: float = 5.0) -> None:
         super().__init__(message)
@@ -40,15 +40,15 @@ class TooMany(GpubrokerError):
 
 
 class Overloaded(GpubrokerError):
-    """The daemon has more to answer than it can; nothing was done."""
+    """The daemon is overloaded; nothing was done."""
 
 
 class RateLimited(TooMany):
-    """More in a time than one token is allowed; the same call is let through after `after_s`."""
+    """The token calls more often than allowed. The same call succeeds after `after_s`."""
 
 
 class Deleted(GpubrokerError):
-    """It was there, and was deleted: the message says when."""
+    """The thing was deleted; the message says when."""
 
 
 class Corrupt(GpubrokerError):
@@ -58,7 +58,7 @@ class Corrupt(GpubrokerError):
 def problem(
     status: int, detail: str, errors: Iterable[Problem] = (), headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """A problem+json response; `title` is the status' own phrase."""
+    """Return a problem+json response. `title` is the status' standard phrase."""
     fields = tuple(FieldProblem(field=p.field, message=p.message) for p in errors)
     body = ProblemView(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=fields)
     return web.Response(
@@ -70,13 +70,16 @@ def problem(
 
 
 def of_validation(error: ValidationError, model: type[BaseModel], given: Any, root: str = "body") -> InvalidInput:
-    """`given`: the input as plain objects; `root` names an error of the whole."""
+    """Return the faults of a validation.
+
+    `given`: the input as plain objects; `root`: field name for faults of the whole.
+    """
     found = worded(error, model, given)
     return InvalidInput(*(Problem(field=place or root, message=message) for place, message in found.items()))
 
 
 def of_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> InvalidInput | None:
-    """None when `raw` is not JSON at all."""
+    """Return the faults of a JSON body, or None if `raw` is not JSON."""
     if any(e["type"] == "json_invalid" for e in error.errors(include_url=False, include_context=False)):
         return None
     return of_validation(error, model, json.loads(raw))

@@ -1,4 +1,4 @@
-"""Can this installation do its work now?"""
+"""Readiness of this installation: database, blob store, broker and clock."""
 
 import asyncio
 import logging
@@ -12,23 +12,26 @@ from trainer.contract import object_keys as keys
 log = logging.getLogger(__name__)
 
 OK, FAILING = "ok", "failing"
-"""All that is told to those without a token: reasons name hosts and databases."""
+"""The only texts that callers without a token see: reasons name hosts and databases."""
 TOLD = frozenset({"clock"})
-"""Parts that are told of, and without which the work is done all the same."""
+"""Parts whose faults are reported but do not make the installation unready."""
 
 
 def words(checks: Mapping[str, str]) -> dict[str, str]:
-    """The same without the reasons."""
+    """Return the checks without their reasons."""
     return {part: OK if text == OK else FAILING for part, text in checks.items()}
 
 
 def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
-    """What is wrong, of the parts that the work needs."""
+    """Return the faults of all parts that make the installation unready."""
     return {part: text for part, text in checks.items() if text != OK and part not in TOLD}
 
 
 class Readiness:
-    """A lease is fresh while it changes, as observed on our own monotonic clock: see docs/design/architecture.md."""
+    """Checks the parts.
+
+    A lease is fresh while it changes, by this process' monotonic clock: see docs/design/architecture.md.
+    """
 
     def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float, skew: Callable[[], float]) -> None:
         self._skew = skew
@@ -42,7 +45,10 @@ class Readiness:
         self._told: dict[str, str] = {}
 
     async def check(self) -> dict[str, str]:
-        """`ok` or what is wrong, by part; never raises. Who asks at the same time hears the same: it needs no token."""
+        """Return `ok` or the fault of each part; never raises.
+
+        Concurrent callers share one check, because it needs no token.
+        """
         if self._asked is None or self._asked.done():
             self._asked = asyncio.create_task(self._ask())
         return await asyncio.shield(self._asked)

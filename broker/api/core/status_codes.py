@@ -1,4 +1,4 @@
-"""What each error is answered with, at either door: the one table of HTTP statuses and gRPC codes."""
+"""Table of the HTTP status and gRPC code of each error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from broker.domain.errors import (
 )
 
 AGAIN_S = 2.0
-"""When to ask again after an outage."""
+"""Seconds after which a client may repeat a call that failed by an outage."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ FAULT = Answer(500, "INTERNAL")
 
 
 def answer_to(error: GpubrokerError) -> Answer:
-    """FAULT for an error that is not listed."""
+    """Return the status of an error; FAULT for an unlisted one."""
     return next((answer for kind, answer in ANSWERS.items() if isinstance(error, kind)), FAULT)
 
 
 def again_after_s(error: GpubrokerError) -> float | None:
-    """When the same call may be let through; None: never as it is."""
+    """Return the seconds after which the same call may succeed, or None if it never will."""
     if isinstance(error, TooMany):
         return error.after_s
     return AGAIN_S if answer_to(error).http == 503 else None

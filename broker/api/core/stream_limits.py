@@ -1,4 +1,7 @@
-"""What stays open: followers, transfers and shells, of both doors. They are counted, and none outlives its token."""
+"""Limits of connections and open streams (followers, transfers, shells) of HTTP and gRPC.
+
+A stream ends with its token.
+"""
 
 import asyncio
 import logging
@@ -21,21 +24,21 @@ MAX_CONNECTIONS = 4096
 """Connections of one port that may be open at once."""
 
 ANSWER_S = 5.0
-"""A database that takes longer is not waited for: the expiry is known without it."""
+"""Seconds to wait for the database; then the stream continues until the known expiry."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLimits:
-    """Open at once."""
+    """Maximum numbers of open streams."""
 
     per_token: int = 100
     total: int = 500
     recheck_s: float = 5.0
-    """Between two looks whether the token of an open stream is still good."""
+    """Seconds between two checks of an open stream's token."""
 
 
 class Streams:
-    """One for the installation's doors together."""
+    """Counts the open streams of HTTP and gRPC together."""
 
     def __init__(self, auth: Authenticator, clock: Clock, limits: StreamLimits) -> None:
         self._auth = auth
@@ -45,14 +48,14 @@ class Streams:
 
     @property
     def open(self) -> int:
-        """How many, of all tokens."""
+        """Number of open streams of all tokens."""
         return self._open.total()
 
     @asynccontextmanager
     async def one_more(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
-        """The body is a stream: cancelled, and Unauthenticated raised, soon after its token ended or was deleted.
+        """Run a stream in the body of the `with` statement. Raises TooMany before the body.
 
-        Raises TooMany before the body.
+        Soon after the token expired or was deleted, the body is cancelled and Unauthenticated is raised.
         """
         self._enter(caller.token_id)
         try:
@@ -81,11 +84,14 @@ class Streams:
         try:
             await self._until_over(caller, authorization)
         except Exception:
-            log.exception("watching a token failed; its stream is cut, since nothing goes on unwatched")
+            log.exception("watching a token failed; its stream is cut, because no stream may run unwatched")
         end.reschedule(asyncio.get_running_loop().time())
 
     async def _until_over(self, caller: Caller, authorization: str | None) -> None:
-        """In doubt it goes on, yet never past the expiry."""
+        """Return when the token is invalid.
+
+        If the database does not answer, wait on, at most until the known expiry.
+        """
         while (left_s := self._left_s(caller)) > 0:
             await self._clock.sleep(min(left_s, self._limits.recheck_s))
             try:
@@ -112,6 +118,6 @@ def bounded_connections(wanted: int = MAX_CONNECTIONS) -> int:
 
 
 def abort(request: web.Request) -> None:
-    """Drops the connection: whoever reads from it sees that the answer is not whole."""
+    """Drop the connection, so that the reader sees that the answer is incomplete."""
     if request.transport is not None:
         request.transport.abort()

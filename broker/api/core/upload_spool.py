@@ -1,6 +1,6 @@
-"""Uploads on their way: each is a file below the daemon's home until the blob store has it, so that none is in memory.
+"""Files of running uploads, below the daemon's home until the blob store has them, so that none is held in memory.
 
-What a killed daemon left is removed by the next one (`sweep`).
+`sweep` removes files that a killed daemon left.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from broker.runtime.private_files import FULL, private_folder
 T = TypeVar("T")
 WRITE_BYTES = 1 << 20
 KEPT_FREE_BYTES = 64 << 20
-"""Of the disk, which the database may share."""
+"""Bytes of the disk that stay free, because the database may share it."""
 HALF_S = 3600.0
 NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spooled:
-    """A whole file, there for as long as `spooled` is open."""
+    """A complete file. It exists until `spooled` exits."""
 
     path: Path
     bytes: int
@@ -39,7 +39,7 @@ class Spooled:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what an earlier daemon left, and nothing else. Only one daemon works in a home."""
+    """Remove files that an earlier daemon left, and no other files. Only one daemon uses a home."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if NAME.fullmatch(path.name):
@@ -48,8 +48,9 @@ def sweep(folder: Path) -> None:
 
 
 def sweep_halves(folder: Path) -> None:
-    """Removes from a blob store that is a folder what it began to write when a daemon was killed: files that no listing
-    of it shows. Those of the last hour may be another broker's, under way.
+    """Remove unfinished files that a killed daemon left in a folder used as blob store. No listing shows them.
+
+    Files of the last hour may be another broker's and stay.
     """
     for path in folder.glob("*#*"):
         with contextlib.suppress(OSError):
@@ -59,7 +60,10 @@ def sweep_halves(folder: Path) -> None:
 
 @asynccontextmanager
 async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> AsyncGenerator[Spooled]:
-    """The body as a file of at most `most` bytes, gone afterwards. Raises TooLarge, NoRoom, and what `body` raises."""
+    """Store the body in a temporary file of at most `most` bytes.
+
+    Raises TooLarge, StorageFull, and errors of `body`.
+    """
     path = folder / secrets.token_hex(16)
     try:
         try:
@@ -102,7 +106,7 @@ async def _written(path: Path, body: AsyncIterable[bytes], most: int) -> Spooled
 
 
 async def _settled(call: Callable[[], T]) -> T:
-    """In a thread, and to its end also where this task is cancelled: the file must not be closed under it."""
+    """Run a call in a thread to its end, also if this task is cancelled: the file must not be closed meanwhile."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)
@@ -112,7 +116,7 @@ async def _settled(call: Callable[[], T]) -> T:
 
 
 def leave_room(folder: Path, size: int) -> None:
-    """Before so many bytes are written below it. Raises NoRoom where the database would be left with too little."""
+    """Raise StorageFull if writing `size` bytes below `folder` would leave too little disk for the database."""
     if _free(folder) < KEPT_FREE_BYTES + size:
         raise _no_room(folder)
 

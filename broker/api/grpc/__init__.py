@@ -1,1 +1,1 @@
-"""The gRPC API: messages to models and back (`codec`), what every call passes (`doorkeeper`), one file a concern."""
+"""The gRPC API: conversion of messages (`codec`), authentication (`interceptor`), one servicer module per resource."""

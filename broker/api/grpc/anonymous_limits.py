@@ -1,4 +1,4 @@
-"""Calls that need no token: a few at once of each method, and nobody keeps a place by sending nothing."""
+"""Limits of calls without a token: a few of each method at once, and idle callers are dropped first."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -11,13 +11,16 @@ from broker.api.core.problems import TooMany
 
 HEALTH = "grpc.health.v1.Health"
 OPEN = frozenset({f"/{HEALTH}/Check", f"/{HEALTH}/Watch", f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"})
-"""All other methods need a token."""
+"""Methods that need no token."""
 PLACES = 64
-"""Of each method."""
+"""Maximum number of open calls of each method."""
 
 
 class AnonymousCallLimit:
-    """Where all places are taken, one that has not said yet what it wants goes: probes come with their message."""
+    """Counts open calls. At the limit, the call that has waited longest for its first message is dropped.
+
+    Health probes send their message at once and are never dropped.
+    """
 
     def __init__(self) -> None:
         self._here: Counter[str] = Counter()
@@ -25,7 +28,7 @@ class AnonymousCallLimit:
 
     @contextmanager
     def one_more(self, method: str) -> Iterator[None]:
-        """Raises TooMany."""
+        """Count a call during the body. Raises TooMany."""
         if self._here[method] >= PLACES:
             self._turn_out(method)
         self._here[method] += 1
@@ -36,7 +39,7 @@ class AnonymousCallLimit:
 
     @asynccontextmanager
     async def silent(self, method: str, seconds: float) -> AsyncIterator[None]:
-        """The body waits for the first message. Raises TimeoutError."""
+        """Wait for the first message in the body. Raises TimeoutError."""
         async with asyncio.timeout(seconds) as patience:
             waiting = self._silent[method]
             waiting[patience] = None

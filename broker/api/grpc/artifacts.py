@@ -1,4 +1,4 @@
-"""ArtifactService."""
+"""ArtifactService: uploads and artifacts."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -51,7 +51,7 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
         shown = ArtifactView.model_validate(file)
         before = query.offset
         async with aclosing(pieces):
-            first = await anext(pieces)  # what is wrong by then is said alone
+            first = await anext(pieces)  # faults found by now are answered without any file
             yield pb.DownloadArtifactResponse(file=fill(pb.Artifact(), shown))
             async for piece in _and_then(first, pieces):
                 for start in range(before, len(piece), CHUNK_BYTES):

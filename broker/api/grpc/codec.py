@@ -1,4 +1,4 @@
-"""Between protobuf messages and the API's pydantic models, by one rule for every field.
+"""Converts protobuf messages to the API's pydantic models and back, by one rule for every field.
 
 | pydantic | protobuf |
 |---|---|
@@ -7,9 +7,9 @@
 | an enum or literals | an enum, `PREFIX_VALUE`; `PREFIX_UNSPECIFIED` is not set |
 | Decimal | a decimal string |
 | datetime; a mapping of anything | Timestamp; Struct |
-| a tuple that is not empty by default | a message with `items`, so that an empty one can be told from none |
+| a tuple that is not empty by default | a message with `items`, so that an empty one differs from none |
 | a word or a tuple of texts in its place | an enum for the words, and a repeated string, `<name>_named` |
-| a number or a word that stands for it | an optional number; the word is "not set" where it is the default, else 0 |
+| a number or a word that replaces it | an optional number; the word is "not set" if it is the default, otherwise 0 |
 """
 
 import enum
@@ -36,14 +36,14 @@ Made = TypeVar("Made", bound=Message)
 TIMESTAMP, STRUCT = "google.protobuf.Timestamp", "google.protobuf.Struct"
 ITEMS = "items"
 NAMED = "_named"
-"""Ends the name of the field for what is no word of an enum."""
+"""Suffix of the repeated-string field for values that are not words of an enum."""
 
 
 # ----------------------------------------------------------------------------------------------- from messages, checked
 
 
 def parse(message: Message, model: type[Model]) -> Model:
-    """The model that a message means, under the rules of a JSON body. Raises InvalidInput with the same problems."""
+    """Return the model of a message, by the rules of a JSON body. Raises InvalidInput with the same problems."""
     given = plain(message, model)
     try:
         return model.model_validate_json(json.dumps(given))
@@ -52,7 +52,7 @@ def parse(message: Message, model: type[Model]) -> Model:
 
 
 def plain(message: Message, model: type[BaseModel]) -> dict[str, Any]:
-    """What the model would have been given as JSON; fields that only one of them has are left out."""
+    """Return a message as JSON objects for the model. Fields that only one of the two has are left out."""
     given: dict[str, Any] = {}
     for name, read in _readers(message.DESCRIPTOR, model):
         found = read(message)
@@ -103,7 +103,7 @@ def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> R
 
 
 def _or_word(field: FieldDescriptor, info: FieldInfo, convert: Read) -> Read:
-    """0 is the word that stands for a number, where the default is a number."""
+    """Convert 0 to the word that replaces a number, if the default is a number."""
     words = choices(info.annotation)
     if not _number(field) or len(words) != 1 or info.default == words[0]:
         return convert
@@ -140,7 +140,7 @@ def _union(name: str, kinds: Mapping[str, type[BaseModel]]) -> Read:
 
 
 def _iso(stamp: timestamp_pb2.Timestamp) -> str:
-    """ISO 8601; what is no time of these ten thousand years becomes a text that no rule takes."""
+    """Return a timestamp as ISO 8601, or a text that every rule refuses if it is outside the years 1 to 9999."""
     try:
         return stamp.ToDatetime(UTC).isoformat()
     except ValueError:
@@ -156,7 +156,7 @@ def _text(name: str, kind: EnumDescriptor, annotation: Any) -> str:
 
 
 def fill(message: Made, source: BaseModel) -> Made:
-    """Sets every field of the message that the source has; returns the message."""
+    """Set every field of the message that the source has, and return the message."""
     for name, write in _writers(message.DESCRIPTOR):
         value = getattr(source, name, None)
         if value is not None and not (name in _numbers(message.DESCRIPTOR) and _is_default_word(source, name, value)):
@@ -245,7 +245,7 @@ def _scalar(field: FieldDescriptor, value: Any) -> Any:
 
 
 def prefix(kind: EnumDescriptor) -> str:
-    """`JOB_STATE_` of the enum JobState: what comes before UNSPECIFIED."""
+    """Return the prefix of an enum's values: `JOB_STATE_` for JobState."""
     return kind.values[0].name.removesuffix("UNSPECIFIED")
 
 
@@ -258,7 +258,10 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def parts(annotation: Any) -> tuple[Any, ...]:
-    """The types in an annotation, with unions, tuples and Annotated opened; of a mapping itself."""
+    """Return the types in an annotation, with unions, tuples and Annotated expanded.
+
+    A mapping is returned itself, not its values.
+    """
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return parts(typing.get_args(annotation)[0])
@@ -268,13 +271,13 @@ def parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def models_in(annotation: Any) -> dict[str, type[BaseModel]]:
-    """By their kind; a model without one by its name."""
+    """Return the models in an annotation by their `kind`, or by name if they have none."""
     found = [p for p in parts(annotation) if isinstance(p, type) and issubclass(p, BaseModel)]
     return {m.model_fields["kind"].default if "kind" in m.model_fields else m.__name__: m for m in found}
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """The words that an enum or literals allow."""
+    """Return the words that an enum or literals allow."""
     found: list[str] = []
     for part in parts(annotation):
         if isinstance(part, type) and issubclass(part, enum.Enum):

@@ -1,4 +1,4 @@
-"""grpc.health.v1: SERVING follows the same readiness as /readyz, asked at each check."""
+"""grpc.health.v1: SERVING follows the same readiness as /readyz, evaluated at each check."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ LOOK_S = 5.0
 
 
 class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """`services`: the names that may be asked for, beside the empty one; all of them stand and fall together."""
+    """Health of the server. `services`: names that clients may ask for, besides the empty one; all share one status."""
 
     def __init__(self, readiness: Readiness, services: frozenset[str]) -> None:
         self._readiness = readiness
@@ -27,7 +27,7 @@ class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package
         return pb.HealthCheckResponse(status=await self._status())
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Only changes are told. By its protocol an unknown service is an answer, not an error."""
+        """Send the status when it changes. By its protocol an unknown service is an answer, not an error."""
         if request.service not in self._known:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()

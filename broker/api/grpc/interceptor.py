@@ -1,4 +1,4 @@
-"""What every call passes: authentication, the count of streams, errors into statuses, measuring."""
+"""Interceptor of every call: authentication, stream limits, error statuses and metrics."""
 
 import asyncio
 import logging
@@ -27,14 +27,14 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MARK = "__gpubroker_scope__"
 MALFORMED = object()
 MESSAGE_S = 30.0
-"""How long a call may be open without its first message."""
+"""Seconds that a call may be open without its first message."""
 OUTAGE_S = 5.0
-"""How long the database is not asked again for a token once it did not answer."""
+"""Seconds for which the database is not asked again for a token after it did not answer."""
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def scope(needed: Scope) -> Callable[[F], F]:
-    """Says what a token must be good for to make this call; a method without it needs `admin`."""
+    """Declare the scope that a token needs for this call. A method without it needs `admin`."""
 
     def mark(method: F) -> F:
         setattr(method, MARK, needed)
@@ -45,13 +45,13 @@ def scope(needed: Scope) -> Callable[[F], F]:
 
 @dataclass(frozen=True, kw_only=True)
 class GrpcCall:
-    """One call, authenticated; handlers get it in place of gRPC's context."""
+    """One authenticated call; handlers get it instead of gRPC's context."""
 
     caller: Caller
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method. Tokens are looked at when a call comes, before any of its messages."""
+    """Wraps every method. A call's token is checked before any of its messages."""
 
     def __init__(self, auth: Authenticator, streams: Streams, measured: Metrics) -> None:
         self._auth = auth
@@ -71,8 +71,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
         method = _Method.of(handler_call_details.method, found)
 
-        # gRPC hands over streams at once, a single message only when it is there: whoever has no token would hold a
-        # place by sending none.
+        # Register every method as a stream: gRPC calls the handler of a single message only when the message has
+        # arrived, so a caller without a token could hold a place by sending none.
         kind = grpc.stream_stream_rpc_method_handler if method.tells_many else grpc.stream_unary_rpc_method_handler
         serve = self._many(method, given) if method.tells_many else self._one(method, given)
         read, write = _tolerant(found.request_deserializer), found.response_serializer
@@ -110,8 +110,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return serve
 
     async def _look(self, given: str | None) -> float:
-        """When to look at the token again. What needs the database no more goes on without it, yet not past the expiry:
-        that is known, and `Streams` ends it. Raises Unauthenticated.
+        """Check the token again and return the time of the next check. Raises Unauthenticated.
+
+        If the database does not answer, the call continues until the known expiry; `Streams` ends it then.
         """
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -124,7 +125,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def _entered(
         self, method: "_Method", given: str | None, requests: Any, context: Any
     ) -> AsyncIterator[tuple[Any, Any]]:
-        """(the request, what the handler gets beside it)"""
+        """Yield (the request, the handler's context)."""
         if method.open:
             with self._guests.one_more(method.name):
                 yield await method.request(requests, context, self._guests.silent(method.name, MESSAGE_S)), context
@@ -132,7 +133,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         caller = await self._auth.caller(given, method.needed)
         async with self._streams.one_more(caller, given) if method.streams else nullcontext():
             request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
-            await self._auth.still(given)  # the message may come long after the token
+            await self._auth.still(given)  # the message may arrive long after the token
             yield request, GrpcCall(caller=caller)
 
 
@@ -164,7 +165,7 @@ class _Method:
         return self.hears_many or self.tells_many
 
     async def request(self, requests: Any, context: Any, patience: AbstractAsyncContextManager[Any]) -> Any:
-        """The message, or all of them once the first is there. Raises InvalidInput."""
+        """Return the message, or the stream of messages once the first has arrived. Raises InvalidInput."""
         try:
             async with patience:
                 first = await context.read()
@@ -178,11 +179,11 @@ class _Method:
 
 
 class _ClientDisconnected(Exception):
-    """The client is gone."""
+    """The client disconnected."""
 
 
 async def _tell(context: Any, answer: Any) -> None:
-    """Raises _Left."""
+    """Send a message. Raises _ClientDisconnected."""
     try:
         await context.write(answer)
     except grpc.aio.BaseError as error:
@@ -190,7 +191,7 @@ async def _tell(context: Any, answer: Any) -> None:
 
 
 class _CallMetrics:
-    """Latency by method and code, and an access log without any metadata or message."""
+    """Measures latency by method and code, and writes an access log without metadata or messages."""
 
     def __init__(self, measured: Metrics, method: str) -> None:
         self._measured = measured
@@ -209,11 +210,11 @@ class _CallMetrics:
         access.info("%s %s %.1f ms", self._method, self._code.name, seconds * 1000)
 
     def left(self) -> None:
-        """The client did not wait for the end."""
+        """Count a call whose client disconnected before the end."""
         self._code = grpc.StatusCode.CANCELLED
 
     async def refuse(self, context: Any, error: Exception) -> None:
-        """Ends the call with the status of an error."""
+        """End the call with the status of an error."""
         if isinstance(error, GpubrokerError):
             status = status_of(error)
         else:
@@ -228,7 +229,7 @@ async def _abort(context: Any, code: grpc.StatusCode, status: status_pb2.Status)
 
 
 def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """GRPC calls it a fault of the server when bytes are no message; it is the client's."""
+    """Wrap a deserializer: gRPC reports invalid bytes as a fault of the server, but it is the client's."""
 
     def tolerant(raw: bytes) -> Any:
         try:
@@ -240,14 +241,14 @@ def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _readable(request: Any) -> Any:
-    """Raises InvalidInput."""
+    """Return a valid message. Raises InvalidInput for invalid bytes."""
     if request is MALFORMED:
         raise InvalidInput(Problem(field="message", message="is not a message of this method's type; see the .proto"))
     return request
 
 
 async def _readables(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Raises InvalidInput when it comes to bytes that are no message."""
+    """Yield valid messages. Raises InvalidInput at the first invalid bytes."""
     if first is grpc.aio.EOF:
         return
     yield _readable(first)

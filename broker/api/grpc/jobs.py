@@ -1,4 +1,4 @@
-"""JobService."""
+"""JobService: jobs, their events, logs and money."""
 
 from collections.abc import AsyncIterator
 
@@ -20,7 +20,7 @@ from broker.domain.spec import JobSpec
 from broker.lifecycle.retention import KINDS
 
 PIECE_CHARACTERS = 256 * 1024
-"""Of one message's text: at most 1 MiB."""
+"""Maximum characters of one log message: at most 1 MiB."""
 
 
 class JobServicer(stubs.JobServiceServicer):
@@ -127,7 +127,10 @@ class JobServicer(stubs.JobServiceServicer):
 
 
 def _parts(piece: LogPiece, before: str) -> list[pb.LogPiece]:
-    """Each fits into a message; only the last one moves the position, so that no part is lost with a connection."""
+    """Split log text into messages of allowed size.
+
+    Only the last message moves the position, so that no text is lost with a connection.
+    """
     texts = [piece.text[i : i + PIECE_CHARACTERS] for i in range(0, len(piece.text), PIECE_CHARACTERS)] or [""]
     made = [pb.LogPiece(position=before, attempt=piece.attempt, node=piece.node, text=text) for text in texts]
     made[-1].position = str(piece.position)

@@ -1,4 +1,4 @@
-"""What requests say beside a body: ids, keys and positions, under the rules that HTTP has for them."""
+"""Validation of ids and idempotency keys in requests, by the rules of HTTP."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ KEY = HEADERS["Idempotency-Key"]
 
 
 def job_id(request: Any) -> JobId:
-    """Raises InvalidInput."""
+    """Return the request's job id. Raises InvalidInput."""
     try:
         return JOB_ID.validate_python(request.job_id)
     except ValidationError as error:
@@ -23,7 +23,7 @@ def job_id(request: Any) -> JobId:
 
 
 def idempotency_key(request: Any) -> str | None:
-    """Raises InvalidInput."""
+    """Return the request's idempotency key, or None. Raises InvalidInput."""
     if not request.HasField("idempotency_key"):
         return None
     key: str = request.idempotency_key

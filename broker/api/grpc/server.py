@@ -1,4 +1,4 @@
-"""The gRPC door: the same use cases as HTTP's, on a port of its own."""
+"""The gRPC server: the same use cases as HTTP, on its own port."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,28 +48,28 @@ SERVICES = frozenset(service.full_name for file in FILES for service in file.DES
 MESSAGE_BYTES = 4 * 1024**2
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", -1),  # what a client takes is the client's matter
-    ("grpc.max_concurrent_streams", 256),  # of one connection
+    ("grpc.max_send_message_length", -1),  # the client limits what it receives
+    ("grpc.max_concurrent_streams", 256),  # per connection
     ("grpc.max_metadata_size", 16 * 1024),
-    ("grpc.so_reuseport", 0),  # else two daemons share a port, and each gets half of the calls
+    ("grpc.so_reuseport", 0),  # otherwise two daemons could share a port, and each would get half of the calls
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.server_handshake_timeout_ms", 20_000),  # to say that it speaks HTTP/2
+    ("grpc.server_handshake_timeout_ms", 20_000),  # time for the HTTP/2 preface
 )
 CALLS_AT_ONCE = 4096
-"""Of all connections, followers included; more are refused with RESOURCE_EXHAUSTED."""
+"""Maximum number of open calls of all connections, followers included. More are refused with RESOURCE_EXHAUSTED."""
 
 
 class Taken(Exception):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What the door needs of the house; HTTP's has the same ones."""
+    """Objects that the gRPC server shares with the HTTP application."""
 
     service: Service
     content: Content
@@ -90,7 +90,7 @@ async def serving(
     connections: int = MAX_CONNECTIONS,
     grace_s: float = 2.0,
 ) -> AsyncIterator[int]:
-    """Listens until it is left, then lets calls finish for `grace_s`; gives the port, also where 0 took a free one.
+    """Serve until the body exits, then wait `grace_s` for running calls. Yields the port, also if 0 chose a free one.
 
     Raises Taken.
     """

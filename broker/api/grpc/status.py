@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses with google.rpc details: what a problem document is to HTTP."""
+"""Errors as gRPC statuses with google.rpc details, as problem documents are for HTTP."""
 
 import re
 from collections.abc import Sequence
@@ -14,11 +14,12 @@ DOMAIN = "gpubroker"
 DETAILS = "grpc-status-details-bin"
 TEXT_CHARACTERS = 1000
 DETAIL_BYTES = 4096
-"""Metadata of more than 8 KiB is refused by many clients; base64 and the text are to fit as well."""
+"""Maximum bytes of the details. Many clients refuse metadata of more than 8 KiB, and base64 and the text must fit too.
+"""
 
 
 def status_of(error: GpubrokerError) -> status_pb2.Status:
-    """With ErrorInfo (the error's kind), BadRequest (each wrong field) and RetryInfo (when to ask again)."""
+    """Return the status with ErrorInfo (error class), BadRequest (invalid fields) and RetryInfo (delay)."""
     code = grpc.StatusCode[answer_to(error).grpc]
     made = status_pb2.Status(code=code.value[0], message=_text(error))
     made.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
@@ -33,20 +34,20 @@ def status_of(error: GpubrokerError) -> status_pb2.Status:
 
 
 def fault() -> status_pb2.Status:
-    """Ours: the log says what happened, the answer does not."""
-    made = status_pb2.Status(code=code_pb2.INTERNAL, message="a fault of the server; its log has the details")
+    """Return the status of an internal error. Details are in the log only."""
+    made = status_pb2.Status(code=code_pb2.INTERNAL, message="an internal error; the server's log has the details")
     made.details.add().Pack(error_details_pb2.ErrorInfo(reason="FAULT", domain=DOMAIN))
     return made
 
 
 def _text(error: GpubrokerError) -> str:
     if isinstance(error, InvalidInput) and len(error.problems) > 1:
-        return f"{len(error.problems)} things are wrong; see the field violations"
+        return f"{len(error.problems)} fields are wrong; see the field violations"
     return _short(str(error))
 
 
 def _bad_request(problems: Sequence[Problem]) -> error_details_pb2.BadRequest:
-    """As many as fit; the text says how many there are."""
+    """Return as many field violations as fit; the message says how many there are."""
     made = error_details_pb2.BadRequest()
     for problem in problems:
         made.field_violations.add(field=_short(problem.field), description=_short(problem.message))

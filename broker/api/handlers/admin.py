@@ -1,4 +1,4 @@
-"""Handlers: secrets, health, metrics and descriptions."""
+"""Handlers: secrets, health, metrics and schemas."""
 
 from aiohttp import web
 
@@ -18,7 +18,7 @@ api = Api()
 
 @api.op("GET", "/v1/me", scope="read")
 async def who_am_i(call: Call) -> models_tenancy.Identity:
-    """Whom this token belongs to and what it may do."""
+    """Show the team, owner and scopes of this token."""
     caller = call.caller
     return models_tenancy.Identity.model_validate(
         {"team": caller.team, "owner": caller.owner, "scopes": sorted(caller.scopes)}
@@ -27,35 +27,37 @@ async def who_am_i(call: Call) -> models_tenancy.Identity:
 
 @api.op("GET", "/v1/secrets", scope="read")
 async def list_secrets(call: Call) -> SecretList:
-    """Names of your secrets; values are never shown."""
+    """List the names of your secrets; values are never shown."""
     found = await call.request.app[SERVICE].rows(call.caller).secrets(call.caller.owner)
     return SecretList(names=tuple(sorted(found)))
 
 
 @api.op("PUT", "/v1/secrets/{name}", scope="submit", status=204)
 async def set_secret(call: Call, name: EnvName, body: SecretValue) -> None:
-    """Store a secret, encrypted; jobs name it under `secrets` and see it as an environment variable."""
+    """Store a secret, encrypted. Jobs name it under `secrets` and get it as an environment variable."""
     service = call.request.app[SERVICE]
     await service.rows(call.caller).put_secret(call.caller.owner, name, service.box.seal(body.value))
 
 
 @api.op("DELETE", "/v1/secrets/{name}", scope="submit", status=204, errors=(404,))
 async def delete_secret(call: Call, name: EnvName) -> None:
-    """Forget a secret; jobs that wait for it will fail to start."""
+    """Delete a secret; jobs that wait for it will fail to start."""
     if not await call.request.app[SERVICE].rows(call.caller).delete_secret(call.caller.owner, name):
         raise NotFound(f"no secret {name}; `gpubroker secret ls` lists yours")
 
 
 @api.op("GET", "/healthz", scope=None)
 async def healthz(call: Call) -> Health:
-    """This process answers."""
+    """Answer that this process is alive."""
     return Health(status="ok")
 
 
 @api.op("GET", "/readyz", scope=None)
 async def readyz(call: Call) -> Health | web.Response:
-    """Database, blob store and a broker at work: 200 when all are there, else 503 with the parts that are failing. A
-    wrong clock of this host is told of in `clock`, and makes nobody unready. With the scope `metrics`: why.
+    """Check database, blob store and broker: 200 if all work, otherwise 503 with the failing parts.
+
+    A wrong clock of this host is reported in `clock` and does not make the daemon unready. The scope `metrics` shows
+    the reasons.
     """
     checks = await call.request.app[READINESS].check()
     shown = checks if await _may_know_why(call) else words(checks)
@@ -66,7 +68,7 @@ async def readyz(call: Call) -> Health | web.Response:
 
 
 async def _may_know_why(call: Call) -> bool:
-    """Readiness is answered whatever the token."""
+    """Return True if the token has the scope `metrics`. Readiness itself needs no token."""
     try:
         await call.request.app[AUTH].caller(call.authorization, "metrics")
     except GpubrokerError:
@@ -76,13 +78,13 @@ async def _may_know_why(call: Call) -> bool:
 
 @api.op("GET", "/metrics", scope="metrics", media=("text/plain",))
 async def metrics(call: Call) -> web.Response:
-    """Prometheus metrics: totals of the whole installation, no ids and no owners."""
+    """Return Prometheus metrics: totals of the whole installation, no ids and no owners."""
     body = await call.request.app[METRICS].render()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 @api.op("GET", "/v1/schema/job", scope=None, media=("application/schema+json",))
 async def job_schema(call: Call) -> web.Response:
-    """The JSON Schema of a job's spec, for editors and checks."""
+    """Return the JSON Schema of a job's spec, for editors and checks."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobSpec.model_json_schema()}
     return web.json_response(schema, content_type="application/schema+json")

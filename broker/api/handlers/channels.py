@@ -1,4 +1,4 @@
-"""Handlers: channels."""
+"""Handlers: notification channels."""
 
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
@@ -12,7 +12,7 @@ api = Api()
 
 @api.op("GET", "/v1/channels", scope="manage")
 async def list_channels(call: Call) -> wire.ChannelList:
-    """Your team's channels with what waits for them; for admins all. Secrets are never shown."""
+    """List your team's channels with their backlog; for admins all. Secrets are never shown."""
     found = await call.request.app[SERVICE].channels.list(call.caller)
     return wire.ChannelList(items=tuple(map(_view, found)))
 
@@ -35,20 +35,20 @@ async def create_channel(call: Call, body: wire.ChannelRequest) -> wire.ChannelM
 
 @api.op("GET", "/v1/channels/{channel_id}", scope="manage", errors=(404,))
 async def get_channel(call: Call, channel_id: ChannelRef) -> wire.ChannelView:
-    """One channel."""
+    """Show one channel."""
     return _view(await call.request.app[SERVICE].channels.status(call.caller, channel_id))
 
 
 @api.op("PATCH", "/v1/channels/{channel_id}", scope="manage", errors=(404,))
 async def change_channel(call: Call, channel_id: ChannelRef, body: wire.ChannelChange) -> wire.ChannelView:
-    """Change what a channel is told, or enable or disable it."""
+    """Change the events of a channel, or enable or disable it."""
     channels = call.request.app[SERVICE].channels
     return _view(await channels.change(call.caller, channel_id, events=body.events, enabled=body.enabled))
 
 
 @api.op("POST", "/v1/channels/{channel_id}/rotate", scope="manage", errors=(404, 409))
 async def rotate_channel(call: Call, channel_id: ChannelRef) -> wire.ChannelMade:
-    """A new signing secret; the one before signs as well for a day."""
+    """Create a new signing secret. The previous one stays valid for a day."""
     made, shown = await call.request.app[SERVICE].channels.rotate(call.caller, channel_id)
     return wire.ChannelMade(id=made.id, name=made.name, secret=shown)
 
@@ -61,7 +61,7 @@ async def test_channel(call: Call, channel_id: ChannelRef) -> wire.ChannelTested
 
 @api.op("DELETE", "/v1/channels/{channel_id}", scope="manage", status=204, errors=(404, 409))
 async def delete_channel(call: Call, channel_id: ChannelRef) -> None:
-    """Remove a channel, with all that waits for it."""
+    """Remove a channel with its backlog."""
     await call.request.app[SERVICE].channels.delete(call.caller, channel_id)
 
 

@@ -26,7 +26,7 @@ EVENT_MEDIA = (sse.MEDIA_TYPE,)
 
 @api.op("GET", "/v1/jobs/{job_id}/events", scope="read", errors=(404,), media=EVENT_MEDIA, headers=("Last-Event-ID",))
 async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> EventList | web.StreamResponse:
-    """What happened to a job: server-sent events with `seq` as id, or a JSON list."""
+    """Follow the events of a job: server-sent events with `seq` as id, or a JSON list."""
     service = call.request.app[SERVICE]
     job = await service.job(call.caller, job_id)
     after = _last_seq(call, query.after)
@@ -63,7 +63,7 @@ LOG_MEDIA = (sse.MEDIA_TYPE, "text/plain")
 
 @api.op("GET", "/v1/jobs/{job_id}/logs", scope="read", errors=(404, 410), media=LOG_MEDIA, headers=("Last-Event-ID",))
 async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamResponse:
-    """What the program wrote: server-sent events `{attempt, node, text}`, or plain text."""
+    """Follow the log of a job: server-sent events `{attempt, node, text}`, or plain text."""
     service, content = call.request.app[SERVICE], call.request.app[CONTENT]
     job = await service.job(call.caller, job_id)
     if query.follow == "0":

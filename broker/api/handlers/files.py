@@ -36,7 +36,7 @@ async def upload(call: Call, query: UploadQuery) -> UploadView | web.Response:
 
 @api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404, 410))
 async def list_artifacts(call: Call, job_id: JobRef) -> ArtifactList:
-    """The files of the job's last committed checkpoint; of a finished job, its results."""
+    """List the files of the job's last committed checkpoint; of a finished job, its results."""
     found = await call.request.app[CONTENT].manifest(call.caller, job_id)
     if found is None:
         return ArtifactList(step=None, complete=False, items=())
@@ -47,12 +47,15 @@ async def list_artifacts(call: Call, job_id: JobRef) -> ArtifactList:
 
 @api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 410, 502), media=(OCTETS,))
 async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.StreamResponse:
-    """One file, checked against its hash before its last bytes are sent: of one that was changed never all come."""
+    """Download one file.
+
+    It is checked against its hash before its last bytes are sent; a corrupt file never completes.
+    """
     request = call.request
     async with request.app[STREAMS].one_more(call.caller, call.authorization):
         file, pieces = await request.app[CONTENT].artifact(call.caller, job_id, path)
         async with aclosing(pieces):
-            first = await anext(pieces)  # what is wrong by then can still be said
+            first = await anext(pieces)  # faults found by now can still be answered
             response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
             response.content_length = file.bytes
             try:
@@ -62,7 +65,7 @@ async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.St
                     await _send(response, piece)
                 await response.write_eof()
             except BaseException:
-                abort(request)  # a part of the file was sent: nothing else says that it is not all
+                abort(request)  # a part of the file was sent; only the dropped connection shows that it is incomplete
                 raise
     return response
 

@@ -1,4 +1,4 @@
-"""Handlers: quotes and jobs."""
+"""Handlers: quotes, jobs, offers and providers."""
 
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
@@ -42,7 +42,7 @@ async def list_jobs(call: Call, query: JobsQuery) -> JobPage:
 
 @api.op("GET", "/v1/jobs/{job_id}", scope="read", errors=(404,))
 async def get_job(call: Call, job_id: JobRef) -> JobDetail:
-    """A job with its attempts, live progress and money."""
+    """Show a job with its attempts, live progress and money."""
     service = call.request.app[SERVICE]
     job = await service.job(call.caller, job_id)
     return views.job_detail(job, await service.attempts(call.caller, job), service.settings.storage_usd_per_gib_month)
@@ -50,7 +50,7 @@ async def get_job(call: Call, job_id: JobRef) -> JobDetail:
 
 @api.op("POST", "/v1/jobs/{job_id}/cancel", scope="submit", status=202, errors=(404, 409))
 async def cancel_job(call: Call, job_id: JobRef) -> JobView:
-    """Ask for the end of a job: it drains to a checkpoint, and its machines are destroyed."""
+    """Cancel a job: it saves a checkpoint and stops, and its machines are destroyed."""
     return views.job(await call.request.app[SERVICE].cancel(call.caller, job_id))
 
 
@@ -58,7 +58,7 @@ async def cancel_job(call: Call, job_id: JobRef) -> JobView:
     "POST", "/v1/jobs/{job_id}/retry", scope="submit", status=202, errors=(404, 409, 410), headers=("Idempotency-Key",)
 )
 async def retry_job(call: Call, job_id: JobRef, query: RetryQuery) -> JobView:
-    """Run a job that is at rest again, as a new job linked to it."""
+    """Run an ended job again, as a new job linked to it."""
     resume = query.resume == "1"
     job, created = await call.request.app[SERVICE].retry(call.caller, job_id, resume=resume, key=_key(call))
     return _accepted(call, job, created)
@@ -66,13 +66,13 @@ async def retry_job(call: Call, job_id: JobRef, query: RetryQuery) -> JobView:
 
 @api.op("PATCH", "/v1/jobs/{job_id}", scope="submit", errors=(404, 409, 410))
 async def raise_cap(call: Call, job_id: JobRef, body: CapChange) -> JobView:
-    """Raise the cap; a capped job goes on."""
+    """Raise the cap; a capped job resumes."""
     return views.job(await call.request.app[SERVICE].raise_cap(call.caller, job_id, body.cap_usd))
 
 
 @api.op("GET", "/v1/jobs/{job_id}/ledger", scope="read", errors=(404,))
 async def get_ledger(call: Call, job_id: JobRef) -> LedgerList:
-    """Every reservation, charge, release and adjustment of a job."""
+    """List every reservation, charge, release and adjustment of a job."""
     entries = await call.request.app[SERVICE].ledger(call.caller, job_id)
     return LedgerList(items=tuple(LedgerLine.model_validate(e) for e in entries))
 
@@ -93,20 +93,20 @@ async def get_decision(call: Call, job_id: JobRef, number: AttemptNumber) -> Dec
 
 @api.op("GET", "/v1/offers", scope="read")
 async def list_offers(call: Call, query: OffersQuery) -> OfferList:
-    """What is for sale now, cheapest first."""
+    """List current offers, cheapest first."""
     market = call.request.app[SERVICE].quotes.market
     return offers.for_sale(market, provider=query.provider, accelerators=query.accelerator, limit=query.limit)
 
 
 @api.op("GET", "/v1/providers", scope="read")
 async def list_providers(call: Call) -> ProviderList:
-    """Every configured provider: what it sells, and when it last answered."""
+    """List every configured provider: its offers, and when it last answered."""
     return offers.providers(call.request.app[SERVICE].quotes.market, {})
 
 
 @api.op("POST", "/v1/providers/check", scope="admin")
 async def check_providers(call: Call) -> ProviderList:
-    """Ask each provider one read-only question: do its credentials work, and if not, what is missing?"""
+    """Check each provider's credentials with one read-only request, and name what is missing."""
     service = call.request.app[SERVICE]
     return offers.providers(service.quotes.market, await service.check_providers())
 

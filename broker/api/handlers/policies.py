@@ -14,14 +14,14 @@ api = Api()
 
 @api.op("GET", "/v1/policies", scope="read")
 async def list_policies(call: Call) -> wire.PolicyList:
-    """Your team's policies; for admins all."""
+    """List your team's policies; for admins all."""
     found = await call.request.app[SERVICE].policies.policies(call.caller)
     return wire.PolicyList(items=tuple(wire.PolicyView.model_validate(one) for one in found))
 
 
 @api.op("PUT", "/v1/policies/{name}", scope="manage")
 async def apply_policy(call: Call, name: Name, body: Policy) -> wire.PolicyView:
-    """Make a policy, or a new version of it; from now on every launch obeys it."""
+    """Store a policy, or a new version of it. Every launch from now on obeys it."""
     return wire.PolicyView.model_validate(await call.request.app[SERVICE].policies.apply(call.caller, name, body))
 
 
@@ -33,31 +33,31 @@ async def delete_policy(call: Call, name: Name, query: PolicyTeamQuery) -> None:
 
 @api.op("GET", "/v1/policies/{name}/history", scope="read", errors=(404,))
 async def get_policy_history(call: Call, name: Name, query: PolicyTeamQuery) -> wire.PolicyHistory:
-    """Every version of a policy, newest first, and who made it."""
+    """List every version of a policy with its author, newest first."""
     found = await call.request.app[SERVICE].policies.history(call.caller, name, query.team)
     return wire.PolicyHistory(items=tuple(wire.PolicyVersionView.model_validate(one) for one in found))
 
 
 @api.op("POST", "/v1/policy-dry-run", scope="manage")
 async def dry_run_policy(call: Call, query: DryRunQuery, body: Policy) -> wire.DryRunView:
-    """What a policy would have done to what the ledger says has happened; nothing is changed."""
+    """Simulate the effects of a policy on the recorded past; nothing is changed."""
     done = await call.request.app[SERVICE].policies.dry_run(call.caller, body, query.days)
     return wire.DryRunView.model_validate(done)
 
 
 @api.op("GET", "/v1/budgets", scope="read")
 async def list_budgets(call: Call) -> wire.BudgetList:
-    """Every policy of your team (for admins all) with what is spent and held now."""
+    """List every policy of your team (for admins all) with its spent and reserved dollars."""
     return views.budget_list(*await call.request.app[SERVICE].policies.budgets(call.caller))
 
 
 @api.op("POST", "/v1/jobs/{job_id}/approve", scope="manage", errors=(404, 409))
 async def approve_job(call: Call, job_id: JobRef, body: wire.Approval) -> JobView:
-    """Approve a job's cap, once for as long as the cap is no higher; a job that awaits it is queued."""
+    """Approve a job's cap. The approval lasts as long as the cap is no higher. A job that awaits approval is queued."""
     return views.job(await call.request.app[SERVICE].policies.approve(call.caller, job_id, body.up_to_usd))
 
 
 @api.op("POST", "/v1/jobs/{job_id}/refuse", scope="manage", status=202, errors=(404, 409))
 async def refuse_job(call: Call, job_id: JobRef) -> JobView:
-    """Refuse a job that awaits approval: it is cancelled."""
+    """Refuse a job that awaits approval; the job is cancelled."""
     return views.job(await call.request.app[SERVICE].policies.refuse(call.caller, job_id))

@@ -1,4 +1,7 @@
-"""`GET /v1/jobs/{job_id}/shell`: a program beside a job's agent, through the daemon, so that no key ever leaves it."""
+"""`GET /v1/jobs/{job_id}/shell`: runs a program next to a job's agent.
+
+The daemon connects, so that no key leaves it.
+"""
 
 import asyncio
 import logging
@@ -23,20 +26,20 @@ PATH = "/v1/jobs/{job_id}/shell"
 REACHABLE = frozenset({AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING, AttemptState.TERMINATING})
 WORDS, WORD_CHARACTERS = 256, 8192
 CLOSE_S = 12.0
-"""How long a client may take to hear that its shell has ended."""
+"""Seconds that a client may take to receive the end of its shell."""
 SHELLS_OF_ONE, SHELLS = 8, 32
-"""Open at once, of one owner and in all: each is an ssh process of this host."""
+"""Maximum number of open shells, per owner and in all. Each is an ssh process of this host."""
 
 
 class Shells:
-    """Those that are open."""
+    """Counts open shells."""
 
     def __init__(self) -> None:
         self._open: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
     def one_more(self, caller: Caller) -> Iterator[None]:
-        """Raises TooMany."""
+        """Count a shell during the body. Raises TooMany."""
         one = caller.team, caller.owner
         if self._open[one] >= SHELLS_OF_ONE:
             raise TooMany(f"{caller.owner} has {SHELLS_OF_ONE} shells open, which is the most; end one of them")
@@ -53,7 +56,10 @@ OPEN_SHELLS = web.AppKey("open_shells", Shells)
 
 
 async def shell(request: web.Request) -> web.WebSocketResponse:
-    """Query: `word` repeated is the command, none is a shell; `tty=1` gives it a terminal; see `terminal`."""
+    """Open a shell or run a command.
+
+    Query: repeated `word` is the command; `tty=1` gives it a terminal; see `terminal`.
+    """
     caller = await request.app[AUTH].caller(request.headers.get("Authorization"), "submit")
     name, words = request.match_info["job_id"], tuple(request.query.getall("word", ()))
     if not re.fullmatch(r"[a-z2-7]{13}", name):
@@ -78,7 +84,7 @@ async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[
     log.info("%s opens %s on %s of job %s", caller.owner, words[:1] or "a shell", latest.name, job.id)
     socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=4 * 1024**2)
     if not socket.can_prepare(request).ok:
-        raise InvalidInput(Problem(field="Upgrade", message="this address speaks WebSocket; use `gpubroker exec JOB`"))
+        raise InvalidInput(Problem(field="Upgrade", message="this endpoint speaks WebSocket; use `gpubroker exec JOB`"))
     try:
         async with request.app[STREAMS].one_more(caller, request.headers.get("Authorization")):
             await socket.prepare(request)

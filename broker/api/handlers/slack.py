@@ -1,4 +1,4 @@
-"""Handlers: what Slack sends, and who of Slack is who."""
+"""Handlers: requests from Slack, and links of Slack users."""
 
 from aiohttp import web
 
@@ -14,7 +14,10 @@ FORM = "application/x-www-form-urlencoded"
 
 @api.op("POST", "/v1/slack", scope=None, upload=FORM, errors=(401, 404, 409))
 async def slack_request(call: Call) -> web.Response:
-    """Request URL of a Slack app, for interactivity and slash commands; signed by Slack, so no token is needed."""
+    """Receive interactivity and slash commands of a Slack app (its request URL).
+
+    Slack signs them, so no token is needed.
+    """
     request = call.request
     if request.content_type != FORM:
         return problems.problem(415, f"send {FORM}, not {request.content_type}")
@@ -27,14 +30,14 @@ async def slack_request(call: Call) -> web.Response:
 
 @api.op("GET", "/v1/slack/users", scope="manage")
 async def list_slack_users(call: Call) -> wire.SlackUserList:
-    """Who of Slack acts as whom in your team; for admins in all."""
+    """List your team's Slack links: Slack users and the owners that they act as; for admins all."""
     found = await call.request.app[SLACK].links(call.caller)
     return wire.SlackUserList(items=tuple(wire.SlackUserMade.model_validate(one) for one in found))
 
 
 @api.op("POST", "/v1/slack/users", scope="manage", status=201, errors=(404, 409))
 async def link_slack_user(call: Call, body: wire.SlackLinkRequest) -> wire.SlackUserView:
-    """Let a person of Slack act as somebody of your team; a second time changes the link."""
+    """Link a Slack user to an owner of your team. A second call changes the link."""
     wish = NewSlackLink(
         team=body.team,
         user=body.user,
@@ -47,5 +50,5 @@ async def link_slack_user(call: Call, body: wire.SlackLinkRequest) -> wire.Slack
 
 @api.op("DELETE", "/v1/slack/users/{user}", scope="manage", status=204, errors=(404,))
 async def unlink_slack_user(call: Call, user: wire.Member) -> None:
-    """A person of Slack acts as nobody any more; at once."""
+    """Remove the links of a Slack user at once."""
     await call.request.app[SLACK].unlink(call.caller, user)

@@ -1,4 +1,4 @@
-"""Handlers: what was spent."""
+"""Handlers: spending."""
 
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
@@ -11,7 +11,7 @@ api = Api()
 
 @api.op("GET", "/v1/spend", scope="read")
 async def spend(call: Call, query: SpendParameters) -> models.SpendView:
-    """What was charged, by job, user, team, cloud, GPU, day or month, and what it would have cost elsewhere."""
+    """Report charges by job, user, team, cloud, GPU, day or month, with the cost of alternatives."""
     asked = SpendQuery(**query.model_dump())
     window, made = await call.request.app[SERVICE].spending.spend(call.caller, asked)
     rows = tuple(models.SpendRowView.model_validate(row) for row in made.rows)
@@ -23,7 +23,7 @@ async def spend(call: Call, query: SpendParameters) -> models.SpendView:
 
 @api.op("GET", "/v1/charges", scope="read")
 async def charges(call: Call, query: ChargesParameters) -> models.ChargeList:
-    """What was charged for each machine of a cloud, to be set against its invoice."""
+    """List the charges of each machine of a cloud, to compare them with its invoice."""
     service = call.request.app[SERVICE].spending
     window, found = await service.charges(call.caller, query.cloud, query.since, query.until)
     items = tuple(models.ChargeView.model_validate(one) for one in found)

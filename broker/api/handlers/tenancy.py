@@ -13,14 +13,14 @@ api = Api()
 
 @api.op("GET", "/v1/tokens", scope="manage")
 async def list_tokens(call: Call) -> wire.TokenList:
-    """Your team's tokens, without their secrets; for admins those of all."""
+    """List your team's tokens, without their secrets; for admins all."""
     found = await call.request.app[SERVICE].tenancy.tokens(call.caller)
     return wire.TokenList(items=tuple(wire.TokenView.model_validate(t) for t in found))
 
 
 @api.op("POST", "/v1/tokens", scope="manage", status=201)
 async def create_token(call: Call, body: wire.TokenRequest) -> wire.TokenCreated:
-    """Make a token for your team, with scopes that you have yourself; it is shown in this answer only."""
+    """Create a token for your team, with scopes that you have yourself. It is shown in this answer only."""
     wish = NewToken(
         team=body.team,
         owner=body.owner,
@@ -42,14 +42,14 @@ async def delete_token(call: Call, token_id: TokenId) -> None:
 
 @api.op("GET", "/v1/teams", scope="read")
 async def list_teams(call: Call) -> wire.TeamList:
-    """Your team; for admins all."""
+    """List your team; for admins all teams."""
     found = await call.request.app[SERVICE].tenancy.teams(call.caller)
     return wire.TeamList(items=tuple(wire.TeamView.model_validate(t) for t in found))
 
 
 @api.op("POST", "/v1/teams", scope="admin", status=201, errors=(409,))
 async def create_team(call: Call, body: wire.TeamRequest) -> wire.TeamView:
-    """Make a team; give its people tokens with POST /v1/tokens."""
+    """Create a team; give its users tokens with POST /v1/tokens."""
     made = await call.request.app[SERVICE].tenancy.create_team(call.caller, body.name, body.note)
     return wire.TeamView.model_validate(made)
 
@@ -63,7 +63,7 @@ async def delete_team(call: Call, team: Name) -> None:
 
 @api.op("GET", "/v1/audit", scope="manage")
 async def list_audit(call: Call, query: AuditQuery) -> wire.AuditPage:
-    """Who wrote what in your team, newest first; for admins in all teams."""
+    """List the writes in your team with their actors, newest first; for admins all teams."""
     where = AuditFilter(
         team=query.team,
         actor=query.actor,

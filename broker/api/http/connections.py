@@ -1,5 +1,6 @@
-"""What HTTP connections may do before, between and instead of requests. aiohttp's own answers are no problem documents,
-and its log repeats what was sent, tokens too.
+"""Limits and error answers of HTTP connections.
+
+Replaces aiohttp's own answers, which are no problem documents, and its log lines, which repeat tokens.
 """
 
 import asyncio
@@ -14,13 +15,13 @@ from broker.api.core.stream_limits import MAX_CONNECTIONS, bounded_connections
 
 log = logging.getLogger(__name__)
 IDLE_S = 75.0
-"""Without a whole head of a request, from the start or from the last answer."""
+"""Seconds that a connection may wait for a complete request head, from its start or from the last answer."""
 LINE_BYTES = 16 * 1024
-"""Of the request line, and of each header."""
+"""Maximum bytes of the request line, and of each header."""
 
 
 class Runner(web.AppRunner):
-    """Of `build_app`'s application, with these bounds; a connection beyond them is dropped."""
+    """Runs `build_app`'s application and drops connections beyond the limit."""
 
     def __init__(self, app: web.Application, *, shutdown_timeout: float = 60.0, most: int = MAX_CONNECTIONS) -> None:
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
@@ -30,12 +31,15 @@ class Runner(web.AppRunner):
 
     @property
     def server(self) -> Any:
-        """What makes the connections' protocols."""
+        """Factory of the connections' protocols."""
         made = super().server
         return None if made is None else partial(_Connection, self, made)
 
     def come(self) -> bool:
-        """Whether there is room for one more. That there is none is told once, until there is plenty again."""
+        """Count a new connection and return True if it is allowed.
+
+        Logs the limit once, until usage falls below 90 %.
+        """
         self._here += 1
         if self._here <= self.most:
             return True
@@ -45,7 +49,7 @@ class Runner(web.AppRunner):
         return False
 
     def gone(self) -> None:
-        """One of those that came."""
+        """Count a closed connection."""
         self._here -= 1
         self._full = self._full and self._here > 0.9 * self.most
 
@@ -71,16 +75,16 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Of what is no request; neither the answer nor the log repeats it."""
+        """Answer malformed requests. Neither the answer nor the log repeats the input."""
         if not isinstance(exc, http_exceptions.HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         log.info("what %s sent is no request: %s", request.remote, type(exc).__name__)
-        response = problem(400, f"this is no HTTP request that can be read: {_fault(exc)}")
+        response = problem(400, f"this is not a valid HTTP request: {_fault(exc)}")
         response.force_close()
         return response
 
     def log_exception(self, *args: Any, **named: Any) -> None:
-        """A body that cannot be decoded was answered, and is the client's matter."""
+        """Log an exception, except for an undecodable body, which was already answered."""
         if not isinstance(named.get("exc_info"), web.RequestPayloadError):
             super().log_exception(*args, **named)
 

@@ -1,7 +1,7 @@
-"""Operations declared once: routing, authentication, validation in and out, and the OpenAPI 3.1 document.
+"""Operations declared once: routing, authentication, validation and the OpenAPI 3.1 document.
 
-A handler is `async def name(call: Call, [path parameters], [query], [body]) -> Model | StreamResponse`; what its type
-hints say is what is checked and what is published.
+A handler is `async def name(call: Call, [path parameters], [query], [body]) -> Model | StreamResponse`. Its type hints
+are both checked and published.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from trainer.contract.validation_messages import alone
 
 JSON = "application/json"
 BODY_S = 30.0
-"""How long a body of a few MB may take to come; uploads have their own patience."""
+"""Seconds that a body of a few MB may take to arrive; uploads have their own limit."""
 ANONYMOUS = Caller(team="", owner="", scopes=frozenset(), token_id="")
 TEXT: dict[int, str] = {
     400: "The request cannot be read: its head is too long or malformed, or its body is not JSON.",
@@ -57,28 +57,28 @@ STREAMED: dict[str, dict[str, Any]] = {
     "text/plain": {"type": "string"},
     "application/octet-stream": {"type": "string"},
 }
-"""What an answer that is no model looks like, by content type; of a stream, each event."""
+"""Schema of an answer that is not a model, by content type; of a stream, the schema of each event."""
 
 
 BYTES = {"type": "string"}
 SENT: dict[str, dict[str, Any]] = {
     "application/x-www-form-urlencoded": {"type": "object", "additionalProperties": {"type": "string"}}
 }
-"""What a body that a handler reads itself looks like, by content type; else BYTES."""
+"""Schema of a body that a handler reads itself, by content type; otherwise BYTES."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One request, authenticated."""
+    """One authenticated request."""
 
     request: web.Request
     caller: Caller
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
-    """Added to a JSON answer."""
+    """Headers added to a JSON answer."""
 
     @property
     def authorization(self) -> str | None:
-        """What the caller gave, for what looks at it again."""
+        """The caller's Authorization header, for later checks of an open stream."""
         return self.request.headers.get("Authorization")
 
 
@@ -91,13 +91,13 @@ class Operation:
     path: str
     handler: Handler
     scope: Scope | None
-    """None: open to everyone."""
+    """Scope that the token needs; None: no token is needed."""
     status: int
     errors: tuple[int, ...]
     media: tuple[str, ...]
     """Content types of an answer that is not a model."""
     upload: str | None
-    """Content type of a streamed body, which the handler reads itself."""
+    """Content type of a streamed body, which the handler reads itself; None: no such body."""
     headers: tuple[str, ...]
     """Request headers that the handler reads."""
     params: dict[str, TypeAdapter[Any]]
@@ -107,7 +107,7 @@ class Operation:
 
 
 class Api:
-    """A set of operations of one concern; `mount` puts several of them into an application."""
+    """Operations of one resource. `mount` adds them to an application."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -124,7 +124,7 @@ class Api:
         upload: str | None = None,
         headers: tuple[str, ...] = (),
     ) -> Callable[[Handler], Handler]:
-        """Declares the decorated handler; see `Operation`."""
+        """Declare the decorated handler as an operation; see `Operation`."""
 
         def declare(handler: Handler) -> Handler:
             hints = typing.get_type_hints(handler, include_extras=True)
@@ -186,7 +186,7 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
 
 
 async def whole_body(request: web.Request) -> bytes:
-    """Raises InvalidInput when it does not come."""
+    """Return the whole body. Raises InvalidInput if it does not arrive in time."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
@@ -195,7 +195,7 @@ async def whole_body(request: web.Request) -> bytes:
 
 
 def _not_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
-    """Raises InvalidInput for what is JSON and breaks a rule."""
+    """Return the problem of a body that is not JSON. Raises InvalidInput for JSON that breaks a rule."""
     wrong = problems.of_json(error, model, raw)
     if wrong is not None:
         raise wrong from None
@@ -217,7 +217,7 @@ def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
 
 
 def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
-    """Raises InvalidInput also for an unknown parameter and for one that is repeated though it takes one value."""
+    """Return the validated query. Raises InvalidInput also for unknown parameters and for repeated single values."""
     given: dict[str, Any] = {}
     for name in dict.fromkeys(request.query):
         values = request.query.getall(name)
@@ -238,7 +238,7 @@ def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
 
 
 def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
-    """The OpenAPI 3.1.0 description of all operations."""
+    """Return the OpenAPI 3.1.0 description of all operations."""
     operations = [o for api in apis for o in api.operations]
     wanted: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
         (ProblemView, "serialization"): None

@@ -1,4 +1,4 @@
-"""Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+"""Server-sent events (WHATWG HTML, section 9.2, https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "text/event-stream"
 END = "end"
-"""Event that closes a stream: the job rests, do not reconnect."""
+"""Event that closes a stream: the job has ended, and clients must not reconnect."""
 CUT_S = 1.0
-"""How long a client may take to hear the end of a stream that is cut."""
+"""Seconds that a client may take to receive the end of a stream that the server cuts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSentEvent:
-    """`data` is one line of JSON; a message without an id does not move `Last-Event-ID`."""
+    """One event. `data` is one line of JSON; an event without an id does not move `Last-Event-ID`."""
 
     event: str
     data: str
@@ -40,10 +40,10 @@ class ServerSentEvent:
 async def stream(
     call: Call, messages: AsyncIterator[ServerSentEvent | None], clock: Clock, heartbeat_s: float
 ) -> web.StreamResponse:
-    """Sends until the source ends or the client is gone. None: nothing is new; a heartbeat when it is time.
+    """Send events until the source ends or the client disconnects. Raises TooMany.
 
-    An outage ends the stream; the client comes back with Last-Event-ID and misses nothing. The end of
-    its token ends it as well. Raises TooMany.
+    None from the source means nothing new; a heartbeat is sent when due. An outage or an expired token ends the stream.
+    The client reconnects with Last-Event-ID and misses nothing.
     """
     headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     request, response = call.request, web.StreamResponse(headers=headers)
@@ -84,7 +84,7 @@ async def _send(
 
 
 async def _cut(request: web.Request, response: web.StreamResponse) -> None:
-    """Cleanly, where the client reads."""
+    """End the response cleanly if the client still reads."""
     try:
         async with asyncio.timeout(CUT_S):
             await response.write_eof()

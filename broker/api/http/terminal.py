@@ -26,7 +26,7 @@ HANG_UP_S = 5.0
 
 
 async def serve(argv: Sequence[str], socket: web.WebSocketResponse, *, tty: bool) -> None:
-    """Until the program ends, or the client goes: then it is hung up on."""
+    """Run the program until it ends or the client disconnects; then the program gets SIGHUP."""
     session = await (_Terminal.start(argv) if tty else _Pipes.start(argv))
     pump = asyncio.create_task(session.pump(socket.send_bytes))
     listen = asyncio.create_task(_listen(socket, session))
@@ -55,29 +55,29 @@ async def _listen(socket: web.WebSocketResponse, session: "_Session") -> None:
 
 
 class _Session(ABC):
-    """One program in a session of its own."""
+    """One program in a process session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     @abstractmethod
     async def pump(self, send: Callable[[bytes], Any]) -> None:
-        """See the frames above."""
+        """Send the program's output; see the frames above."""
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """See the frames above."""
+        """Write input; see the frames above."""
 
     @abstractmethod
     def eof(self) -> None:
-        """See the frames above."""
+        """Close the input; see the frames above."""
 
     @abstractmethod
     def resize(self, rows: int, columns: int) -> None:
-        """Of the window, where there is a terminal."""
+        """Resize the window, if there is a terminal."""
 
     async def end(self) -> None:
-        """Hangs up, and insists."""
+        """Send SIGHUP, then kill the program if it does not end."""
         for number in (signal.SIGHUP, signal.SIGKILL):
             if self.process.returncode is not None:
                 return
@@ -116,7 +116,7 @@ class _Pipes(_Session):
             self.process.stdin.close()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Pipes have no size."""
+        """Do nothing: pipes have no size."""
 
 
 class _Terminal(_Session):
@@ -129,7 +129,7 @@ class _Terminal(_Session):
         master, slave = pty.openpty()
         os.set_blocking(master, False)
         try:
-            # `setsid --ctty` makes the terminal the program's own, so that Ctrl-C and job control work in it.
+            # `setsid --ctty` makes the terminal the program's own, so that Ctrl-C and job control work.
             process = await asyncio.create_subprocess_exec(
                 "setsid", "--ctty", "--wait", *argv, stdin=slave, stdout=slave, stderr=slave, process_group=0
             )
@@ -146,7 +146,7 @@ class _Terminal(_Session):
         await self.process.wait()
 
     async def _read(self) -> bytes:
-        """Empty when the terminal's last user has gone."""
+        """Return output; empty when no process uses the terminal any more."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._master, readable.set)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Wire(BaseModel):
-    """An answer: made from the domain's objects; a key from a newer server is ignored by an older client."""
+    """Base class of answers, created from domain objects. Older clients ignore fields of newer servers."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, extra="ignore", use_attribute_docstrings=True)
 
@@ -15,7 +15,7 @@ class FieldProblem(Wire):
     field: str
     """Dotted path into the body (`train.data.prompt`), or the name of a parameter."""
     message: str
-    """One line: what is wrong and what to do."""
+    """Fault and fix in one line."""
 
 
 class ProblemView(Wire):
@@ -29,7 +29,7 @@ class ProblemView(Wire):
 
 
 class Health(Wire):
-    """`checks`: the parts of /readyz; a part that is not well makes it a 503 problem instead, but for `clock`."""
+    """Readiness by part. A failing part makes the answer a 503 problem instead, except for `clock`."""
 
     status: Literal["ok"]
     checks: dict[str, str] = Field(default_factory=dict)

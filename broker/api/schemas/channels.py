@@ -1,4 +1,4 @@
-"""Channels over the wire."""
+"""Notification channels on the wire."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -26,26 +26,26 @@ class ChannelRequest(Config):
     """`webhook` or `slack`."""
     name: Name
     team: Name | None = None
-    """For admins; absent: the own one."""
+    """Team of the channel, for admins; absent: your own."""
     installation: bool = False
-    """By admins: of no team, and told about all."""
+    """True: the channel has no team and receives the events of all teams (admins only)."""
     events: Annotated[tuple[Pattern, ...], Field(max_length=50)] = ()
-    """Empty: all."""
+    """Events to send; empty: all."""
     config: Annotated[dict[SettingName, Annotated[Text, Field(max_length=200)]], Field(max_length=20)] = Field(
         default_factory=dict
     )
     secrets: Annotated[dict[SettingName, Annotated[Text, Field(max_length=2000)]], Field(max_length=20)] = Field(
         default_factory=dict, repr=False
     )
-    """Stored sealed, never shown: a webhook's `url`, Slack's `bot_token`."""
+    """Secrets, stored encrypted and never shown: a webhook's `url`, Slack's `bot_token`."""
 
 
 class ChannelChange(Config):
-    """What is absent stays as it is."""
+    """Changes of a channel. Absent fields stay unchanged."""
 
     events: Annotated[tuple[Pattern, ...], Field(max_length=50)] | None = None
     enabled: bool | None = None
-    """true: failures are forgotten, and what waited is told."""
+    """true: clear the failures and deliver the backlog; false: stop deliveries."""
 
 
 class ChannelView(Wire):
@@ -53,28 +53,28 @@ class ChannelView(Wire):
     kind: str
     name: str
     team: str | None
-    """null: the installation's."""
+    """Team of the channel; null: the installation."""
     events: tuple[str, ...]
     config: dict[str, Any]
     created_at: datetime
     enabled: bool
     reason: str
-    """Why it is disabled, or what its last delivery failed of."""
+    """Reason why the channel is disabled, or the fault of its last delivery."""
     failures: int
     """Failed deliveries in a row."""
     waiting: int
-    """Deliveries."""
+    """Number of waiting deliveries."""
     oldest_s: float
-    """Seconds that the oldest of them has waited."""
+    """Age of the oldest waiting delivery in seconds."""
     dropped: dict[str, int]
-    """Deliveries that were given up, or folded into a later one, by reason."""
+    """Deliveries that were discarded or merged into a later one, by reason."""
 
 
 class ChannelMade(Wire):
     id: str
     name: str
     secret: str | None
-    """What the receiver checks signatures with: shown in this answer only."""
+    """Signing secret, with which the receiver checks signatures. Shown in this answer only."""
 
 
 class ChannelList(Wire):
@@ -84,5 +84,5 @@ class ChannelList(Wire):
 class ChannelTested(Wire):
     delivered: bool
     detail: str
-    """What the receiver had against it, one line."""
+    """Fault reported by the receiver, in one line."""
     seconds: float

@@ -12,20 +12,20 @@ class ArtifactView(Wire):
 
 
 class ArtifactList(Wire):
-    """The files of the job's last committed checkpoint."""
+    """Files of the job's last committed checkpoint."""
 
     step: int | None
     """Optimizer step of the checkpoint; null while there is none."""
     complete: bool
-    """True for the finished job's artifacts."""
+    """True if these are the results of a finished job."""
     items: tuple[ArtifactView, ...]
 
 
 class UploadView(Wire):
     ref: str
-    """`upload:<sha256>`: what a spec names it by."""
+    """`upload:<sha256>`, the reference for a spec."""
     sha256: str
     bytes: int
     name: str
     summary: dict[str, Any] | None
-    """The data check's findings; null for an archive."""
+    """Findings of the data check; null for an archive."""

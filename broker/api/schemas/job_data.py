@@ -1,4 +1,4 @@
-"""What goes over the wire of a job's costs beside its hours."""
+"""Forecast and stored data of a job on the wire."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -10,33 +10,33 @@ StoredKindView = Literal["artifacts", "checkpoints", "logs", "data"]
 
 
 class ForecastView(Wire):
-    """P50 of a running job's end, by its measured steps and the present price."""
+    """P50 forecast of a running job's end, from its measured steps and the current price."""
 
     usd: Decimal
-    """What it will have spent on machines by then."""
+    """Dollars for machines that the job will have spent by then."""
     finish_at: datetime
     step_s: float
-    """Measured seconds of a step, with saves."""
+    """Measured seconds per step, including saves."""
     over_cap: bool
-    """The cap does not suffice."""
+    """True if the cap will not suffice."""
     late: bool
-    """It will miss its deadline, or its `max_duration`."""
+    """True if the job will miss its deadline or its `max_duration`."""
 
 
 class DeletedView(Wire):
-    """A kind of data that is gone."""
+    """A deleted kind of data."""
 
     what: StoredKindView
     at: datetime
 
 
 class StorageView(Wire):
-    """What a job keeps in the blob store; charged beside its cap."""
+    """Stored data of a job in the blob store. It is charged in addition to the cap."""
 
     bytes: int
     usd: Decimal
-    """Charged so far."""
+    """Dollars charged so far."""
     usd_per_month: Decimal
-    """What it costs as it is now."""
+    """Current cost in dollars per month."""
     deleted: tuple[DeletedView, ...]
-    """What was deleted, by its kind."""
+    """Deleted data, by kind."""

@@ -24,7 +24,7 @@ class JobView(Wire):
     owner: str
     state: JobState
     reason: str
-    """One line: why it waits, or how it ended."""
+    """Reason why the job waits, or how it ended, in one line."""
     labels: dict[str, str]
     created_at: datetime
     finished_at: datetime | None
@@ -35,7 +35,7 @@ class JobView(Wire):
     stop_requested: bool
     retry_of: JobId | None
     forecast: ForecastView | None = None
-    """Of a job that runs; null: nothing is known yet."""
+    """Forecast of a running job; null: not known yet."""
 
 
 class AttemptView(Wire):
@@ -49,30 +49,31 @@ class AttemptView(Wire):
     detail: str
     offer: OfferView
     nodes: int = 1
-    """Machines of this kind that were bought together."""
+    """Number of machines of this kind that were bought together."""
     hours_p50: float | None
     usd_p50: Decimal | None
     evidence: str = ""
-    """What the speed of the estimate rested on."""
+    """Basis of the estimated speed."""
     observed_runs: int = 0
-    """Own runs on such a GPU that it rested on."""
+    """Own runs on such a GPU that the estimate used."""
     created_at: datetime
     create_sent_at: datetime | None
     first_beat_at: datetime | None
     ended_at: datetime | None
     reserved_usd: Decimal
     charged_usd: Decimal
-    """Machines and traffic."""
+    """Dollars charged for machines and traffic."""
     traffic_usd: Decimal = Decimal(0)
-    """The part of it that is for traffic."""
+    """Part of `charged_usd` for traffic."""
     usd_per_hour: Decimal | None = None
-    """Of one machine, as last read back; `offer` holds what was bought."""
+    """Current price of one machine in dollars per hour; `offer` has the price at the purchase. null: not read back yet.
+    """
     idle: IdleKind | None = None
-    """Why it counts as idle; null: it works, or may."""
+    """Reason why the machine counts as idle; null: it does not."""
     resume_from: tuple[str, ...]
     """Keys of the manifests offered for resuming, newest first."""
     beat: Beat | None
-    """The latest sign of life of node 0: step, loss, tokens/s."""
+    """Latest heartbeat of node 0: step, loss, tokens/s."""
     final: Final | None
 
 
@@ -81,20 +82,20 @@ class JobDetail(JobView):
 
     spec: JobSpec
     reserved_usd: Decimal
-    """Still held for the live attempt."""
+    """Dollars still reserved for the live attempt."""
     storage: StorageView | None = None
-    """null: nobody has looked yet."""
+    """Stored data; null: not measured yet."""
     ran_out_of_memory: tuple[str, ...] = ()
-    """Plans that did, oldest first; the present one needs less, at the same global batch."""
+    """Plans that ran out of memory, oldest first. The current plan needs less, at the same global batch."""
     runs: tuple[AttemptView, ...]
-    """Attempts in the order of their numbers; the last one's `beat` is the live progress."""
+    """Attempts by number. `beat` of the last one is the live progress."""
 
 
 class JobPage(Wire):
     items: tuple[JobView, ...]
-    """Newest first."""
+    """Jobs, newest first."""
     next: str | None
-    """Cursor for `?cursor=`; null on the last page."""
+    """Cursor of the next page for `?cursor=`; null on the last page."""
 
 
 class CapChange(Config):
@@ -105,7 +106,7 @@ class CapChange(Config):
 
 class EventView(Wire):
     seq: int
-    """Counts within the job without gaps; the SSE id."""
+    """Number of the event within the job, without gaps; the SSE id."""
     at: datetime | None
     kind: str
     message: str
@@ -119,12 +120,12 @@ class EventList(Wire):
 
 class LedgerLine(Wire):
     attempt_id: AttemptId | None
-    """null: storage, which outlives attempts."""
+    """Attempt that was charged; null: storage, which outlives attempts."""
     kind: LedgerKind
     usd: Decimal
     note: str
     category: LedgerCategory = LedgerCategory.COMPUTE
-    """The cap covers compute and egress."""
+    """Category of the charge. The cap covers compute and egress."""
 
 
 class LedgerList(Wire):

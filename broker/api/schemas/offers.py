@@ -8,7 +8,7 @@ from broker.api.schemas.base import Wire
 
 
 class HostFactsView(Wire):
-    """A machine beyond its GPUs; null where its cloud does not say."""
+    """Properties of a machine other than its GPUs. null: its cloud does not report them."""
 
     host: str | None = None
     disk_usd_per_gib_month: Decimal | None = None
@@ -42,41 +42,41 @@ class OfferView(Wire):
     on_demand_usd_per_hour: Decimal | None = None
     billing_quantum_s: int
     available: bool | None = None
-    """null: the cloud does not say."""
+    """True if it can be bought now; null: the cloud does not report it."""
     preemptions_per_hour: float | None = None
     emulated_on: str | None = None
     simulated: bool
     """True: no real money, no real cloud."""
     trust: Literal["own", "secure", "community"] | None = None
-    """null: as its provider is."""
+    """Trust level of the host; null: that of its provider."""
     facts: HostFactsView | None = None
-    """What else the cloud says of the machine."""
+    """Further properties that the cloud reports."""
     source: str = "api"
-    """Where the price comes from: `api` (the cloud's own, live) or `catalog price`."""
+    """Source of the price: `api` (the cloud's own, live) or `catalog price`."""
     seen_at: datetime
 
 
 class ProviderStatusView(Wire):
-    """What the market knows of one provider."""
+    """State of one provider in the market."""
 
     name: str
     offers: int
-    """For sale now."""
+    """Offers for sale now."""
     dropped: dict[str, int]
-    """Rows that were left out, by reason."""
+    """Rejected rows of the provider's listing, by reason."""
     seen_at: datetime | None = None
-    """Of its last answer."""
+    """Time of its last answer; null: none yet."""
     error: str | None = None
-    """Why the latest question got none."""
+    """Fault of the latest request; null: it was answered."""
 
 
 class ProviderView(ProviderStatusView):
-    """With what its credentials are worth, when that was asked."""
+    """State of one provider, with the check of its credentials if requested."""
 
     problem: str | None = None
-    """What is missing and how to get it; null: nothing, or not asked."""
+    """Missing credentials or permissions, with the fix; null: none, or not checked."""
     self_stop: str
-    """How a machine ends its own billing when the broker is gone: `instance_key`, `os_shutdown` or `none`."""
+    """Way in which a machine ends its own billing without the broker: `instance_key`, `os_shutdown` or `none`."""
 
 
 class ProviderList(Wire):
@@ -89,4 +89,4 @@ class OfferList(Wire):
     items: tuple[OfferView, ...]
     total: int
     providers: tuple[ProviderStatusView, ...] = ()
-    """Where they come from; a cloud that is down is a line here."""
+    """Providers of the offers; a failing cloud is listed here."""

@@ -1,4 +1,4 @@
-"""How a job would run on an offer, what it would take, and why an attempt was bought."""
+"""Memory, plan, time and cost of a job on an offer, and the offers considered for an attempt."""
 
 from decimal import Decimal
 
@@ -22,13 +22,13 @@ class MemoryView(Wire):
     margin: float
     source: str
     correction: float = 1.0
-    """What own runs make of the sum of the categories."""
+    """Factor learned from own runs that was applied to the sum of the categories."""
     runs: int = 0
-    """Own runs that this rests on."""
+    """Own runs that the factor is based on."""
 
 
 class PlanView(Wire):
-    """How a job runs on one kind of machine; global batch = micro_batch x accumulation x devices."""
+    """Execution plan on one kind of machine. Global batch = micro_batch x accumulation x devices."""
 
     parallelism: Parallelism
     devices: int
@@ -38,18 +38,18 @@ class PlanView(Wire):
 
 
 class HoursView(Wire):
-    """Parts of the expected time."""
+    """Parts of the expected time, in hours."""
 
     boot: float
-    """From create to the agent's first beat, with the image."""
+    """Hours from create to the agent's first heartbeat, including the image."""
     load: float
-    """Imports, weights and data."""
+    """Hours for imports, weights and data."""
     training: float
     evaluation: float
     checkpoints: float
-    """For which training stands still, and the last upload."""
+    """Hours during which training pauses for checkpoints, and the last upload."""
     preemptions: float
-    """Work lost, and machines changed."""
+    """Hours of work lost by preemptions, and of replacing machines."""
 
 
 class CostsView(Wire):
@@ -58,24 +58,24 @@ class CostsView(Wire):
     machines: Decimal
     traffic: Decimal
     storage: Decimal
-    """Of the bucket."""
+    """Dollars for the bucket."""
     requests: Decimal
 
 
 class ConsideredView(Wire):
-    """One offer when an attempt was bought."""
+    """One offer at the purchase of an attempt."""
 
     offer: str
-    """Its id."""
+    """Id of the offer."""
     usd_per_hour: Decimal
     drop: DropReason | None = None
-    """null: it was kept."""
+    """Reason for dropping the offer; null: it was kept."""
     reason: str
     usd_p50: Decimal | None = None
     """Expected dollars to finish; null: dropped, or not known."""
 
 
 class DecisionView(Wire):
-    """Every offer of an attempt's market, as it was ranked."""
+    """Every offer of an attempt's market, in the order of the ranking."""
 
     items: tuple[ConsideredView, ...]

@@ -1,4 +1,4 @@
-"""Policies and budgets over the wire."""
+"""Policies and budgets on the wire."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -15,14 +15,14 @@ from trainer.contract.base import Config
 
 
 class HoldView(Wire):
-    """What policies would do to a job if it were submitted now."""
+    """Effect of policies on a job if it were submitted now."""
 
     hold: Hold
-    """`approval`: somebody with the scope `manage` is asked; `wait`: it waits in the queue."""
+    """`approval`: a user with the scope `manage` must approve it; `wait`: it waits in the queue."""
     policy: str
-    """Its name."""
+    """Name of the policy."""
     reason: str
-    """Why, and until when or what to change, in one line."""
+    """Reason in one line, with the end of the wait or the fix."""
 
 
 class PolicyView(Wire):
@@ -39,14 +39,14 @@ class PolicyList(Wire):
 class PolicyVersionView(Wire):
     version: int
     policy: Policy | None
-    """Null: deleted."""
+    """The policy; null: deleted."""
     at: datetime
     actor: str
 
 
 class PolicyHistory(Wire):
     items: tuple[PolicyVersionView, ...]
-    """Newest first."""
+    """Versions, newest first."""
 
 
 class ThresholdView(Wire):
@@ -63,18 +63,18 @@ class BudgetView(Wire):
     per: BudgetPeriod
     window: Window
     charged_usd: Decimal
-    """In the window."""
+    """Dollars charged in the window."""
     committed_usd: Decimal
-    """Charged in the window and reserved by live attempts: what never passes the limit."""
+    """Dollars charged in the window and reserved by live attempts. This sum never exceeds the limit."""
     since: datetime
-    """The window's start, with the quarter-hour that it falls into."""
+    """Start of the window, rounded down to a quarter of an hour."""
     until: datetime | None
-    """When the window ends; null: it rolls."""
+    """End of the window; null: a rolling window."""
     thresholds: tuple[ThresholdView, ...]
 
 
 class StandingView(Wire):
-    """A policy with what the jobs that it covers have spent and hold."""
+    """A policy with the spent and reserved dollars of the jobs that it covers."""
 
     name: str
     team: str | None
@@ -82,7 +82,7 @@ class StandingView(Wire):
     timezone: str
     budgets: tuple[BudgetView, ...]
     outstanding_usd: Decimal
-    """Reserved by live attempts and not yet charged."""
+    """Dollars reserved by live attempts and not yet charged."""
     gpus: int
     max_gpus: int | None
     jobs: int
@@ -101,7 +101,7 @@ class Approval(Config):
 
 
 class HeldView(Wire):
-    """A launch that would have waited; `until` null: to the end."""
+    """A launch that would have waited. `until` null: to the end."""
 
     job_id: JobId
     attempt: int
@@ -117,7 +117,7 @@ class DrainedView(Wire):
 
 
 class AskedView(Wire):
-    """A job for which approval would have been asked."""
+    """A job that would have needed approval."""
 
     job_id: JobId
     at: datetime
@@ -125,7 +125,7 @@ class AskedView(Wire):
 
 
 class CrossedView(Wire):
-    """A threshold that would have been told."""
+    """A threshold that would have been reported."""
 
     budget: str
     share: Annotated[Decimal, Field(gt=0)]
@@ -134,7 +134,7 @@ class CrossedView(Wire):
 
 
 class DryRunView(Wire):
-    """What a policy would have done."""
+    """Effects that a policy would have had."""
 
     since: datetime
     until: datetime
@@ -144,6 +144,6 @@ class DryRunView(Wire):
     asked: tuple[AskedView, ...]
     crossed: tuple[CrossedView, ...]
     usd_spent: Decimal
-    """What was paid in that time by those whom the policy covers."""
+    """Dollars spent in that time by the jobs that the policy covers."""
     usd_not_spent: Decimal
-    """Of it, what the policy would have held back to the end."""
+    """Part of `usd_spent` that the policy would have held back to the end."""

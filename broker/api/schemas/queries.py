@@ -134,7 +134,7 @@ class UploadQuery(Config):
         str,
         shaped(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
     ]
-    """File name, which users see; its ending tells the format."""
+    """File name for users; its ending determines the format."""
     format: UploadFormat | None = None
     """Format of the file. Absent: by the ending of its name. tar: a folder of code, or of pictures."""
     sha256: Annotated[str, shaped(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None

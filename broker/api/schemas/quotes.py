@@ -28,9 +28,9 @@ class LineView(Wire):
     offer: OfferView
     verdict: OfferVerdict
     reason: str
-    """Why it was kept or dropped."""
+    """Reason why the offer was kept or dropped."""
     drop: DropReason | None = None
-    """The same for programs; null for a kept line."""
+    """Code of the reason; null for a kept line."""
     memory: MemoryView | None = None
     hours_p50: float | None = None
     hours_p90: float | None = None
@@ -39,39 +39,39 @@ class LineView(Wire):
     usd_p90: Decimal | None = None
     step_s: float | None = None
     evidence: str = ""
-    """What the speed rests on."""
+    """Basis of the speed."""
     tier: SpeedTier | None = None
-    """The same for programs; null: dropped, or nothing is known of the speed."""
+    """Code of the basis; null: dropped, or the speed is not known."""
     runs: int = 0
-    """Own runs on such a GPU that it rests on."""
+    """Own runs on such a GPU that the speed is based on."""
     nodes: int = 1
-    """Machines of this kind that are bought together; `hours` and dollars to finish are of all, `offer` is of one."""
+    """Number of machines bought together. `hours` and dollars to finish are for all; `offer` is one machine."""
     plan: PlanView | None = None
-    """null: dropped, or nothing is known of what is to run."""
+    """Execution plan; null: dropped, or the workload is not known."""
     hours: HoursView | None = None
-    """What `hours_p50` consists of."""
+    """Parts of `hours_p50`."""
     costs: CostsView | None = None
-    """What `usd_p50` consists of."""
+    """Parts of `usd_p50`."""
 
 
 class QuoteView(Wire):
-    """All offers against the job, kept ones first by its objective."""
+    """All offers for a job; kept ones first, by the job's objective."""
 
     check: dict[str, Any]
-    """What was found out about the data set and the model."""
+    """Findings about the data set and the model."""
     lines: tuple[LineView, ...]
-    """At most the `limit` that was asked for."""
+    """Lines, at most the requested `limit`."""
     kept: int
-    """Offers kept in all."""
+    """Number of kept offers."""
     drops: dict[DropReason, int]
-    """Offers dropped in all, by reason."""
+    """Number of dropped offers, by reason."""
     proposed_cap_usd: Decimal | None
-    """P90 of the best line x 1.25; null when nothing is kept."""
+    """P90 of the best line x 1.25; null if no offer is kept."""
     cheapest_usd: Decimal | None
-    """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
+    """Least expected dollars to finish on any offer that fits, even if the cap does not suffice."""
     unsold_regions: tuple[str, ...] = ()
-    """Regions that were asked for and no offer is in, each with those that it may mean."""
+    """Requested regions without any offer, each with similar region names."""
     held: HoldView | None = None
-    """What a policy would do to the job now, with its cap or else the proposed one; null: none would hold it."""
+    """Effect of policies on the job now, with its cap or the proposed one; null: none."""
     made_at: datetime
     expires_at: datetime

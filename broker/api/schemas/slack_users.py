@@ -1,4 +1,4 @@
-"""Links to people of Slack over the wire."""
+"""Links of Slack users on the wire."""
 
 from datetime import datetime
 from typing import Annotated
@@ -11,19 +11,19 @@ from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text, shaped
 
 Member = Annotated[str, shaped(r"^[UW][A-Z0-9]{2,30}$", "must be a member ID, as U012ABCDEF")]
-"""A member ID, as a profile in Slack shows it."""
+"""Member ID, as shown in a Slack profile."""
 
 
 class SlackLinkRequest(Config):
     user: Member
     owner: Name
-    """As whom the person acts."""
+    """Owner that the Slack user acts as."""
     team: Name | None = None
-    """Yours when absent. Another one: operators only."""
+    """Team of the owner; absent: yours. Another team: operators only."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=5)] = ("read", "submit")
     """read (status, spend), submit (cancel, retry, raise a cap), manage (approve); none beyond your own."""
     channel: Annotated[Text, Field(min_length=1, max_length=100)] | None = None
-    """Name of the Slack channel whose workspace the person is of; any of the team's when absent."""
+    """Name of the Slack channel whose workspace the user belongs to; absent: any of the team's channels."""
 
 
 class SlackUserView(Wire):
@@ -33,7 +33,7 @@ class SlackUserView(Wire):
     owner: str
     scopes: tuple[Scope, ...]
     name: str
-    """As Slack showed it when the link was made."""
+    """Name in Slack at the time of the link."""
     linked_by: str
 
 

@@ -1,4 +1,4 @@
-"""Spending over the wire."""
+"""Spending reports on the wire."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -9,7 +9,7 @@ from broker.domain.spending import SpendBy
 
 
 class SpendRowView(Wire):
-    """One group; see docs/guide/caps-and-budgets.md for how each figure is made."""
+    """Totals of one group; see docs/guide/caps-and-budgets.md for each figure."""
 
     key: str
     usd: Decimal
@@ -17,16 +17,16 @@ class SpendRowView(Wire):
     egress_usd: Decimal
     storage_usd: Decimal
     lost_usd: Decimal
-    """Part of compute that bought no progress."""
+    """Part of compute that produced no progress."""
     machine_hours: float
     gpu_hours: float
     on_demand_usd: Decimal
-    """What the useful hours would have cost on demand at the same cloud, where that price is known."""
+    """Cost of the useful hours on demand at the same cloud, if that price is known."""
     on_demand_of_usd: Decimal
-    """The part of compute that this is compared with."""
+    """Part of compute that `on_demand_usd` is compared with."""
     saved_on_demand_usd: Decimal
     dearest_usd: Decimal
-    """The same work on the dearest offer that was kept, where a quote said so."""
+    """Cost of the same work on the most expensive kept offer, if the quote recorded one."""
     dearest_of_usd: Decimal
     saved_dearest_usd: Decimal
     jobs: int
@@ -39,17 +39,17 @@ class SpendView(Wire):
     until: datetime
     zone: str
     rows: tuple[SpendRowView, ...]
-    """Dearest first; days and months in their order."""
+    """Groups, most expensive first; days and months in their order."""
     total: SpendRowView
 
 
 class ChargeView(Wire):
-    """What the ledger has for one machine within the window; its attempt's charges, divided by its machines."""
+    """Charges of one machine within the window: its attempt's charges, divided by its machines."""
 
     machine: str
-    """The cloud's id; empty where it never had one."""
+    """The cloud's id of the machine; empty: it never had one."""
     kind: str
-    """Its type, as the cloud names it."""
+    """Machine type, as the cloud names it."""
     usd: Decimal
     job_id: JobId
     attempt_id: AttemptId

@@ -1,4 +1,4 @@
-"""Teams, tokens and the audit over the wire."""
+"""Teams, tokens, secrets and the audit on the wire."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -29,13 +29,13 @@ class TeamList(Wire):
 
 class TokenRequest(Config):
     owner: Name
-    """As whom it acts: whose secrets and uploads it uses."""
+    """Owner that the token acts as, with the owner's secrets and uploads."""
     team: Name | None = None
-    """Whose jobs it sees; yours when absent. Another one: operators only."""
+    """Team whose jobs the token can read; absent: yours. Another team: operators only."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=5)] = ("read", "submit")
     """read, submit, manage (the team's tokens, policies and channels), metrics, admin (every team)."""
     expires_at: Moment | None = None
-    """Refused from then on; never, when absent."""
+    """Expiry; absent: the token never expires."""
     note: Annotated[Text, Field(max_length=200)] = ""
 
 
@@ -51,7 +51,7 @@ class TokenView(Wire):
 
 class TokenCreated(TokenView):
     token: str
-    """The bearer token: shown once, stored as a hash only."""
+    """The bearer token, shown once; only its hash is stored."""
 
 
 class TokenList(Wire):
@@ -59,7 +59,7 @@ class TokenList(Wire):
 
 
 class Identity(Wire):
-    """Whom a token belongs to."""
+    """Identity and scopes of a token."""
 
     team: str
     owner: str
@@ -67,32 +67,32 @@ class Identity(Wire):
 
 
 class AuditView(Wire):
-    """One write: who, what, before and after."""
+    """One write: actor, action, and the state before and after."""
 
     id: str
     at: datetime
     team: str
-    """Of what was written; empty: the installation's."""
+    """Team of the target; empty: the installation."""
     actor: str
     token_id: str
-    """Empty: the daemon itself."""
+    """Id of the actor's token; empty: the daemon itself."""
     action: str
     target: str
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     usd: Decimal | None
-    """The most that this write allows to be spent, where it does."""
+    """Maximum dollars that this write allows to be spent; null: not a write about money."""
 
 
 class AuditPage(Wire):
     items: tuple[AuditView, ...]
     next: str | None
-    """Give it as `cursor` for the next page; null on the last one."""
+    """`cursor` of the next page; null on the last page."""
 
 
 class SecretValue(Config):
     value: Annotated[Text, Field(min_length=1, max_length=32_768, json_schema_extra={"pattern": "^[^\\u0000]*$"})]
-    """Encrypted before it is stored; never shown again."""
+    """Value of the secret. It is encrypted before it is stored, and never shown again."""
 
 
 class SecretList(Wire):

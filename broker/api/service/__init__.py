@@ -1,1 +1,1 @@
-"""Use cases by concern, whatever the door: each builds on the ports, `Service` and the pure decisions."""
+"""Use cases of the API, shared by HTTP and gRPC."""

@@ -1,4 +1,4 @@
-"""Channels: where people and programs are told."""
+"""Use cases of notification channels."""
 
 import asyncio
 import json
@@ -15,14 +15,17 @@ from broker.ports import ChannelStatus, Clock, Notifier, Store
 from broker.runtime.secret_box import SecretBox
 
 MOST = 100
-"""Channels of one team."""
+"""Maximum number of channels of one team."""
 TEST_S = 30.0
 ID_ENTROPY = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewChannel:
-    """What a new channel is to be. `team`: None is the caller's own; `installation`: none at all, by operators."""
+    """Properties of a new channel.
+
+    `team` None: the caller's own. `installation`: the channel has no team (operators only).
+    """
 
     kind: str
     name: str
@@ -35,16 +38,16 @@ class NewChannel:
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """What became of a test message."""
+    """Result of a test message."""
 
     delivered: bool
     detail: str = ""
-    """What the receiver had against it, one line."""
+    """Fault reported by the receiver, in one line."""
     seconds: float = 0.0
 
 
 class ChannelService:
-    """Needs only ports. `entropy(n)`: n random bytes."""
+    """Use cases of channels. `entropy(n)` returns n random bytes."""
 
     def __init__(
         self,
@@ -61,18 +64,18 @@ class ChannelService:
         self._entropy = entropy
 
     async def list(self, caller: Caller) -> Sequence[ChannelStatus]:
-        """The own team's; everybody's and the installation's, for an operator."""
+        """List the channels of the caller's team; for an operator all channels."""
         return await self._store.as_tenant(caller.tenant).channels()
 
     async def status(self, caller: Caller, wanted: str) -> ChannelStatus:
-        """By id. Raises NotFound."""
+        """Return one channel with its backlog. Raises NotFound."""
         found = next((one for one in await self.list(caller) if one.channel.id == wanted), None)
         if found is None:
             raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
         return found
 
     async def create(self, caller: Caller, wish: NewChannel) -> tuple[Channel, str | None]:
-        """(the channel, what is shown of its secrets this once). Raises Forbidden, InvalidInput, Conflict."""
+        """Return (the channel, the generated secret, shown only now). Raises Forbidden, InvalidInput, Conflict."""
         team = await self._team(caller, wish)
         notifier = self._notifiers.get(wish.kind)
         if notifier is None:
@@ -110,7 +113,10 @@ class ChannelService:
     async def change(
         self, caller: Caller, wanted: str, *, events: tuple[str, ...] | None, enabled: bool | None
     ) -> ChannelStatus:
-        """None leaves as it is. Enabling forgets failures; what waited is told. Raises NotFound."""
+        """Change a channel; None leaves a property unchanged. Raises NotFound.
+
+        Enabling a channel clears its failures and delivers its backlog.
+        """
         channel = (await self.status(caller, wanted)).channel
         to = replace(
             channel,
@@ -122,7 +128,7 @@ class ChannelService:
         return await self.status(caller, wanted)
 
     async def rotate(self, caller: Caller, wanted: str) -> tuple[Channel, str]:
-        """A new secret of those that the kind makes itself, shown this once. Raises NotFound, Conflict."""
+        """Return a new generated secret, shown only now. Raises NotFound, Conflict."""
         channel = (await self.status(caller, wanted)).channel
         notifier = self._notifiers.get(channel.kind)
         if notifier is None or channel.sealed is None:
@@ -139,7 +145,7 @@ class ChannelService:
             raise NotFound(f"no channel {channel.id}; `gpubroker channel ls` lists yours")
 
     async def test(self, caller: Caller, wanted: str) -> Tested:
-        """Sends a real message now, past the outbox, also through a disabled channel. Raises NotFound."""
+        """Send a real message now, without the outbox, also through a disabled channel. Raises NotFound."""
         channel = (await self.status(caller, wanted)).channel
         notifier = self._notifiers.get(channel.kind)
         if notifier is None:
@@ -162,7 +168,7 @@ class ChannelService:
         return Tested(delivered=True, seconds=self._clock.monotonic() - begun)
 
     async def delete(self, caller: Caller, wanted: str) -> None:
-        """With all that waits for it. Raises NotFound, Conflict."""
+        """Delete a channel with its backlog. Raises NotFound, Conflict."""
         channel = (await self.status(caller, wanted)).channel
         if channel.id == LOG_CHANNEL:
             raise Conflict("the log is a part of every installation; disable it instead")

@@ -1,4 +1,4 @@
-"""The bytes around a job: uploads in, logs and artifacts out. All of them lie in the blob store."""
+"""Use cases that move bytes: uploads, logs and artifacts. All bytes are in the blob store."""
 
 import asyncio
 import hashlib
@@ -35,16 +35,18 @@ from trainer.dataset.readers import format_of
 log = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
-"""Each takes up to `Settings.upload_bytes` of the disk; more wait. No team takes the others' turn."""
+"""Uploads that run at once, in all and per team; more wait. Each takes up to `Settings.upload_bytes` of disk. The limit
+per team keeps one team from blocking the others.
+"""
 RANGE_BYTES = 4 << 20
-"""Of a file that is sent; so much of it is in memory."""
+"""Bytes of a file that are read into memory at once while it is sent."""
 STALLED_S = 30.0
-"""An upload of which nothing came for so long is given up."""
+"""Seconds without data after which an upload is aborted."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
 
 class Content:
-    """Use cases that move bytes; whose job it is, `Service.job` decides."""
+    """Use cases that move bytes. `Service.job` checks the caller's access."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -63,8 +65,9 @@ class Content:
         *,
         sha256: str | None,
     ) -> Upload:
-        """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, NoRoom,
-        InvalidInput; then nothing of it is kept.
+        """Read, check and store a data set or a .tar of code. `sha256`: its expected hash, or None.
+
+        Raises TooLarge, StorageFull, InvalidInput; then nothing is stored.
         """
         fmt = _format(name, declared)
         async with self._of_team[caller.team], self._uploading:
@@ -72,7 +75,7 @@ class Content:
             async with spooled(settings.spool, _in_time(body), most=settings.upload_bytes) as file:
                 if sha256 not in (None, file.sha256):
                     message = (
-                        f"these {file.bytes} bytes have {file.sha256}; they were changed on the way, send them again"
+                        f"these {file.bytes} bytes have {file.sha256}; they were changed in transit; send them again"
                     )
                     raise InvalidInput(Problem(field="sha256", message=message))
                 summary = await asyncio.to_thread(self._examine, file.path, fmt)
@@ -84,8 +87,9 @@ class Content:
         return upload
 
     def _examine(self, data: Path, fmt: UploadFormat) -> Mapping[str, Any] | None:
-        """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
-        trained on. Runs in a thread.
+        """Return the data check's summary with the format, or None for a .tar of code. Runs in a thread.
+
+        A .tar with pictures to train on counts as a data set.
         """
         if fmt == "tar" and not _is_tar(data):
             raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
@@ -99,7 +103,7 @@ class Content:
     # ------------------------------------------------------------------------------------------------------- artifacts
 
     async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
-        """(prefix of its files' keys, manifest) of the job's last committed checkpoint; None while there is none."""
+        """Return (key prefix of its files, manifest) of the job's last committed checkpoint, or None."""
         job = await self._service.job(caller, wanted)
         check_kept(job, last_checkpoint(job))
         for key in await self._manifests(caller, job):
@@ -110,8 +114,9 @@ class Content:
         return None
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
-        """Newest first: by the attempt's number, then by step, and of one step first what the attempt ended with.
-        Folders of unknown attempts are nobody's.
+        """Return the keys of all manifests, newest first: by attempt number, then by step.
+
+        Of two with the same step, the attempt's final checkpoint comes first. Folders of unknown attempts are ignored.
         """
         attempts = await self._service.attempts(caller, job)
         numbers = {a.id: a.number for a in attempts}
@@ -125,8 +130,9 @@ class Content:
         return [key for *_, key in sorted(found, reverse=True)]
 
     async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
-        """One file and its pieces, of which the last comes only when all are what the manifest says. Raises NotFound;
-        the pieces raise Corrupt.
+        """Return one file and its chunks. Raises NotFound; the chunks raise Corrupt.
+
+        The last chunk is returned only after the whole file matched its hash in the manifest.
         """
         found = await self.manifest(caller, wanted)
         file = next((f for f in found[1].files if f.path == path), None) if found else None
@@ -140,11 +146,12 @@ class Content:
         while True:
             size = min(RANGE_BYTES, file.bytes - start)
             last = start + size == file.bytes
-            piece = await self._blobs.get_range(key, start, size + last)  # one more at the end, which must not be there
+            # one extra byte at the end, which must not exist
+            piece = await self._blobs.get_range(key, start, size + last)
             if piece is not None:
                 await asyncio.to_thread(digest.update, piece)
             if piece is None or len(piece) != size or (last and digest.hexdigest() != file.sha256):
-                log.error("%s", corrupt)  # of a large file the client hears only that it broke off
+                log.error("%s", corrupt)  # the client of a large file only sees that the transfer broke off
                 raise corrupt
             yield piece
             if last:
@@ -154,14 +161,14 @@ class Content:
     # ------------------------------------------------------------------------------------------------------------ logs
 
     async def attempt(self, caller: Caller, job: Job, number: int | None) -> Attempt | None:
-        """An attempt by number; the latest by default, None while there is none. Raises NotFound."""
+        """Return an attempt by number, by default the latest, or None if there is none. Raises NotFound."""
         attempts = await self._service.attempts(caller, job)
         if number is None:
             return attempts[-1] if attempts else None
         return _numbered(job, attempts, number)
 
     async def log(self, caller: Caller, job: Job, number: int | None) -> bytes:
-        """The text of an attempt (the latest by default) up to now. Raises NotFound."""
+        """Return the log of an attempt (by default the latest) up to now. Raises NotFound."""
         check_kept(job, "logs")
         attempt = await self.attempt(caller, job, number)
         chunks = await self._chunks(attempt.id) if attempt else []
@@ -171,7 +178,10 @@ class Content:
     async def follow(
         self, caller: Caller, job: Job, number: int | None, position: "Position"
     ) -> AsyncIterator["LogPiece | None"]:
-        """Pieces after `position`, through later attempts, until the job rests; None whenever there is nothing new."""
+        """Yield new log text after `position`, through later attempts, until the job ends.
+
+        Yields None whenever there is nothing new.
+        """
         store = self._service.rows(caller)
         while True:
             job = await store.job(job.id) or job
@@ -216,7 +226,7 @@ async def _in_time(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             return
         except TimeoutError:
-            message = f"nothing came for {STALLED_S:g} s; send it again"
+            message = f"no data arrived for {STALLED_S:g} s; send it again"
             raise InvalidInput(Problem(field="body", message=message)) from None
         yield chunk
 
@@ -242,18 +252,18 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """How far a reader has got: in one attempt, the last chunk of each boot. Its text is the SSE id."""
+    """Position of a log reader: an attempt, and the last chunk of each agent start. Its text is the SSE id."""
 
     attempt: AttemptId | None = None
     seen: tuple[tuple[str, int], ...] = ()
-    """(`<node>/<boot>`, last number read)."""
+    """(`<node>/<boot>`, number of the last chunk read) of each start of an agent."""
 
     def __str__(self) -> str:
         return ";".join([self.attempt or "", *(f"{boot}-{n}" for boot, n in self.seen)])
 
     @classmethod
     def parse(cls, text: str) -> "Position":
-        """Raises InvalidInput."""
+        """Return the position that a text describes. Raises InvalidInput."""
         attempt, *parts = text.split(";")
         try:
             seen = [(boot, int(n)) for boot, _, n in (part.rpartition("-") for part in parts)]
@@ -262,7 +272,7 @@ class Position:
         return cls(attempt=AttemptId(attempt) if attempt else None, seen=tuple(seen))
 
     def current(self, attempts: Sequence[Attempt]) -> Attempt | None:
-        """The attempt being read; the latest for a reader that comes new."""
+        """Return the attempt to read: the one of this position, or the latest for a new reader."""
         known = next((a for a in attempts if a.id == self.attempt), None)
         return known or (attempts[-1] if attempts else None)
 
@@ -286,7 +296,7 @@ class LogPiece:
 def _is_tar(path: Path) -> bool:
     try:
         return tarfile.is_tarfile(path)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # of one that is compressed, and cut off
+    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # of a compressed archive that was cut off
         return False
 
 
@@ -296,12 +306,15 @@ def _format(name: str, declared: UploadFormat | None) -> UploadFormat:
     try:
         return format_of(name, None)
     except DataError:
-        message = f"{name!r} does not tell the format; add format=csv, json, jsonl, parquet, tar or zip"
+        message = f"{name!r} has no known ending; add format=csv, json, jsonl, parquet, tar or zip"
         raise InvalidInput(Problem(field="name", message=message)) from None
 
 
 def _parse(raw: bytes) -> Manifest | None:
-    """A rented machine wrote it: what does not parse, or names files outside its folder, is no manifest."""
+    """Return a manifest, or None if it is invalid or names files outside its folder.
+
+    A rented machine wrote it, so it is not trusted.
+    """
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""What the use cases need of the daemon around them: what is for sale, and checks that cost nothing."""
+"""Interfaces of the daemon that the use cases need: market, free checks, settings and hooks."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,47 +18,48 @@ from trainer.contract.train import DataFormat
 
 
 class MarketReader(Protocol):
-    """What is for sale: read from memory, never from a cloud."""
+    """Current offers, read from memory and never from a cloud."""
 
     def offers(self) -> Sequence[Offer]:
-        """The same objects until something changed."""
+        """Return the same sequence object until an offer changes."""
         ...
 
     def caps(self) -> Mapping[str, Caps]:
-        """By configured provider."""
+        """Return capabilities by configured provider."""
         ...
 
     def status(self) -> Sequence[ProviderStatus]:
-        """Every configured provider, in the order of the configuration."""
+        """Return the status of every configured provider, in the order of the configuration."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A spec that passed the checks that cost nothing."""
+    """Result of the free checks of a spec."""
 
     workload: Workload
     report: Mapping[str, Any]
-    """What was found, for people: JSON."""
+    """Report of the checks for users, as JSON."""
     local_model: bool = False
-    """The model is a folder of this machine."""
+    """True if the model is a folder of this machine."""
 
 
 class Preflight(Protocol):
-    """The checks before a cent is spent."""
+    """Free checks before a purchase."""
 
     def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
-        """One pass over a data set's file, as JSON. Raises InvalidInput."""
+        """Read a data set's file once and return its summary as JSON. Raises InvalidInput."""
         ...
 
     def permit(self, spec: JobSpec) -> JobSpec:
-        """The spec with what was looked at in the place of names for it. Raises InvalidInput for what the installation
-        does not allow, whatever was allowed before.
+        """Return the spec with names replaced by what they refer to now.
+
+        Raises InvalidInput for anything that the installation no longer allows.
         """
         ...
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
-        """Columns, templates, model. Raises InvalidInput with every fault."""
+        """Check columns, templates and model. Raises InvalidInput with every fault."""
         ...
 
 

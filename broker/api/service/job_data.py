@@ -1,4 +1,4 @@
-"""What a job keeps beside its hours: deleting it, and what is refused because it was."""
+"""Use cases of stored data: deleting a job's data, and checks that depend on it."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -13,15 +13,15 @@ from broker.ports import Store
 
 
 class JobDataService:
-    """Needs only the store: the retention controller follows with the objects."""
+    """Use cases of stored data. The retention controller deletes the objects later."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def delete_data(self, caller: Caller, wanted: JobId, kinds: Collection[StoredKind]) -> Job:
-        """From now on it is gone for everybody; its objects follow within minutes, and what they cost ends then.
+        """Mark a job's data as deleted. It is unreadable at once; its objects and their cost end within minutes.
 
-        Raises NotFound, InUse while the job, or one that starts from its checkpoints, is not at rest.
+        Raises NotFound; InUse unless the job, and every job that starts from its checkpoints, has ended.
         """
         named = ", ".join(sorted(kinds))
         event = Event(
@@ -37,19 +37,19 @@ class JobDataService:
 
 
 def check_kept(job: Job, kind: StoredKind) -> None:
-    """Raises Deleted."""
+    """Raise Deleted if data of this kind was deleted."""
     if (when := job.deleted.get(kind)) is not None:
         raise Deleted(f"the {kind} of job {job.id} were deleted on {when:%Y-%m-%d %H:%M} UTC")
 
 
 def check_data(job: Job) -> None:
-    """Raises Deleted where the job's own copy of its input is gone, so that it cannot run again."""
+    """Raise Deleted if the job's own copy of its input was deleted, so that it cannot run again."""
     if (when := job.deleted.get("data")) is not None:
         raise Deleted(f"the data of job {job.id} was deleted on {when:%Y-%m-%d %H:%M} UTC; submit its spec again")
 
 
 def check_time(spec: JobSpec, now: datetime, lead_s: float) -> None:
-    """Raises InvalidInput for a spec that leaves no time to do anything but drain."""
+    """Raise InvalidInput for a spec whose time only suffices to drain."""
     faults = []
     if spec.deadline is not None and (left_s := (spec.deadline - now).total_seconds()) <= lead_s:
         when = "is past" if left_s <= 0 else f"is in {left_s:.0f} s"

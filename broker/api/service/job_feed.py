@@ -1,4 +1,4 @@
-"""Following a job until it rests."""
+"""Follows the events of a job until it has ended."""
 
 from collections.abc import AsyncIterator
 
@@ -11,9 +11,9 @@ BATCH = 500
 
 
 async def follow_events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[Event | Job | None]:
-    """Every event with a higher seq, then the job at rest; None whenever there is nothing new.
+    """Yield every event with a higher seq, then the ended job. Yields None whenever there is nothing new.
 
-    The job is read before its events, so that a job seen at rest has all of them written.
+    The job is read before its events, because all events of an ended job are already written.
     """
     store = service.rows(caller)
     while True:

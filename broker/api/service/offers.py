@@ -1,4 +1,4 @@
-"""What is for sale, and who sells it."""
+"""Listings of offers and providers."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,7 +8,7 @@ from broker.estimator.speed.hardware import matches
 
 
 def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
-    """Cheapest first; an empty filter takes everything."""
+    """List offers, cheapest first. An empty filter accepts every offer."""
     found = [
         o
         for o in market.offers()
@@ -22,7 +22,7 @@ def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collec
 
 
 def providers(market: MarketReader, problems: Mapping[str, str | None]) -> ProviderList:
-    """Every configured provider; `problems`: what is wrong with credentials, where that was asked."""
+    """List configured providers. `problems`: faults of their credentials, by provider; empty: not checked."""
     caps = market.caps()
     views = []
     for status in market.status():

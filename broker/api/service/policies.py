@@ -1,4 +1,4 @@
-"""Policies, budgets and approvals."""
+"""Use cases of policies, budgets and approvals."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -22,11 +22,11 @@ from broker.ports import Clock, Store
 from broker.quote.placement import foresee
 
 LONGEST = max([*ROLLING.values(), timedelta(days=31)])
-"""Of all windows: so much of the past counts at a moment."""
+"""Longest budget window: how much of the past affects a moment."""
 
 
 class Policies:
-    """Needs only ports. A team manages its own policies; those of more than one team are the operators'."""
+    """Use cases of policies. A team manages its own policies; operators manage those of several teams."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class Policies:
         return await self._store.as_tenant(caller.tenant).policies()
 
     async def apply(self, caller: Caller, name: str, policy: Policy) -> StoredPolicy:
-        """Raises InvalidInput."""
+        """Store a policy, or a new version of it. Raises InvalidInput."""
         if policy.name != name:
             raise InvalidInput(Problem(field="name", message=f"is {policy.name}, but the address says {name}"))
         await self._own(caller, policy)
@@ -53,7 +53,7 @@ class Policies:
             raise InvalidInput(Problem(field="team", message=f"no team {policy.team}; `gpubroker team ls` lists them"))
 
     async def delete(self, caller: Caller, name: str, team: str | None) -> None:
-        """Of `team`, by default the own team's, else the installation's. Raises NotFound."""
+        """Delete a policy of `team`; by default the own team's, otherwise the installation's. Raises NotFound."""
         rows = self._store.as_tenant(caller.tenant)
         for whose in _candidates(caller, team):
             if await rows.delete_policy(whose, name):
@@ -61,15 +61,15 @@ class Policies:
         raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
     async def history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
-        """Newest first, likewise. Raises NotFound."""
+        """Return all versions, newest first, of the same policy as `delete`. Raises NotFound."""
         rows = self._store.as_tenant(caller.tenant)
         for whose in _candidates(caller, team):
             if found := await rows.policy_history(whose, name):
                 return found
-        raise NotFound(f"there never was a policy {name}; `gpubroker policy ls` lists them")
+        raise NotFound(f"no policy named {name}; `gpubroker policy ls` lists them")
 
     async def dry_run(self, caller: Caller, policy: Policy, days: int) -> DryRun:
-        """What it would have done in the last `days`. Raises InvalidInput."""
+        """Return the effects that a policy would have had in the last `days`. Raises InvalidInput."""
         await self._own(caller, policy)
         now = self._clock.now()
         since = now - timedelta(days=days)
@@ -77,11 +77,11 @@ class Policies:
         return dry_run(policy, since, history)
 
     async def budgets(self, caller: Caller) -> tuple[datetime, Sequence[Applied]]:
-        """Every policy that the caller sees, with what its jobs have spent and hold."""
+        """Return every visible policy with the spent and reserved dollars of its jobs."""
         return await self._store.as_tenant(caller.tenant).budgets()
 
     async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: DrainBudget) -> Refusal | None:
-        """What the policies that cover this job would do to it if it were submitted now; nothing is written."""
+        """Return the effect of the job's policies if it were submitted now. Nothing is written."""
         whose, every_s = (job.team, job.owner), job.spec.checkpoint.least_s
         now, applied = await self._store.applied([whose])
 
@@ -96,7 +96,7 @@ class Policies:
     # -------------------------------------------------------------------------------------------------------- approval
 
     async def approve(self, caller: Caller, wanted: JobId, up_to_usd: Decimal | None) -> Job:
-        """Approves the job's cap, or a higher one in advance. Raises NotFound, Conflict."""
+        """Approve the job's cap, or a higher one in advance. Raises NotFound, Conflict."""
         job = await self._job(caller, wanted)
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"job {wanted} is {job.state}; there is nothing to approve")
@@ -106,7 +106,7 @@ class Policies:
         return await self._store.as_tenant(caller.tenant).approve(job.id, usd, event) or job
 
     async def refuse(self, caller: Caller, wanted: JobId) -> Job:
-        """Cancels a job that awaits approval. Raises NotFound, Conflict."""
+        """Cancel a job that awaits approval. Raises NotFound, Conflict."""
         job = await self._job(caller, wanted)
         if job.stop_requested or job.state is JobState.CANCELLED:
             return job
@@ -125,5 +125,5 @@ class Policies:
 
 
 def _candidates(caller: Caller, team: str | None) -> Sequence[str | None]:
-    """Whose policy is meant by a name."""
+    """Return the teams whose policies a name may mean, in order; None: the installation."""
     return (team,) if team is not None else (caller.team, None)

@@ -1,4 +1,7 @@
-"""Slack's people and what they send: who they are here, and that nothing is done twice or by nobody."""
+"""Use cases of Slack: links of Slack users, and requests that Slack sends.
+
+Each request is carried out once, with the rights of the linked owner.
+"""
 
 import asyncio
 import hashlib
@@ -22,14 +25,14 @@ log = logging.getLogger(__name__)
 
 KIND = "slack"
 REPLAY_S = 900.0
-"""Longer than a signature is valid, before and after its time."""
+"""Seconds for which a request is remembered: longer than its signature is valid, before and after its time."""
 CHANNELS_S = 5.0
-"""A change of a channel is seen after so long at the latest."""
+"""Seconds after which a change of a channel takes effect here at the latest."""
 FIELDS = 64
 
 
 class Door(Protocol):
-    """What Slack's adapter does for us; see `notify.slack_app`."""
+    """Slack calls that the use cases need; implemented by `broker.notify.slack.app.SlackApp`."""
 
     def signers(
         self, channels: Sequence[Channel], body: bytes, timestamp: str | None, signature: str | None
@@ -41,7 +44,10 @@ class Door(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NewSlackLink:
-    """What a new link is to be. `team`: None is the caller's own. `channel`: whose workspace; None: any of the team."""
+    """Properties of a new link.
+
+    `team` None: the caller's own. `channel`: names the workspace; None: any of the team's.
+    """
 
     team: str | None
     user: str
@@ -52,7 +58,7 @@ class NewSlackLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A click or a command, whichever way it came. `channels`: those of the app that sent it."""
+    """A click or a slash command, by HTTP or Socket Mode. `channels`: those of the Slack app that sent it."""
 
     channels: Sequence[Channel]
     workspace: str
@@ -65,7 +71,10 @@ class Sent:
 
     @classmethod
     def of(cls, channels: Sequence[Channel], payload: Mapping[str, Any]) -> "Sent | None":
-        """None for what we have not asked Slack for. Raises InvalidInput for what Slack never sends."""
+        """Return the request in a payload, or None for a kind that gpubroker does not use.
+
+        Raises InvalidInput for a malformed payload.
+        """
         try:
             if payload.get("command"):
                 return cls(
@@ -83,11 +92,13 @@ class Sent:
                 value=str(action.get("value", "")),
             )  # fmt: skip
         except (KeyError, TypeError, AttributeError, IndexError):
-            raise InvalidInput(Problem(field="payload", message="is none of Slack's; nothing was done")) from None
+            raise InvalidInput(
+                Problem(field="payload", message="is not a payload of Slack; nothing was done")
+            ) from None
 
 
 class Slack:
-    """`door`: None where the daemon has no Slack."""
+    """Use cases of Slack. `adapter` None: the daemon has no Slack."""
 
     def __init__(self, service: Service, door: Door | None) -> None:
         self._service = service
@@ -99,11 +110,14 @@ class Slack:
     # ----------------------------------------------------------------------------------------------------------- links
 
     async def links(self, caller: Caller) -> Sequence[SlackUser]:
-        """Of the own team; of all, for an operator."""
+        """List the links of the caller's team; for an operator all links."""
         return await self._service.rows(caller).slack_users()
 
     async def link(self, caller: Caller, wish: NewSlackLink) -> SlackUser:
-        """Looks the person up in Slack. Raises InvalidInput, Forbidden, Conflict where Slack cannot be asked."""
+        """Look up a user in Slack and store the link.
+
+        Raises InvalidInput, Forbidden; Conflict if Slack cannot be asked.
+        """
         if beyond := ungrantable_scopes(caller.scopes, wish.scopes):
             raise Forbidden(f"you may not give the scope {beyond[0]!r}, which your own token lacks; ask an operator")
         team, rows = wish.team or caller.team, self._service.rows(caller)
@@ -126,7 +140,7 @@ class Slack:
         return made
 
     async def unlink(self, caller: Caller, user: str) -> None:
-        """In every workspace. Raises NotFound, Forbidden."""
+        """Remove a user's links in every workspace. Raises NotFound, Forbidden."""
         rows = self._service.rows(caller)
         found = await rows.slack_users(user=user)
         if not found:
@@ -139,9 +153,9 @@ class Slack:
     # -------------------------------------------------------------------------------------------------- what is sent
 
     async def accept(self, body: bytes, timestamp: str | None, signature: str | None) -> None:
-        """A request that Slack signed; it is carried out after this has returned.
+        """Accept a request that Slack signed; it is carried out after this returns.
 
-        Raises Unauthenticated for any other, Conflict for a second time, InvalidInput.
+        Raises Unauthenticated for an invalid signature, Conflict for a repeated request, InvalidInput.
         """
         signers = self._asked.signers(await self.channels(), body, timestamp, signature)
         if not signers:
@@ -152,23 +166,26 @@ class Slack:
         self._begin(Sent.of(signers, _payload(body)))
 
     async def take(self, channels: Sequence[Channel], envelope: str, payload: Mapping[str, Any]) -> None:
-        """The same by Socket Mode, which repeats an envelope until it is acknowledged."""
+        """Accept a request from Socket Mode, which repeats an envelope until it is acknowledged."""
         if await self._service.store.first_time(f"slack:{envelope}", for_s=REPLAY_S):
             self._begin(Sent.of(channels, payload))
 
     def _begin(self, sent: Sent | None) -> None:
-        """Slack waits three seconds for the first answer, so the real one goes to `answer_to`."""
+        """Start to carry out a request.
+
+        Slack waits three seconds for the first answer, so the result goes to `answer_to`.
+        """
         if sent is not None:
             task = asyncio.create_task(self._carry_out(sent))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Lets what was begun finish."""
+        """Wait for running requests to finish."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def channels(self) -> Sequence[Channel]:
-        """Enabled ones of Slack, of every team."""
+        """Return the enabled Slack channels of every team."""
         now = self._service.clock.monotonic()
         if now - self._known[0] >= CHANNELS_S:
             found = [status.channel for status in await self._service.store.channels()]
@@ -182,7 +199,7 @@ class Slack:
             await self._asked.say(sent.answer_to, [str(e)])
         except Exception:
             log.exception("a request of Slack failed")
-            await self._asked.say(sent.answer_to, ["a fault of the broker; its log has the details"])
+            await self._asked.say(sent.answer_to, ["an internal error of the broker; its log has the details"])
 
     async def _act(self, sent: Sent) -> None:
         caller = await self._caller(sent)
@@ -190,8 +207,8 @@ class Slack:
             await self._asked.say(
                 sent.answer_to,
                 [
-                    "You are not linked to anybody of gpubroker yet.",
-                    f"Ask whoever has the scope manage to run: gpubroker slack link {sent.user} --owner NAME",
+                    "You are not linked to a gpubroker user yet.",
+                    f"Ask a user with the scope manage to run: gpubroker slack link {sent.user} --owner NAME",
                 ],
             )
         elif not sent.action:
@@ -200,14 +217,14 @@ class Slack:
             await self._press(caller, sent)
 
     async def _press(self, caller: Caller, sent: Sent) -> None:
-        """However it ends, the message shows the job as it is afterwards: a stale button is gone then."""
+        """Carry out a click, then show the current job in the message, so that stale buttons disappear."""
         try:
             _, done = await self._acts.press(caller, sent.action, sent.value)
         except GpubrokerError as e:
             done = str(e)
         await self._asked.say(sent.answer_to, [done])
         if not may(caller, "read"):
-            return  # the channel itself brings the message up to date
+            return  # the channel itself updates the message
         try:
             job = await self._service.job(caller, JobId(sent.value.partition(":")[0]))
         except NotFound:
@@ -216,10 +233,13 @@ class Slack:
         await self._asked.show(sent.answer_to, JobSnapshot(job=job, attempts=tuple(attempts)))
 
     async def _caller(self, sent: Sent) -> Caller | None:
-        """Whoever knows an app's secrets can speak for its people, but for none of another team, and for no operator.
+        """Return the caller that a Slack user acts as, or None for a user without a link.
 
-        Raises Conflict for one who is linked in several teams and speaks outside of their channels, Forbidden for one
-        whose tokens have all ended.
+        Who knows an app's secrets can impersonate its users, so links of other teams and the scope `admin` are
+        excluded.
+
+        Raises Conflict for a user linked in several teams outside of their channels; Forbidden if all of the owner's
+        tokens have expired.
         """
         teams = {channel.team for channel in sent.channels}
         links = await self._service.store.slack_users(sent.workspace, sent.user)
@@ -228,7 +248,7 @@ class Slack:
             here = {c.team for c in sent.channels if c.config.get("channel") == sent.conversation}
             links = [link for link in links if link.team in here]
             if len(links) != 1:
-                raise Conflict("you are linked in several teams; say it in the channel of the one that you mean")
+                raise Conflict("you are linked in several teams; use the channel of the team that you mean")
         if not links:
             return None
         await self._refuse_ended(links[0])
@@ -237,13 +257,13 @@ class Slack:
         return Caller(team=links[0].team, owner=links[0].owner, scopes=scopes, token_id=token)
 
     async def _refuse_ended(self, link: SlackUser) -> None:
-        """A link is its owner's and outlives whoever made it, but not the owner's own time here."""
+        """Raise Forbidden if all tokens of the link's owner have expired. A link outlives the user who created it."""
         tokens = await self._service.store.as_tenant(Tenant(team=link.team, owner=link.owner)).tokens()
         ends = [token.expires_at for token in tokens if token.owner == link.owner and token.team == link.team]
         if (since := last_expiry(ends, self._service.clock.now())) is not None:
             raise Forbidden(
                 f"the access of {link.owner} to gpubroker ended on {since:%Y-%m-%d}; "
-                f"ask whoever has the scope manage to run: gpubroker token new {link.owner}"
+                f"ask a user with the scope manage to run: gpubroker token new {link.owner}"
             )
 
     @property
@@ -254,19 +274,19 @@ class Slack:
 
 
 def _payload(body: bytes) -> Mapping[str, Any]:
-    """The form that Slack sends: a command's own fields, or JSON in `payload`. Raises InvalidInput."""
+    """Return the form that Slack sent: a command's fields, or the JSON in `payload`. Raises InvalidInput."""
     try:
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS, strict_parsing=True))
         found = json.loads(form["payload"]) if "payload" in form else form
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise InvalidInput(Problem(field="body", message="is no form of Slack's; nothing was done"))
+        raise InvalidInput(Problem(field="body", message="is not a form of Slack; nothing was done"))
     return found
 
 
 def _of_team(channels: Sequence[Channel], team: str, name: str | None) -> Channel:
-    """Raises InvalidInput."""
+    """Return the channel that names the workspace. Raises InvalidInput."""
     found = [c for c in channels if c.enabled and c.team in (team, None) and name in (None, c.name)]
     if not found:
         message = (

@@ -1,4 +1,4 @@
-"""What people do from Slack: buttons and the slash command, as the person that they are linked to."""
+"""Slack's buttons and slash command, carried out with the rights of the linked owner."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ FULL = re.compile(r"[a-z2-7]{13}")
 LOOKED_AT = 200
 SHOWN = 15
 HELP = (
-    "/gpubroker status [JOB]: what runs and waits, or one job",
+    "/gpubroker status [JOB]: running and waiting jobs, or one job",
     "/gpubroker spend [user|job|team|cloud|gpu|day|month]: dollars of the last 30 days",
     "/gpubroker cancel JOB: save a checkpoint and stop",
     "JOB is an id, the start of one, or a name.",
@@ -30,7 +30,7 @@ HELP = (
 
 
 class SlackActs:
-    """Each act goes through the same use cases as over HTTP, with the same rights and the same audit."""
+    """Actions of Slack users. Each calls the same use cases as HTTP, with the same rights and the same audit."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -38,7 +38,10 @@ class SlackActs:
     # --------------------------------------------------------------------------------------------------------- buttons
 
     async def press(self, caller: Caller, action: str, value: str) -> tuple[JobId, str]:
-        """(the job, what was done in one line). Raises Conflict where the job has moved on, and what the acts raise."""
+        """Return (the job, the result in one line).
+
+        Raises Conflict if the job has changed, and errors of the use cases.
+        """
         if action not in BUTTONS:
             raise NotFound("this button is of another version of gpubroker; look at the job again")
         scope, act = BUTTONS[action]
@@ -71,14 +74,14 @@ class SlackActs:
         return f"{job.spec.name} is {'cancelled' if stopped.state is JobState.CANCELLED else 'stopping'}"
 
     async def _retry(self, caller: Caller, job: Job, rest: str) -> str:
-        """One new job for each old one, however often the button is pressed."""
+        """Retry a job. Repeated clicks on one button create one job."""
         made, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
         return f"{job.spec.name} {'goes' if new else 'went'} on as job {made.id}, cap {show(made.cap_usd)}"
 
     # --------------------------------------------------------------------------------------------------------- command
 
     async def command(self, caller: Caller, text: str) -> Sequence[str]:
-        """The answer's lines. Raises what the acts raise."""
+        """Return the lines of the answer. Raises errors of the use cases."""
         words = text.split()
         if not words or words[0].lower() not in COMMANDS:
             return HELP
@@ -113,9 +116,9 @@ class SlackActs:
         return [await self._cancel(caller, await self._meant(caller, words[0]), "")]
 
     async def _meant(self, caller: Caller, said: str) -> Job:
-        """By id, or, for who may look, by the start of it or the name, among the newest.
+        """Return the job of a full id, or, with the scope `read`, of an id's prefix or a name among the newest jobs.
 
-        Raises NotFound, Forbidden, InvalidInput when several are meant.
+        Raises NotFound, Forbidden; InvalidInput for an ambiguous text.
         """
         if FULL.fullmatch(said):
             return await self._service.job(caller, JobId(said))
@@ -132,7 +135,7 @@ class SlackActs:
 
 Button = Callable[[SlackActs, Caller, Job, str], Awaitable[str]]
 Command = Callable[[SlackActs, Caller, list[str]], Awaitable[Sequence[str]]]
-# Each with the scope that the same needs over HTTP: asked for before anything is looked up.
+# Each button with the scope that HTTP requires; checked before any look-up.
 BUTTONS: Mapping[str, tuple[Scope, Button]] = {
     "gpubroker.approve": ("manage", SlackActs._approve),
     "gpubroker.refuse": ("manage", SlackActs._refuse),
@@ -152,9 +155,9 @@ def may(caller: Caller, scope: Scope) -> bool:
 
 
 def require(caller: Caller, scope: Scope) -> None:
-    """Raises Forbidden."""
+    """Raise Forbidden if the caller lacks a scope."""
     if not may(caller, scope):
-        raise Forbidden(f"your link lacks the scope {scope!r}; ask whoever has the scope 'manage' to link you with it")
+        raise Forbidden(f"your link lacks the scope {scope!r}; ask a user with the scope 'manage' to link you with it")
 
 
 def _still_waits(job: Job) -> None:
@@ -168,7 +171,7 @@ def _still_capped(job: Job, was: Decimal) -> None:
 
 
 def _caps(text: str, count: int) -> list[Decimal]:
-    """The cap that the button was made at, then the one that it offers. Raises InvalidInput."""
+    """Return (the cap when the button was created, the cap that it offers). Raises InvalidInput."""
     try:
         caps = [Decimal(part) for part in text.split(":")]
     except InvalidOperation:

@@ -1,4 +1,4 @@
-"""What a spec refers to outside itself: uploads, secrets, providers."""
+"""Checks of what a spec refers to: uploads, secrets, providers and accelerators."""
 
 import difflib
 import re
@@ -20,22 +20,22 @@ UPLOAD_FIRST = "upload the file first, as `gpubroker submit` does"
 
 
 class Inputs:
-    """Looks references up; uploads are content-addressed and never change, so they are remembered."""
+    """Looks up references. Uploads are cached, because they are content-addressed and never change."""
 
     def __init__(self) -> None:
         self._uploads: OrderedDict[tuple[str, str, str], Upload] = OrderedDict()
 
     def reference(self, spec: JobSpec) -> str:
-        """The sha256 that the spec names. Raises InvalidInput when it names something else."""
+        """Return the sha256 of the upload that a spec names. Raises InvalidInput for any other path."""
         field, path = _reference(spec)
         match = REFERENCE.fullmatch(path)
         if match is None:
-            message = f"{path!r} is no upload; {UPLOAD_FIRST}, and give its upload:<sha256>"
+            message = f"{path!r} is not an upload; {UPLOAD_FIRST}, and give its upload:<sha256>"
             raise InvalidInput(Problem(field=field, message=message))
         return match[1]
 
     async def upload(self, store: TenantStore, who: Tenant, spec: JobSpec) -> tuple[JobSpec, Upload]:
-        """The upload behind the spec, and the spec with its data format settled. Raises InvalidInput."""
+        """Return (the spec with its data format resolved, its upload). Raises InvalidInput."""
         sha256 = self.reference(spec)
         own = (who.team, who.owner, sha256)
         upload = self._uploads.get(own) or await self._find(store, own)
@@ -60,7 +60,7 @@ class Inputs:
         return upload
 
     async def secrets(self, store: TenantStore, owner: str, spec: JobSpec) -> list[Problem]:
-        """A fault for each secret that is not set."""
+        """Return a fault for each secret that is not set."""
         if not spec.secrets:
             return []
         known = await store.secrets(owner, spec.secrets)
@@ -71,7 +71,7 @@ class Inputs:
         ]
 
     def providers(self, spec: JobSpec, caps: Mapping[str, Caps]) -> list[Problem]:
-        """A fault for each provider that is not configured."""
+        """Return a fault for each provider that is not configured."""
         return [
             Problem(
                 field=f"resources.providers.{i}", message=unknown_name("provider", name, sorted(caps), "configured")
@@ -81,7 +81,10 @@ class Inputs:
         ]
 
     def accelerators(self, spec: JobSpec, offers: Sequence[Offer]) -> list[Problem]:
-        """A fault for each accelerator that nobody knows and nobody sells, so that a typo does not wait for ever."""
+        """Return a fault for each accelerator that is neither known nor for sale.
+
+        Otherwise a job with a typo would wait forever.
+        """
         names = spec.resources.accelerators
         unknown = [(i, name) for i, name in enumerate(names) if not any(matches(name, known) for known in TABLE)]
         if not unknown:
@@ -102,14 +105,14 @@ def _reference(spec: JobSpec) -> tuple[str, str]:
 
 
 def unknown_name(kind: str, name: str, choices: list[str], are: str) -> str:
-    """`unknown provider 'vest'; did you mean vast?`, or what there is where none is near."""
+    """Return `unknown provider 'vest'; did you mean vast?`, or the list of choices if none is similar."""
     near = difflib.get_close_matches(name, choices, n=1)
     fix = f"did you mean {near[0]}?" if near else f"{are} are {', '.join(choices) or 'none'}"
     return f"unknown {kind} {name!r}; {fix}"
 
 
 def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
-    """(with a number for `global_batch: auto`, what to tell of it), by the rows of the upload."""
+    """Return (the spec with a number for `global_batch: auto`, by the rows of the upload; a message about it)."""
     if spec.train is None or upload.summary is None:
         return spec, ""
     train, told = batches.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
@@ -117,7 +120,7 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
 
 
 def _settled(spec: JobSpec, upload: Upload) -> JobSpec:
-    """With the data format of the upload, so that nobody has to guess it again. Raises InvalidInput for another one."""
+    """Return the spec with the data format of its upload. Raises InvalidInput if the spec names another format."""
     if spec.train is None or upload.summary is None:
         return spec
     data, found = spec.train.data, upload.summary["format"]

@@ -1,4 +1,4 @@
-"""What was spent, for whoever may see it."""
+"""Use cases of spending reports."""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ MAX_DAYS = 366
 
 @dataclass(frozen=True, kw_only=True)
 class SpendQuery:
-    """Empty fields mean: the last 30 days up to now, everybody whom the caller may see."""
+    """Parameters of a report. Empty fields mean the last 30 days, and all users that the caller may see."""
 
     by: SpendBy
     since: datetime | None = None
@@ -32,14 +32,14 @@ class SpendQuery:
 
 
 class SpendingService:
-    """Reports read the ledger itself, so they cost a scan of their window."""
+    """Use cases of spending. Each report scans the ledger of its window."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
     async def spend(self, caller: Caller, query: SpendQuery) -> tuple[SpendWindow, SpendReport]:
-        """Raises InvalidInput for a window or a zone that cannot be."""
+        """Return a spending report. Raises InvalidInput for an invalid window or time zone."""
         window = self._window(query.since, query.until, query.zone)
         paid = await self._store.as_tenant(caller.tenant).paid(window)
         return window, report(_narrowed(paid, query), query.by)
@@ -47,7 +47,10 @@ class SpendingService:
     async def charges(
         self, caller: Caller, cloud: str, since: datetime | None, until: datetime | None
     ) -> tuple[SpendWindow, list[Charged]]:
-        """Compute by machine, of one cloud. An attempt's charges are divided evenly by its machines."""
+        """Return compute charges of one cloud by machine.
+
+        An attempt's charges are divided evenly among its machines.
+        """
         window = self._window(since, until, "UTC")
         paid = await self._store.as_tenant(caller.tenant).paid(window)
         sums: dict[AttemptId, Decimal] = defaultdict(Decimal)
@@ -68,23 +71,23 @@ class SpendingService:
         try:
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            message = f"{zone!r} is no time zone; use an IANA name such as Europe/Berlin"
+            message = f"{zone!r} is not a time zone; use an IANA name such as Europe/Berlin"
             raise InvalidInput(Problem(field="zone", message=message)) from None
         end = until or self._clock.now()
         try:
             start = since or end - timedelta(days=DEFAULT_DAYS)
         except OverflowError:
-            message = f"{DEFAULT_DAYS} days before {end} there is no date; give since"
+            message = f"{DEFAULT_DAYS} days before {end} is out of range; give since"
             raise InvalidInput(Problem(field="until", message=message)) from None
         if not start < end:
-            raise InvalidInput(Problem(field="since", message=f"{start} is not before {end}; turn them round"))
+            raise InvalidInput(Problem(field="since", message=f"{start} is not before {end}; swap them"))
         if end - start > timedelta(days=MAX_DAYS):
             raise InvalidInput(Problem(field="since", message=f"a window of over {MAX_DAYS} days; ask for less"))
         return SpendWindow(since=start, until=end, zone=zone)
 
 
 def divided(usd: Decimal, parts: int) -> list[Decimal]:
-    """`usd` in micro-dollars on `parts` machines: the first ones carry what does not divide, none is lost."""
+    """Divide `usd` into `parts` amounts in micro-dollars. The first amounts carry the remainder; the sum is exact."""
     micros, rest = divmod(int(usd / MICRO), parts)
     return [MICRO * (micros + (place < rest)) for place in range(parts)]
 

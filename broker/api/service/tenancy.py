@@ -1,4 +1,4 @@
-"""Teams, tokens and the audit."""
+"""Use cases of teams, tokens and the audit."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ from broker.ports import AuditFilter, Clock, Store, Token
 
 @dataclass(frozen=True, kw_only=True)
 class NewToken:
-    """What a new token is to be. `team`: None is the caller's own."""
+    """Properties of a new token. `team` None: the caller's own."""
 
     team: str | None
     owner: str
@@ -32,7 +32,7 @@ class AuditEntries:
 
 
 class Tenancy:
-    """Needs only ports. `entropy(n)`: n random bytes."""
+    """Use cases of teams and tokens. `entropy(n)` returns n random bytes."""
 
     def __init__(self, store: Store, clock: Clock, entropy: Callable[[int], bytes]) -> None:
         self._store = store
@@ -42,18 +42,18 @@ class Tenancy:
     # ---------------------------------------------------------------------------------------------------------- tokens
 
     async def tokens(self, caller: Caller) -> Sequence[Token]:
-        """Of the own team; of all, for an operator."""
+        """List the tokens of the caller's team; for an operator all tokens."""
         return await self._store.as_tenant(caller.tenant).tokens()
 
     async def create_token(self, caller: Caller, wish: NewToken) -> tuple[Token, str]:
-        """(the token, its text, which is kept nowhere). Raises Forbidden, InvalidInput."""
+        """Return (the token, its text, which is not stored). Raises Forbidden, InvalidInput."""
         _refuse_more(caller, wish.scopes, "give")
         team = wish.team or caller.team
         rows = self._store.as_tenant(caller.tenant)
         if all(one.name != team for one in await rows.teams()):
             raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         if wish.expires_at is not None and wish.expires_at <= self._clock.now():
-            raise InvalidInput(Problem(field="expires_at", message="is over already; give a time to come"))
+            raise InvalidInput(Problem(field="expires_at", message="is in the past; give a future time"))
         last = caller.expires_at
         if last is not None and wish.expires_at is not None and wish.expires_at > last:
             message = f"is after the end of the token that asks, {last:%Y-%m-%d %H:%M:%S} UTC; give an earlier time"
@@ -65,14 +65,14 @@ class Tenancy:
             owner=wish.owner,
             scopes=wish.scopes,
             created_at=self._clock.now(),
-            expires_at=wish.expires_at or last,  # what ends gives nothing that outlives it
+            expires_at=wish.expires_at or last,  # a token that expires cannot create one that outlives it
             note=wish.note,
         )
         await rows.put_token(token, hashed(text))
         return token, text
 
     async def delete_token(self, caller: Caller, token_id: str) -> None:
-        """Raises NotFound, Forbidden."""
+        """Revoke a token. Raises NotFound, Forbidden."""
         rows = self._store.as_tenant(caller.tenant)
         token = next((one for one in await rows.tokens() if one.id == token_id), None)
         if token is not None:
@@ -83,18 +83,18 @@ class Tenancy:
     # ----------------------------------------------------------------------------------------------------------- teams
 
     async def teams(self, caller: Caller) -> Sequence[Team]:
-        """The own one; all, for an operator."""
+        """List the caller's team; for an operator all teams."""
         return await self._store.as_tenant(caller.tenant).teams()
 
     async def create_team(self, caller: Caller, name: str, note: str) -> Team:
-        """For operators. Raises Conflict."""
+        """Create a team (operators only). Raises Conflict."""
         made = await self._store.as_tenant(caller.tenant).put_team(name, note)
         if made is None:
             raise Conflict(f"there is a team {name} already; choose another name")
         return made
 
     async def delete_team(self, caller: Caller, name: str) -> None:
-        """For operators. Raises NotFound, Conflict, InUse."""
+        """Delete a team (operators only). Raises NotFound, Conflict, InUse."""
         if is_permanent_team(name):
             raise Conflict(f"the team {name} has the operator's own token; it stays")
         if not await self._store.as_tenant(caller.tenant).delete_team(name):
@@ -103,7 +103,7 @@ class Tenancy:
     # ----------------------------------------------------------------------------------------------------------- audit
 
     async def audit(self, caller: Caller, where: AuditFilter, cursor: str | None) -> AuditEntries:
-        """Newest first. `where.team` is overruled unless the caller is an operator."""
+        """Return a page of the audit, newest first. `where.team` is ignored unless the caller is an operator."""
         narrowed = replace(
             where,
             team=where.team if caller.admin else caller.team,
@@ -115,7 +115,7 @@ class Tenancy:
 
 
 def _refuse_more(caller: Caller, scopes: Sequence[str], doing: str) -> None:
-    """Raises Forbidden when a caller would hand out, or take, a right beyond its own."""
+    """Raise Forbidden if a caller would grant or revoke a scope that its own token lacks."""
     beyond = ungrantable_scopes(caller.scopes, scopes)
     if beyond:
         raise Forbidden(f"you may not {doing} the scope {beyond[0]!r}, which your own token lacks; ask an operator")

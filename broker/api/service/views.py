@@ -1,4 +1,4 @@
-"""From the domain's objects to what goes over the wire."""
+"""Conversions of domain objects to wire models, and of query models to filters."""
 
 from collections.abc import Sequence
 from datetime import datetime
