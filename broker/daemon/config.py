@@ -27,57 +27,58 @@ VARIABLES = {
     "blobs": "GPUBROKER_BLOBS",
     "log_level": "GPUBROKER_LOG_LEVEL",
 }
-"""Keys that the environment can give, and by which name."""
+"""Environment variable that overrides each key, by key."""
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 """An image reference with a digest."""
 
 
 class RhythmConfig(Config):
-    """How often the daemon looks, in seconds; see `controllers.context.Rhythm`."""
+    """Polling intervals of the daemon, in seconds."""
 
     poll_s: Annotated[float, Field(gt=0)] = 1.0
-    """Between two looks of an idle controller."""
+    """Seconds between two polls of an idle controller; above 0."""
     look_s: Annotated[float, Field(gt=0)] = 2.0
-    """Between two looks at one live attempt."""
+    """Seconds between two checks of one live attempt; above 0."""
     list_s: Annotated[float, Field(ge=0)] = 2.0
-    """Between two listings of one cloud."""
+    """Seconds between two listings of one cloud; 0 lists the machines at every poll."""
     billing_s: Annotated[float, Field(gt=0)] = 15.0
-    """Between two charges; part of the drain line of a cap."""
+    """Seconds between two charges; above 0. The drain before a cap starts earlier by this time."""
     sweep_s: Annotated[float, Field(gt=0)] = 20.0
-    """Between two sweeps for orphans."""
+    """Seconds between two sweeps for orphaned machines; above 0."""
     market_s: Annotated[float, Field(gt=0)] = 30.0
-    """Between two polls of all offers."""
+    """Seconds between two polls of all offers; above 0."""
     deadman_s: Annotated[float, Field(gt=0)] = 20.0
-    """Between two touches of the broker's lease."""
+    """Seconds between two renewals of the lease by which agents see that a broker runs; above 0."""
 
 
 class LimitsConfig(Config):
-    """Rhythms and patience of the agents, in seconds; see `trainer.contract.documents.Limits`."""
+    """Intervals and timeouts of the agents, in seconds."""
 
     beat_s: Annotated[float, Field(gt=0)] = 5.0
-    """Between two beats."""
+    """Seconds between two heartbeats; above 0."""
     poll_s: Annotated[float, Field(gt=0)] = 5.0
-    """Between two looks at what is desired."""
+    """Seconds between two checks for orders of the broker; above 0."""
     log_s: Annotated[float, Field(gt=0)] = 5.0
-    """Between two chunks of the log."""
+    """Seconds between two uploads of new log lines; above 0."""
     deadman_s: Annotated[float, Field(ge=0)] = 900.0
-    """Without a fresh lease of a broker for so long: checkpoint and stop; 0 means never."""
+    """Seconds without a renewed broker lease after which an agent saves a checkpoint and stops; 0: never."""
     outage_s: Annotated[float, Field(gt=0)] = 7200.0
-    """For so long it trains on while the blob store cannot be reached."""
+    """Seconds for which training continues while the blob store is unreachable; above 0."""
     drain_s: Annotated[float, Field(gt=0)] = 120.0
-    """From a drain request to the end, the last checkpoint included."""
+    """Seconds from a drain request to the end of the training, including the last checkpoint; above 0."""
 
 
 class TrainerConfig(Config):
-    """Where rented machines get the trainer; see docs/guide/images-and-storage.md."""
+    """Trainer code on rented machines; see docs/guide/images-and-storage.md."""
 
     image: str | None = None
-    """`registry/name@sha256:…`, as `make image` prints it; unset: the code is installed on the cloud's own image."""
+    """Container image `registry/name@sha256:…`, as `make image` prints it; absent: the code is installed on the
+    cloud's own image."""
     registry_username: str | None = None
-    """For a private registry; the password comes by GPUBROKER_REGISTRY_PASSWORD only."""
+    """User name at a private registry; absent: no login. The password is read from GPUBROKER_REGISTRY_PASSWORD only."""
     remote_code: tuple[str, ...] = ()
-    """Models whose own code jobs may run (`train.trust_remote_code`): Hub ids or folders, `*` stands for anything:
-    `[nvidia/*, /srv/models/*]`. None by default. The daemon itself never runs it."""
+    """Models whose own code jobs may run (`train.trust_remote_code`): Hub ids or folders, `*` matches anything:
+    `[nvidia/*, /srv/models/*]`; empty: no model. The daemon itself never runs such code."""
 
     @field_validator("image")
     @classmethod
@@ -88,70 +89,73 @@ class TrainerConfig(Config):
 
 
 class GrantsConfig(Config):
-    """Credentials that each attempt gets for the blob store; see docs/guide/images-and-storage.md."""
+    """Credentials of each attempt for the blob store; see docs/guide/images-and-storage.md."""
 
     scope: bool = True
-    """False: every instance gets the daemon's own, and community hosts are refused."""
+    """true: each attempt gets credentials for its own objects only; false: every machine gets the daemon's own
+    credentials, and community hosts are refused."""
     life_s: Annotated[int, Field(ge=900, le=43_200)] = 3600
-    """Renewed at half of it. At least as long as the slowest cloud takes to boot."""
+    """Lifetime of the credentials in seconds, 900 to 43200; renewed after half of it. It must exceed the boot time
+    of the slowest cloud."""
     role_arn: str | None = None
-    """S3: the role to assume for an attempt; without one an IAM user's keys are federated."""
+    """S3: ARN of the role to assume for an attempt; absent: the keys of an IAM user are federated."""
     sts_endpoint: str | None = None
-    """Of S3 that is not AWS, but has STS; absent: AWS's own."""
+    """URL of the STS of an S3 service other than AWS; absent: the STS of AWS."""
 
 
 class GrpcConfig(Config):
-    """The gRPC door; see docs/reference/grpc.md."""
+    """The gRPC API; see docs/reference/grpc.md."""
 
     host: str | None = None
-    """Where it listens; absent: as `host`."""
+    """Address on which the gRPC API listens; absent: the value of `host`."""
     port: Annotated[int, Field(ge=0, le=65535)] | Literal["next"] | None = "next"
-    """`next`: the one after `port`, and a free one where that is 0; null: no gRPC."""
+    """TCP port of the gRPC API, 0 to 65535, 0: a free port; `next`: the port after `port` (a free port if `port` is 0);
+    null: no gRPC."""
     reflection: bool = False
-    """Tell everybody what services there are, for grpcurl and the like."""
+    """true: the server lists its services to every caller, for tools such as grpcurl; false: it does not."""
 
 
 class TlsConfig(Config):
-    """The daemon's own certificate, for both doors; renewed files are read again."""
+    """TLS certificate of the HTTP and gRPC APIs; renewed files are read again."""
 
     certificate: Path
-    """PEM: the certificate, then those that signed it."""
+    """Path of a PEM file: the certificate, then its chain."""
     key: Path
-    """PEM, without a password."""
+    """Path of the private key: a PEM file without a password."""
 
 
 class RateLimitConfig(Config):
-    """How fast each token may call, over HTTP and gRPC together."""
+    """Rate limit of each token, over HTTP and gRPC together."""
 
     per_s: Annotated[float, Field(gt=0)] = 200.0
-    """In the long run."""
+    """Average calls a second; above 0."""
     burst: Annotated[int, Field(ge=1)] = 2000
-    """At once."""
+    """Calls that may come at once; at least 1."""
 
 
 class StreamsConfig(Config):
-    """What is open at once, over HTTP and gRPC together: followers, uploads, downloads and shells."""
+    """Limits of open streams over HTTP and gRPC together: followers, uploads, downloads and shells."""
 
     per_token: Annotated[int, Field(ge=1)] = 100
-    """Of each token."""
+    """Open streams of one token; at least 1."""
     total: Annotated[int, Field(ge=1)] = 500
-    """Of all. Over HTTP each takes a file descriptor."""
+    """Open streams of all tokens; at least 1. Over HTTP each stream takes a file descriptor."""
     recheck_s: Annotated[float, Field(gt=0, le=300)] = 5.0
-    """Between two looks whether the token of an open stream is still good."""
+    """Seconds between two checks that the token of an open stream is still valid; above 0, at most 300."""
 
 
 class SlackConfig(Config):
-    """Slack's address; see docs/guide/slack-and-webhooks.md."""
+    """Address of Slack; see docs/guide/slack-and-webhooks.md."""
 
     api_url: Annotated[str, shaped(r"^https?://[^/\s]+/([^\s]*/)?$", "must be an https:// address that ends in /")] = (
         "https://slack.com/api/"
     )
-    """GovSlack: `https://slack-gov.com/api/`. Plaintext on loopback only."""
+    """Base URL of Slack's API, ending in `/`; GovSlack: `https://slack-gov.com/api/`. Plain HTTP on loopback only."""
 
     @field_validator("api_url")
     @classmethod
     def _private(cls, url: str) -> str:
-        """Tokens are not to be read on a network."""
+        """Raise ValueError for plain HTTP to another host, which would send tokens in the clear."""
         parts = urlsplit(url)
         if parts.scheme != "https" and not _loopback(parts.hostname or ""):
             raise ValueError("must be https, since tokens go there")
@@ -159,22 +163,22 @@ class SlackConfig(Config):
 
 
 class DigestConfig(Config):
-    """What was spent, told once a day and once a week."""
+    """Report of spending, sent once a day and once a week."""
 
     at: time = time(9)
-    """Local time, `09:00`: the day before is told, and on Mondays the week before."""
+    """Local time of the report, `HH:MM`. It covers the day before, and on Mondays also the week before."""
     zone: Annotated[str, Field(max_length=64)] = "UTC"
-    """IANA name, e.g. Europe/Berlin."""
+    """Time zone of the report: an IANA name such as Europe/Berlin."""
     daily: bool = True
-    """Every day."""
+    """true: send the report of the day before, every day; false: do not send it."""
     weekly: bool = True
-    """Every Monday."""
+    """true: send the report of the week before, every Monday; false: do not send it."""
 
     @field_validator("at")
     @classmethod
     def _local(cls, at: time) -> time:
         if at.tzinfo is not None:
-            raise ValueError("must have no offset; `zone` says whose time it is")
+            raise ValueError("must have no offset; give the time zone as `zone`")
         return at
 
     @field_validator("zone")
@@ -183,95 +187,98 @@ class DigestConfig(Config):
         try:
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError("is no IANA time zone; give one as Europe/Berlin") from None
+            raise ValueError("is not an IANA time zone; give one such as Europe/Berlin") from None
         return zone
 
 
 class NotifyConfig(Config):
-    """Telling people; see docs/guide/slack-and-webhooks.md."""
+    """Notifications; see docs/guide/slack-and-webhooks.md."""
 
     insecure_hosts: tuple[str, ...] = ()
-    """Hosts of your own that webhooks may reach at any address, and by plain HTTP."""
+    """Names of your own hosts that webhooks may reach at any address and by plain HTTP; empty: none."""
     keep_days: Annotated[float, Field(gt=0)] = 7.0
-    """How long a delivery waits for a channel that takes nothing."""
+    """Days for which a delivery waits for a failing channel before it is dropped; above 0."""
     keep_deliveries: Annotated[int, Field(ge=1)] = 100_000
-    """How many wait for one channel; the oldest are given up beyond."""
+    """Deliveries that may wait for one channel, at least 1; beyond this number the oldest are dropped."""
     digest: DigestConfig = DigestConfig()
-    """What was spent, told once a day and once a week."""
+    """Report of spending, sent once a day and once a week."""
 
 
 class SpendGuardConfig(Config):
-    """What is watched of prices; see docs/guide/caps-and-budgets.md."""
+    """Guard against price rises; see docs/guide/caps-and-budgets.md."""
 
     price_rise_percent: Annotated[Decimal, Field(ge=0, le=1000)] = Decimal(2)
-    """An offer that has become dearer by more since it was quoted is not bought: the job is quoted again."""
+    """Percent by which a price may rise between quote and purchase, 0 to 1000; beyond it the job is quoted again."""
 
 
 Days = Annotated[float, Field(ge=0, le=36_500)] | None
 
 
 class RetentionConfig(Config):
-    """For how many days after a job's end what it left is kept, where its spec does not say; null: for ever."""
+    """Days for which the data of an ended job is kept, unless its spec sets them; null: for ever."""
 
     artifacts_days: Days = None
-    """The results of finished jobs."""
+    """Days for the results of finished jobs, 0 to 36500; null: for ever."""
     checkpoints_days: Days = 30.0
-    """All other checkpoints: those that a retry or a raised cap goes on from."""
+    """Days for all other checkpoints, from which a retry or a raised cap resumes, 0 to 36500; null: for ever."""
     logs_days: Days = 90.0
-    """Logs, and what else belongs to an attempt."""
+    """Days for logs and the other files of attempts, 0 to 36500; null: for ever."""
     data_days: Days = 30.0
-    """A job's own copy of its data set or code, which a retry needs."""
+    """Days for a job's own copy of its data set or code, which a retry needs, 0 to 36500; null: for ever."""
     uploads_days: Days = 30.0
-    """Uploads, after somebody last sent them; jobs have copies of their own."""
+    """Days for uploads since they were last sent, 0 to 36500; null: for ever. Jobs keep copies of their own."""
 
 
 class DaemonConfig(Config):
-    """Everything that `gpubroker serve` can be told."""
+    """All settings of `gpubroker serve`."""
 
     home: Path = Field(default_factory=default_home)
-    """State folder, 0700; without it `$XDG_STATE_HOME/gpubroker`, else `~/.local/state/gpubroker`."""
+    """State folder, created with mode 0700; by default `$XDG_STATE_HOME/gpubroker`, or `~/.local/state/gpubroker`
+    if that variable is not set."""
     host: str = LOOPBACK
-    """Where the HTTP API listens."""
+    """Address on which the HTTP API listens; other than loopback only with `tls`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7070
-    """0 takes a free one."""
+    """TCP port of the HTTP API, 0 to 65535; 0: a free port."""
     grpc: GrpcConfig = GrpcConfig()
-    """The same API by gRPC; see docs/reference/grpc.md."""
+    """The gRPC API; see docs/reference/grpc.md."""
     tls: TlsConfig | None = None
-    """Certificate of the HTTP and the gRPC API. Without one they listen on loopback only."""
+    """TLS certificate of the HTTP and gRPC APIs; absent: they listen on loopback only."""
     database_url: str | None = None
-    """A PostgreSQL server; without it one is embedded in the home."""
+    """URL of a PostgreSQL server, `postgresql://user@host/database`; absent: a server embedded in the home."""
     blobs: str | None = None
-    """`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; without it a folder in the home."""
+    """URL of the blob store: `file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; absent: a folder in the
+    home."""
     blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Options for the object store (endpoint, region, …); credentials better come from the environment."""
+    """Options of the blob store by name (endpoint, region, …). Give credentials in the environment instead."""
     storage_usd_per_gib_month: Annotated[Decimal, Field(ge=0, le=1000)] | None = None
-    """What the blob store costs; absent: by its kind, see docs/design/money.md."""
+    """Price of the blob store in dollars per GiB and month, 0 to 1000; absent: the list price of its kind, see
+    docs/design/money.md."""
     retention: RetentionConfig = RetentionConfig()
-    """How long what jobs left is kept; see docs/guide/caps-and-budgets.md."""
+    """Days for which data of ended jobs is kept; see docs/guide/caps-and-budgets.md."""
     guard: SpendGuardConfig = SpendGuardConfig()
-    """What is watched of prices; see docs/guide/caps-and-budgets.md."""
+    """Guard against price rises; see docs/guide/caps-and-budgets.md."""
     grants: GrantsConfig = GrantsConfig()
-    """Credentials that attempts get for the store; see docs/guide/images-and-storage.md."""
+    """Credentials of attempts for the blob store; see docs/guide/images-and-storage.md."""
     providers: ProvidersConfig = ProvidersConfig()
-    """Which clouds, each with its settings; see docs/design/providers.md."""
+    """Clouds and their settings; see docs/design/providers.md."""
     trainer: TrainerConfig = TrainerConfig()
-    """What rented machines run; see docs/guide/images-and-storage.md."""
+    """Trainer code on rented machines; see docs/guide/images-and-storage.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
-    """Of a data set or code archive. Up to four at once lie in the home until the blob store has them."""
+    """Largest data set or code archive in bytes; at least 1. Up to four uploads at once take space in the home."""
     rate_limit: RateLimitConfig = RateLimitConfig()
-    """More is answered with 429 and the time to wait."""
+    """Rate limit of each token; further calls are answered with 429 and the time to wait."""
     streams: StreamsConfig = StreamsConfig()
-    """More is answered with 429, like what comes too fast."""
+    """Limits of open streams; further streams are answered with 429."""
     slack: SlackConfig = SlackConfig()
-    """Channels themselves are added with `gpubroker channel add`."""
+    """Address of Slack; channels are added with `gpubroker channel add`."""
     notify: NotifyConfig = NotifyConfig()
-    """Webhooks, the outbox and the digest; channels themselves are added with `gpubroker channel add`."""
+    """Webhooks, waiting deliveries and the report of spending; channels are added with `gpubroker channel add`."""
     rhythm: RhythmConfig = RhythmConfig()
-    """How often the daemon looks."""
+    """Polling intervals of the daemon."""
     limits: LimitsConfig = LimitsConfig()
-    """Rhythms and patience of every agent."""
+    """Intervals and timeouts of every agent."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Of the log on stderr, which is redacted."""
+    """Least severe level that is logged on stderr: `DEBUG`, `INFO`, `WARNING` or `ERROR`. Secrets are redacted."""
 
     @field_validator("home")
     @classmethod
@@ -283,7 +290,7 @@ class DaemonConfig(Config):
 
     @field_validator("blobs")
     @classmethod
-    def _a_store(cls, url: str | None) -> str | None:
+    def _blob_store_url(cls, url: str | None) -> str | None:
         if url is not None:
             try:
                 scheme_of(url)
@@ -297,7 +304,7 @@ class DaemonConfig(Config):
 
     @property
     def grpc_port(self) -> int | None:
-        """None: no gRPC; 0: a free one."""
+        """Return the port of the gRPC API; None: no gRPC, 0: a free port."""
         if self.grpc.port != "next":
             return self.grpc.port
         return self.port + 1 if 0 < self.port < 65535 else 0
@@ -308,42 +315,43 @@ class DaemonConfig(Config):
 
     @classmethod
     def load(cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
-        """Reads the file (by default the home's, if there), the environment, then the `overrides` that are not None.
+        """Read the file, the environment, then the `overrides` that are not None; the last value wins.
 
-        Raises InvalidInput naming the option, the variable, or the key and the file.
+        Without `path`, the file of the home is read if it exists. Raises InvalidInput naming the option, the variable,
+        or the key and the file.
         """
         home = overrides.get("home") or default_home()
         file = path or home / CONFIG_FILE
         values: dict[str, Any] = {"home": home, **_read(file, required=path is not None)}
-        said = {key: env[name] for key, name in VARIABLES.items() if env.get(name)}
+        from_environment = {key: env[name] for key, name in VARIABLES.items() if env.get(name)}
         given = {key: value for key, value in overrides.items() if value is not None}
-        values |= said | given
+        values |= from_environment | given
         try:
             config = cls.model_validate(values)
-            wrong = _plaintext(config)
+            problems = _plaintext(config)
         except ValidationError as e:
-            wrong = of_validation(e, cls, values).problems
-        if wrong:
-            named = {key: VARIABLES[key] for key in said} | {key: f"--{key}" for key in given}
-            raise InvalidInput(*(_placed(problem, named, file) for problem in wrong))
+            problems = of_validation(e, cls, values).problems
+        if problems:
+            named = {key: VARIABLES[key] for key in from_environment} | {key: f"--{key}" for key in given}
+            raise InvalidInput(*(_placed(problem, named, file) for problem in problems))
         return config
 
 
 def _placed(problem: Problem, named: Mapping[str, str], file: Path) -> Problem:
-    """By the option or the variable that gave the key, else by the file."""
+    """Name the option, the variable or the file that set the key of `problem`."""
     if (name := named.get(problem.field.partition(".")[0])) is not None:
         return Problem(field=name, message=problem.message)
     return Problem(field=problem.field, message=f"{problem.message} (in {file})")
 
 
 def _plaintext(config: DaemonConfig) -> tuple[Problem, ...]:
-    """Tokens and specs are not to be read on a network."""
+    """Return the addresses that would serve tokens and specs over a network without TLS."""
     if config.tls is not None:
         return ()
     hosts = {"host": config.host} | ({} if config.grpc_port is None else {"grpc.host": config.grpc_host})
     for field, host in hosts.items():
         if not _loopback(host):
-            message = f"{host} is no loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
+            message = f"{host} is not a loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
             return (Problem(field=field, message=message),)
     return ()
 

@@ -126,7 +126,7 @@ def test_an_address_that_others_reach_needs_a_certificate(tmp_path: Path, settin
         DaemonConfig.load(home=tmp_path, env={})
     (problem,) = refused.value.problems
     assert problem.field == ("grpc.host" if "grpc" in settings else "host")
-    assert "is no loopback address; give tls.certificate and tls.key" in problem.message
+    assert "is not a loopback address; give tls.certificate and tls.key" in problem.message
     tls = {"certificate": tmp_path / "c", "key": tmp_path / "k"}
     assert DaemonConfig.load(home=tmp_path, env={}, tls=tls, **settings).tls is not None
 
