@@ -61,7 +61,11 @@ def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: 
     ("env", "options", "told"),
     [
         ({}, {"port": 80_000}, "--port: must be less than or equal to 65535, not 80000"),
-        ({}, {"host": "0.0.0.0"}, "--host: 0.0.0.0 is not a loopback address; give tls.certificate and tls.key, or use"),
+        (
+            {},
+            {"host": "0.0.0.0"},
+            "--host: 0.0.0.0 is not a loopback address; give tls.certificate and tls.key, or use",
+        ),
         ({"GPUBROKER_LOG_LEVEL": "LOUD"}, {}, "GPUBROKER_LOG_LEVEL: must be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
         ({"GPUBROKER_BLOBS": "nope"}, {}, "GPUBROKER_BLOBS: 'nope': not one of file://, memory://"),
     ],
