@@ -214,7 +214,7 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many stays", "no_leak",
-        (f"{LIFECYCLE}.orphans._known", wrong.always(True)), aim=_always_on("cloud.twice"),
+        (f"{LIFECYCLE}.orphans._belongs", wrong.always(True)), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "what never booted is charged until its launcher is at rest", "not_overbilled",
@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     _mutant(
         "what is kept for people is kept on", "live_state_ends",
-        (f"{ENDS}.termination.kept_until", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
+        (f"{ENDS}.termination.inspection_end", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
     ),
     _mutant(
         "no last word is looked for that no beat tells o", "no_false_death",
@@ -340,7 +340,7 @@ MUTANTS = (
     ),
     _mutant(
         "the sweep ends what a backup does not know", "spared_stands",
-        (f"{ENDS}.orphan_sweep.spared", wrong.always(None)), aim=BACK_TO_TRAINING,
+        (f"{ENDS}.orphan_sweep.spared_message", wrong.always(None)), aim=BACK_TO_TRAINING,
     ),
     _mutant(
         "an intent of a backup was never sent", "one_machine_set no_leak",

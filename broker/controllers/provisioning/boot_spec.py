@@ -1,4 +1,7 @@
-"""What an attempt's machine is given: its spec, its grant, and where the blob store is."""
+"""Boot data of an attempt's machine: `spec.json`, `grant.json` and the environment of its agent.
+
+Used by the launch controller before each create.
+"""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,7 +32,7 @@ UPLOAD = "upload:"
 
 
 class Unusable(GpubrokerError):
-    """The job names what no machine can be given: nobody is asked for one."""
+    """The job names something that no machine can be given, so no cloud is asked."""
 
 
 TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
@@ -37,20 +40,22 @@ TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
 
 @dataclass(frozen=True, kw_only=True)
 class Boot:
-    """Writes `spec.json` and `grant.json`, and makes the environment of the agent."""
+    """Writes `spec.json` and `grant.json`, and builds the environment of the agent."""
 
     context: ControllerContext
     box: SecretBox
     trainer: TrainerOf | None = None
-    """How a rented machine gets the trainer."""
+    """Returns the trainer for rented machines; None: no machine needs it."""
     learned: LearnedCorrections = lambda: NO_CORRECTIONS
-    """What own runs have shown."""
+    """Returns the corrections from own runs."""
 
-    async def prepare(self, one: Leased) -> BootSpec:
-        """Raises Unusable when a secret is gone, Rejected when the trainer cannot be handed out, BlobsUnavailable when
-        the store cannot be written.
+    async def prepare(self, leased: Leased) -> BootSpec:
+        """Write the documents of an attempt, and return its boot spec.
+
+        Raises Unusable when a secret is missing, Rejected when the trainer cannot be provided, BlobsUnavailable when
+        the blob store cannot be written.
         """
-        attempt, job = one.attempt, one.job
+        attempt, job = leased.attempt, leased.job
         secrets = await self._secrets(job)
         granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
         access = granted.access
@@ -75,7 +80,7 @@ class Boot:
             env |= {"GPUBROKER_NOTICES": caps.notices}
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
-        await self._put_spec(attempt, job)  # last: what has one may have been asked of a cloud
+        await self._put_spec(attempt, job)  # last, since an attempt with a spec may have been sent to a cloud
         return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)
 
     async def _secrets(self, job: Job) -> dict[str, str]:
@@ -97,12 +102,12 @@ class Boot:
         return self.context.store.as_tenant(Tenant(team=job.team, owner=job.owner))
 
     async def _sizes(self, job: Job) -> dict[str, int]:
-        """Bytes of the job's inputs by key."""
-        wanted = [job.spec.train.data.path] if job.spec.train else []
-        wanted += [job.spec.script.code] if job.spec.script else []
-        hashes = [_sha256(reference) for reference in wanted]
-        found = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
-        return {keys.job_data(job.id, one.sha256): one.bytes for one in found if one}
+        """Return the bytes of the job's inputs, by key."""
+        references = [job.spec.train.data.path] if job.spec.train else []
+        references += [job.spec.script.code] if job.spec.script else []
+        hashes = [_sha256(reference) for reference in references]
+        uploads = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
+        return {keys.job_data(job.id, upload.sha256): upload.bytes for upload in uploads if upload}
 
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:
         sizes = await self._sizes(job)
@@ -112,23 +117,26 @@ class Boot:
         try:
             await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
         except AlreadyExists:
-            return  # an earlier create of this attempt wrote it; it is a function of the same row
+            return  # an earlier create of this attempt wrote the same content
 
 
 def _extras(train: TrainConfig) -> str:
-    """Of the trainer's packages, those that a machine without an image installs for such a job alone."""
-    wanted = {"trackers": train.metrics.trackers, "fp8": train.fp8}
-    return " ".join(name for name, is_wanted in wanted.items() if is_wanted)
+    """Return the optional packages of the trainer that a machine without an image installs for this job."""
+    extras = {"trackers": train.metrics.trackers, "fp8": train.fp8}
+    return " ".join(name for name, is_wanted in extras.items() if is_wanted)
 
 
 def bought_for(job: Job) -> BootSpec:
-    """What a job's machines are asked to be, and nothing of what they are given."""
+    """Return the properties that a job's machines must have, without their documents."""
     resources = job.spec.resources
     return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))
 
 
 def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: Mapping[str, int]) -> AttemptSpec:
-    """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
+    """Return `spec.json` of an attempt, which is the same for each of its creates.
+
+    `sizes`: bytes of the job's inputs, by key.
+    """
     spec = job.spec
     train = planned_train_config(spec.train, attempt.line.plan, job.remedy) if spec.train else None
     data = code = None
@@ -166,7 +174,7 @@ def _cost(attempt: Attempt, job: Job) -> Cost:
 
 
 def _memory(need: MemoryNeed | None) -> MemoryUse | None:
-    """What the plan was made by, for people whose memory runs out all the same."""
+    """Return the memory estimate of the plan, which the agent reports when memory runs out."""
     if need is None:
         return None
     return MemoryUse(

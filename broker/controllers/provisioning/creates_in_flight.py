@@ -1,4 +1,4 @@
-"""Which creates can still happen: ours in flight, and those of launchers that are not proven dead."""
+"""Creates that can still happen: those of this process in flight, and those of launchers not proven dead."""
 
 import asyncio
 import logging
@@ -12,12 +12,13 @@ from broker.domain.job import Attempt, AttemptState
 log = logging.getLogger(__name__)
 
 ASK_LIMIT_S = 5.0
-"""How long a cloud may take to hear that a launch is not wanted any more."""
+"""Timeout of a request to cancel a launch, in seconds."""
 ASK_AGAIN_S = 10.0
+"""Seconds between two such requests for one attempt."""
 
 
 class CreatesInFlight:
-    """Shared by launch and termination of one process."""
+    """Creates of one process. Shared by launch and termination."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
@@ -30,33 +31,35 @@ class CreatesInFlight:
         return len(self._in_flight)
 
     def register(self, attempt: Attempt) -> None:
-        """Before the create is committed; `end` when it was not, else `carry` the call that sends it. What was known of
-        an earlier create's launcher says nothing of this one's, also where it is the same.
+        """Register a create before it is committed. Call `attach` once it is, otherwise `release`.
+
+        The proof that the launcher of an earlier create is dead is discarded, even if the launcher is the same.
         """
         self._in_flight[attempt.name] = None
         self._dead_since = {key: at for key, at in self._dead_since.items() if key[0] != attempt.id}
 
     def attach(self, name: InstanceName, call: asyncio.Task[None]) -> None:
-        """In flight until `call` has ended, whatever it said."""
+        """Keep a create in flight until `call` has ended, with any outcome."""
         self._in_flight[name] = call
         call.add_done_callback(lambda _: self.release(name))
 
     def release(self, name: InstanceName) -> None:
+        """Remove a create that has ended or was never sent."""
         self._in_flight.pop(name, None)
 
     def is_in_flight(self, name: InstanceName) -> bool:
-        """True while an answer of create may still come to this process."""
+        """Return True while this process may still receive the answer of a create."""
         return name in self._in_flight
 
     async def stop(self, attempt: Attempt) -> None:
-        """Ends our own call, which then holds no slot, and asks whatever carries it out to stop."""
+        """Cancel our own call, which frees its slot, and ask the launcher to stop."""
         call = self._in_flight.get(attempt.name)
         if call is not None and not call.cancelling():
             call.cancel()
         await self.ask(attempt)
 
     async def ask(self, attempt: Attempt) -> None:
-        """Tells the launcher that the name is not wanted any more; again only after a while. Never raises."""
+        """Ask the launcher to cancel a launch, at most every `ASK_AGAIN_S` seconds. Never raises."""
         now = self._context.clock.monotonic()
         if now - self._asked.get(attempt.id, float("-inf")) < ASK_AGAIN_S:
             return
@@ -69,23 +72,23 @@ class CreatesInFlight:
             log.warning("%s: cancelling the launch of %s: %s: %s", provider.name, attempt.name, type(e).__name__, e)
 
     async def dead_since(self, attempt: Attempt) -> float | None:
-        """Monotonic time at which we first knew that nothing can create the name any more; None: not known."""
+        """Return the monotonic time at which this process first knew that nothing creates the name; None: unknown."""
         if attempt.name in self._in_flight:
             return None
-        # Without a launcher: while launching, nothing was sent; later, another broker's create may have answered since.
+        # An empty launcher means that nothing was sent while launching; later, that a create has answered.
         key = (attempt.id, attempt.launched_by, attempt.state is AttemptState.LAUNCHING)
         known = self._dead_since.get(key)
         if known is not None:
             return known
         provider = self._context.provider_of(attempt)
-        through = not attempt.launched_by
-        if not through and await provider.launcher(attempt.launched_by, attempt.name) is not Liveness.DEAD:
+        is_finished = not attempt.launched_by
+        if not is_finished and await provider.launcher(attempt.launched_by, attempt.name) is not Liveness.DEAD:
             return None
-        if attempt.name in self._in_flight:  # begun while the launcher of the one before was asked for
+        if attempt.name in self._in_flight:  # another create began during the request
             return None
         return self._dead_since.setdefault(key, self._context.clock.monotonic())
 
     def keep(self, live: Set[AttemptId]) -> None:
-        """Forgets all others."""
+        """Forget attempts that are not live."""
         self._dead_since = {key: at for key, at in self._dead_since.items() if key[0] in live}
         self._asked = {attempt: at for attempt, at in self._asked.items() if attempt in live}

@@ -1,4 +1,7 @@
-"""Planned attempts, for which nothing was created yet: sent, or ended instead."""
+"""Planned attempts, for which nothing was created yet: decides whether their create is sent, or ends them.
+
+Facts: signals, the age of the quote, the current offer, and creates that a restored backup lacks.
+"""
 
 from dataclasses import replace
 
@@ -24,54 +27,58 @@ class Intents:
         self._restored = restored
         self._for_sale = OffersById(offers)
 
-    async def change(self, one: Leased) -> tuple[Change, bool]:
-        """What becomes of it, and whether its create is to be sent once that is committed. One that was sent already,
-        as the blob store tells of a row that a backup brought back, is looked up instead.
+    async def change(self, row: Leased) -> tuple[Change, bool]:
+        """Return the change of a planned attempt, and whether its create must be sent once the change is committed.
+
+        If a restored backup returned the row and its create was sent already, which the blob store shows, the create is
+        looked up instead.
         """
-        attempt = one.attempt
+        attempt = row.attempt
         try:
             was_sent = await self._restored.was_sent(attempt)
-            followed = not was_sent and await self._restored.was_superseded(one.job, attempt)
+            is_superseded = not was_sent and await self._restored.was_superseded(row.job, attempt)
         except BlobsUnavailable as e:
-            unknown = replace(attempt, detail=f"the blob store, which tells whether it was sent, cannot be read: {e}")
+            unknown = replace(
+                attempt, detail=f"the blob store cannot be read, so it is unknown whether its create was sent: {e}"
+            )
             return Change(attempt=(attempt, unknown), due_in_s=CREATE_POLL_S), False
-        why = None if was_sent else self.never_sent(one)
-        if why is None and followed:
-            why = AttemptEvent.QUOTE_EXPIRED, "another attempt was bought after the backup that the database comes from"
-        if why is not None:
-            return self._never_mind(one, *why), False
-        # When it was sent no row tells: not before this one was made, so from then on it is charged.
+        end = None if was_sent else self.never_sent(row)
+        if end is None and is_superseded:
+            end = AttemptEvent.QUOTE_EXPIRED, "another attempt was bought after the backup that the database comes from"
+        if end is not None:
+            return self._end_unsent(row, *end), False
+        # No row holds the time of the create. It is not before the attempt was planned, so charges begin there.
         at = attempt.created_at if was_sent else self._context.clock.now()
         sent = step(attempt, AttemptEvent.LEASE_TAKEN, at).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id(), detail="")
         return Change(attempt=(attempt, sent), due_in_s=CREATE_POLL_S), not was_sent
 
-    def never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
-        """Why an planned attempt is not created after all, also in words."""
+    def never_sent(self, row: Leased) -> tuple[AttemptEvent, str] | None:
+        """Return why a planned attempt is not created, as an event and as a sentence; None: it is created."""
         now = self._context.clock.now()
-        if (signal := required_end(one.attempt, one.job)) is not None:
-            return signal, out_of_time_message(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
-        if forbidden := self._context.forbidden(one.job.spec):
+        if (signal := required_end(row.attempt, row.job)) is not None:
+            return signal, out_of_time_message(row.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
+        if forbidden := self._context.forbidden(row.job.spec):
             return AttemptEvent.QUOTE_EXPIRED, forbidden
-        age_s = (now - one.attempt.created_at).total_seconds()
+        age_s = (now - row.attempt.created_at).total_seconds()
         if age_s > self._context.rhythm.quote_ttl_s:
-            return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old; {one.attempt.detail}".rstrip("; ")
-        bought = one.attempt.line.offer
+            return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old; {row.attempt.detail}".rstrip("; ")
+        bought = row.attempt.line.offer
         rise = self._context.costs.price_rise
-        change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider), rise)
-        return None if change is None else (AttemptEvent.QUOTE_EXPIRED, change)
+        market_change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider), rise)
+        return None if market_change is None else (AttemptEvent.QUOTE_EXPIRED, market_change)
 
-    def _never_mind(self, one: Leased, why: AttemptEvent, words: str) -> Change:
-        """Ends an attempt that nothing was created for."""
+    def _end_unsent(self, row: Leased, end: AttemptEvent, message: str) -> Change:
+        """End an attempt for which nothing was created."""
         now = self._context.clock.now()
-        ended = replace(step(one.attempt, why, now).attempt, detail=words)
+        ended = replace(step(row.attempt, end, now).attempt, detail=message)
         reason = ended.reason or Reason.STOPPED
-        job = after_attempt(one.job, ended, reason, words, now)
-        given_back = LedgerEntry(
-            job_id=job.id, attempt_id=ended.id, kind=LedgerKind.RELEASE, usd=one.attempt.reserved_usd, note=why.value
+        job = after_attempt(row.job, ended, reason, message, now)
+        release = LedgerEntry(
+            job_id=job.id, attempt_id=ended.id, kind=LedgerKind.RELEASE, usd=row.attempt.reserved_usd, note=end.value
         )
-        told = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {words}", attempt=ended)
+        report = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {message}", attempt=ended)
         return Change(
-            attempt=(one.attempt, ended), job=(one.job, job), ledger=(given_back,), events=(told,),
+            attempt=(row.attempt, ended), job=(row.job, job), ledger=(release,), events=(report,),
             due_in_s=due_in_s(job, now),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Says of launchers that they are through. Others cannot: only its own host knows that a launcher is at rest."""
+"""Marks launchers of this host as finished. Only the host that started a launcher can observe that it has exited."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from broker.ports import Store
 
 
 class LauncherCompletion:
-    """Terminating attempts that any broker may have leased, again and again; so this takes no lease.
+    """Reads terminating attempts without a lease, since any broker may hold their leases.
 
-    No create begins any more once an attempt is terminating. So what is through by then stays through.
+    No create begins once an attempt is terminating, so a launcher that has finished by then stays finished.
     """
 
     name = "through"
@@ -24,16 +24,16 @@ class LauncherCompletion:
 
     async def step(self) -> bool:
         store: Store = self._context.store
-        found: Sequence[Attempt] = await store.unproven_launches()
-        known = [one for one in found if one.line.offer.provider in self._context.providers]
-        told = await decide_batch(self._context, self.name, known, self._is_through)
-        through = [one for one, is_through in told if is_through]
-        if through:
-            await store.launchers_through(through)
+        attempts: Sequence[Attempt] = await store.unproven_launches()
+        known_here = [attempt for attempt in attempts if attempt.line.offer.provider in self._context.providers]
+        decisions = await decide_batch(self._context, self.name, known_here, self._is_through)
+        finished = [attempt for attempt, is_finished in decisions if is_finished]
+        if finished:
+            await store.launchers_through(finished)
         return False
 
     async def _is_through(self, attempt: Attempt) -> bool:
-        """Our own call that another broker has broken off is ended first."""
+        """Return True if the launcher has finished. Our own call, which another broker gave up, is cancelled first."""
         if self._launchers.is_in_flight(attempt.name):
             await self._launchers.stop(attempt)
         return await self._launchers.dead_since(attempt) is not None

@@ -1,7 +1,7 @@
-"""Credentials of the blob store: given to an attempt at launch, and renewed at half of their life.
+"""Grants: credentials of the blob store, issued to an attempt at launch and renewed at half of their life.
 
-What is known of a grant is in `grant.json` itself: `seq` is the time of issue in milliseconds, so that half-life and
-order need no memory and no lease. Of two brokers that renew at once the last writer stays; either's credentials work.
+All state of a grant is in `grant.json`: `seq` is the time of issue in milliseconds, so its half-life and order need no
+memory and no lease. If two brokers renew at once, the last write wins, and the credentials of both work.
 """
 
 import logging
@@ -25,28 +25,28 @@ from trainer.contract.documents import Grant, Sealed
 log = logging.getLogger(__name__)
 
 LIVE = frozenset({AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING})
-"""A machine that is being destroyed is given nothing more."""
+"""States in which grants are renewed. A machine that is being destroyed gets no more credentials."""
 NEVER = datetime.max.replace(tzinfo=UTC)
-TELL_AFTER = 3
-"""Failures in a row after which people are told."""
+REPORT_AFTER = 3
+"""Number of failures in a row after which an event reports them."""
 URL_S = 7 * 86_400.0
-"""The longest that clouds sign for. What it reads is sealed with the attempt's own key."""
+"""Longest validity of a signed URL that clouds allow, in seconds. The content is sealed with the attempt's key."""
 RETRY_S = 60.0
-"""Longest pause between two tries."""
+"""Longest pause between two attempts to renew, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
     access: StoreAccess
     grant: Grant | None
-    """What was written; None where there was nothing to seal."""
+    """The grant that was written; None: there was nothing to seal."""
     url: str = field(default="", repr=False)
-    """Reads `grant.json` without credentials; empty where they do not end, or the store has no signed URLs."""
+    """URL that reads `grant.json` without credentials; empty: they do not expire, or the store has no signed URLs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Granting:
-    """Asks the blob store for credentials and writes `grant.json`."""
+    """Issues credentials of the blob store and writes `grant.json`."""
 
     context: ControllerContext
     box: SecretBox
@@ -54,7 +54,7 @@ class Granting:
     async def issue(
         self, job: Job, attempt: Attempt, secrets: Mapping[str, str], *, after: Grant | None = None
     ) -> Granted:
-        """`after`: the grant that this one replaces. Raises BlobsUnavailable."""
+        """Issue a grant. `after`: the grant that it replaces. Raises BlobsUnavailable."""
         access = await self.context.blobs.grant(job.id, attempt.id, origin=job.spec.origin)
         if not secrets and access.expires_at is None:
             return Granted(access=access, grant=None)
@@ -74,11 +74,11 @@ class Granting:
         try:
             return await self.context.blobs.sign(keys.grant(attempt), for_s=URL_S)
         except BlobError:
-            return ""  # then credentials that end unseen are not renewed; everything else works
+            return ""  # without a URL an agent cannot renew expired credentials; the rest works
 
 
 def renew_at(grant: Grant | None) -> datetime:
-    """Half-way between issue and end; NEVER where nothing ends."""
+    """Return the time half-way between issue and expiry; NEVER if nothing expires."""
     if grant is None or grant.expires_at is None:
         return NEVER
     issued = datetime.fromtimestamp(grant.seq / 1000, UTC)
@@ -86,7 +86,7 @@ def renew_at(grant: Grant | None) -> datetime:
 
 
 class Grants:
-    """Renews without a lease, fenced by what `grant.json` says."""
+    """Renews grants without a lease; `grant.json` is the fence."""
 
     name = "grants"
 
@@ -100,31 +100,34 @@ class Grants:
         context = self._context
         if context.blobs.local:
             return False
-        live = [one for one in await context.store.live_attempts() if one.attempt.state in LIVE]
-        ids = {one.attempt.id for one in live}
+        live = [row for row in await context.store.live_attempts() if row.attempt.state in LIVE]
+        ids = {row.attempt.id for row in live}
         self._due = {i: at for i, at in self._due.items() if i in ids}
         self._failures = {i: n for i, n in self._failures.items() if i in ids}
         now = context.clock.now()
-        due = [one for one in live if one.attempt.id not in self._due or self._due[one.attempt.id] <= now]
+        due = [row for row in live if row.attempt.id not in self._due or self._due[row.attempt.id] <= now]
         await decide_batch(context, self.name, due, self._look)
         return False
 
-    async def _look(self, one: Leased) -> None:
-        attempt = one.attempt
+    async def _look(self, leased: Leased) -> None:
+        attempt = leased.attempt
         try:
-            at = await self._renewed(one)
+            at = await self._renewed(leased)
         except (BlobError, SecretsError) as e:
-            await self._failed(one, str(e))
+            await self._failed(leased, str(e))
             return
         self._failures.pop(attempt.id, None)
         self._due[attempt.id] = at
 
-    async def _renewed(self, one: Leased) -> datetime:
-        """When to look again. A grant is read first: another broker may have renewed it."""
-        attempt, now = one.attempt, self._context.clock.now()
+    async def _renewed(self, leased: Leased) -> datetime:
+        """Renew a grant that is due, and return the time of the next check.
+
+        The grant is read first, since another broker may have renewed it.
+        """
+        attempt, now = leased.attempt, self._context.clock.now()
         data = await self._context.blobs.get(keys.grant(attempt.id))
         if data is None:
-            # It is written before create is called, and only where something ends or is secret.
+            # A grant is written before create is called, and only if something expires or is secret.
             return now if attempt.state is AttemptState.LAUNCHING else NEVER
         try:
             known = Grant.model_validate_json(data)
@@ -132,18 +135,18 @@ class Grants:
             raise SecretsError(f"{keys.grant(attempt.id)} cannot be read: {e.errors()[0]['msg']}") from None
         if (at := renew_at(known)) > now:
             return at
-        kept = self._granting.box.open_for(attempt.id, known.sealed)
-        granted = await self._granting.issue(one.job, attempt, kept.secrets, after=known)
+        opened = self._granting.box.open_for(attempt.id, known.sealed)
+        granted = await self._granting.issue(leased.job, attempt, opened.secrets, after=known)
         return renew_at(granted.grant)
 
-    async def _failed(self, one: Leased, why: str) -> None:
-        """Tries again with growing pauses; people are told once. The agent trains on, and its checkpoints wait."""
-        attempt, context = one.attempt, self._context
+    async def _failed(self, leased: Leased, why: str) -> None:
+        """Schedule another attempt with growing pauses, and report once. The agent trains on; its checkpoints wait."""
+        attempt, context = leased.attempt, self._context
         failures = self._failures[attempt.id] = self._failures.get(attempt.id, 0) + 1
         pause_s = min(RETRY_S, self.every_s * 2.0 ** min(failures - 1, 10))
         self._due[attempt.id] = context.clock.now() + timedelta(seconds=pause_s)
-        log.warning("grants: attempt %s of job %s: %s", attempt.id, one.job.id, why)
-        if failures == TELL_AFTER:
+        log.warning("grants: attempt %s of job %s: %s", attempt.id, leased.job.id, why)
+        if failures == REPORT_AFTER:
             message = f"attempt {attempt.number}: its access to the blob store cannot be renewed: {why}"
-            told = event(one.job, "attempt.grant_failing", message, attempt=attempt)
-            await context.store.apply([Change(events=(told,))])
+            report = event(leased.job, "attempt.grant_failing", message, attempt=attempt)
+            await context.store.apply([Change(events=(report,))])

@@ -1,5 +1,7 @@
-"""Destroys under way. What is to be destroyed stays so, and no name is used twice: a call needs no lease of a row, and
-keeps its place in its cloud's queue however often, and by whomever, that row is looked at meanwhile.
+"""Destroy calls under way.
+
+A machine that must be destroyed never returns, and no name is used twice. So a call needs no lease of a row, and keeps
+its place in its cloud's queue however often any broker polls the row.
 """
 
 import asyncio
@@ -13,9 +15,9 @@ from broker.domain.job import Handle
 from broker.runtime.background_tasks import Tasks
 
 WAIT_S = 1.0
-"""How long a look waits for an answer; else the next one hears it."""
+"""Seconds for which a poll waits for an answer. A later answer is returned to the next poll."""
 LIMIT_S = 300.0
-"""Of one call, with the wait for its turn: a cloud's queue is that long at most."""
+"""Timeout of one call in seconds, with the wait in its cloud's queue."""
 
 
 @dataclass
@@ -23,11 +25,11 @@ class _Call:
     name: InstanceName
     task: asyncio.Task[None] | None = None
     error: ProviderError | None = None
-    """What it has ended with; None: the cloud has taken it."""
+    """Error of the call; None: the cloud has accepted it."""
 
 
 class Destroys:
-    """Shared by termination and sweep of one process; one call at a time for each machine."""
+    """Destroys machines, one call at a time for each. Shared by termination and sweep of one process."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
@@ -35,9 +37,9 @@ class Destroys:
         self._calls: dict[tuple[str, str], _Call] = {}
 
     async def ask(self, provider: str, handle: Handle) -> bool:
-        """True: the cloud has taken it; False: it has not answered yet, so ask again.
+        """Return True if the cloud has accepted the destroy, False if it has not answered yet.
 
-        Raises Gone: nothing is there; ProviderError: it has not taken it.
+        Raises Gone when the machine does not exist, ProviderError when the cloud has not accepted the destroy.
         """
         key = (provider, handle.id)
         call = self._calls.get(key)
@@ -54,7 +56,7 @@ class Destroys:
         return True
 
     async def _destroy(self, provider: str, handle: Handle, call: _Call) -> None:
-        call.error = OutcomeUnknown("the call was broken off; see the daemon's log")
+        call.error = OutcomeUnknown("the call was cancelled; see the daemon's log")
         try:
             async with asyncio.timeout(LIMIT_S):
                 await self._context.providers[provider].destroy(handle)
@@ -66,7 +68,7 @@ class Destroys:
             call.error = None
 
     def keep(self, live: Set[AttemptId]) -> None:
-        """Forgets the answers about all others that nobody has asked for."""
+        """Forget unread answers about attempts that are not live."""
         ours = self._context.installation
         self._calls = {
             key: call
@@ -75,5 +77,5 @@ class Destroys:
         }
 
     async def close(self) -> None:
-        """Ends the calls under way: their rows are looked at again by the next process."""
+        """Cancel the calls under way. The next process polls their rows again."""
         await self._tasks.cancel()

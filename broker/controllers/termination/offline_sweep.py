@@ -1,8 +1,7 @@
-"""The sweep without a daemon: what stands in the clouds under our name, and who answers for it.
+"""Sweep without a daemon: lists the installation's machines, and judges which of them are orphans.
 
-With the database at hand this is the daemon's own judgement. Without it, only one thing can be known: whether some
-broker of this installation lives, by its lease in the blob store. While one does, nothing is touched; when none does,
-nobody answers for anything.
+With a database, the judgement is the daemon's own. Without it, only the lease in the blob store shows whether a broker
+of this installation is alive. While one is, nothing is destroyed. Otherwise every machine is an orphan.
 """
 
 import asyncio
@@ -25,23 +24,24 @@ ABSENT_S = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMachine:
-    """One machine of ours. `orphan`: why nobody answers for it; empty: somebody does, or may."""
+    """One machine of the installation. `orphan`: why it is an orphan; empty: it is not, or may not be one."""
 
     provider: str
     observed: Observed
     orphan: str
     spared: str = ""
-    """Why the daemon's sweep would only report it; empty: it would destroy it."""
+    """Reason why the daemon's sweep would only report it; empty: it would destroy it."""
     since: datetime | None = None
-    """Its creation as the cloud tells it, else when its create was sent; None: nobody knows."""
+    """Creation time by the cloud, otherwise the time of its create; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     machines: tuple[FoundMachine, ...]
     silent: Mapping[str, str]
-    """Clouds that did not answer, with what they said: nothing is known of them."""
+    """Errors of clouds that did not answer, by name. Their machines are unknown."""
     judged_by: str
+    """Source of the judgement, in words."""
 
 
 async def survey(
@@ -53,8 +53,11 @@ async def survey(
     blobs: Blobs,
     watch_s: float,
 ) -> Survey:
-    """`watch_s`: for so long the lease is watched where there is no database. Raises StoreUnavailable."""
-    seen: list[tuple[str, Observed]] = []
+    """List and judge all machines. Raises StoreUnavailable.
+
+    `watch_s`: seconds for which the lease is watched if there is no database.
+    """
+    listed: list[tuple[str, Observed]] = []
     silent: dict[str, str] = {}
     answers = await asyncio.gather(*(p.list() for p in providers.values()), return_exceptions=True)
     for name, answer in zip(providers, answers, strict=True):
@@ -64,38 +67,40 @@ async def survey(
             raise answer
         else:
             ours = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
-            seen += [(name, o) for o in ours if o.state is not InstanceState.GONE]
-    judged, judged_by = await _judge(installation, seen, clock, store, blobs, watch_s)
-    answered = (FoundMachine(provider=name, observed=o, orphan="", since=o.created_at) for name, o in seen)
-    machines = tuple(replace(judged.get(_key(one.observed), one), provider=one.provider) for one in answered)
+            listed += [(name, o) for o in ours if o.state is not InstanceState.GONE]
+    judged, judged_by = await _judge(installation, listed, clock, store, blobs, watch_s)
+    answered = (FoundMachine(provider=name, observed=o, orphan="", since=o.created_at) for name, o in listed)
+    machines = tuple(
+        replace(judged.get(_key(machine.observed), machine), provider=machine.provider) for machine in answered
+    )
     return Survey(machines=machines, silent=silent, judged_by=judged_by)
 
 
 async def _judge(
     installation: Installation,
-    seen: Sequence[tuple[str, Observed]],
+    listed: Sequence[tuple[str, Observed]],
     clock: Clock,
     store: Store | None,
     blobs: Blobs,
     watch_s: float,
 ) -> tuple[Mapping[tuple[str, str], FoundMachine], str]:
-    """(what nobody answers for, by cloud and id; who says so)"""
-    if not seen:
-        return {}, "nothing stands"
+    """Return the orphans by cloud and id, and the source of the judgement."""
+    if not listed:
+        return {}, "no machine exists"
     if store is not None:
-        return await _by_the_database(installation, seen, store, blobs), "the database"
+        return await _by_the_database(installation, listed, store, blobs), "the database"
     if blobs.local:
-        return {}, "nobody: neither a database nor a shared blob store is at hand, so nothing is known"
+        return {}, "none: there is neither a database nor a shared blob store, so orphans are unknown"
     try:
         if await blobs.get(keys.BROKER_LEASE) is None:
-            return {}, "nobody: no broker has ever touched a lease in this blob store; is `blobs` that of the daemon?"
+            return {}, "none: no broker has ever renewed a lease in this blob store; is `blobs` that of the daemon?"
         lives = await lease_is_renewed(blobs, clock, watch_s)
     except BlobsUnavailable as e:
-        return {}, f"nobody: the blob store cannot be read, so nothing is known ({e})"
+        return {}, f"none: the blob store cannot be read, so orphans are unknown ({e})"
     if lives:
-        return {}, "the lease in the blob store: a broker lives and answers for them"
-    gone = f"no broker has touched its lease for {watch_s:.0f} s"
-    by_lease = {_key(o): FoundMachine(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in seen}
+        return {}, "the lease in the blob store: a live broker owns them"
+    gone = f"no broker has renewed its lease for {watch_s:.0f} s"
+    by_lease = {_key(o): FoundMachine(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in listed}
     return by_lease, "the lease in the blob store"
 
 
@@ -104,48 +109,48 @@ def _key(machine: Observed) -> tuple[str, str]:
 
 
 async def _by_the_database(
-    installation: Installation, seen: Sequence[tuple[str, Observed]], store: Store, blobs: Blobs
+    installation: Installation, listed: Sequence[tuple[str, Observed]], store: Store, blobs: Blobs
 ) -> Mapping[tuple[str, str], FoundMachine]:
-    """As the daemon's own sweep judges."""
-    ids = [a for _, o in seen if (a := attempt_of(installation, o.handle.name)) is not None]
-    found = {}
-    for one in orphans(installation, [o for _, o in seen], await store.attempts_by_id(ids)):
-        sent = one.attempt.create_sent_at if one.attempt else None
-        ours = None if one.attempt else await bought(blobs, one)
-        found[_key(one.observed)] = FoundMachine(
-            provider=one.observed.handle.provider,
-            observed=one.observed,
-            orphan=one.why,
-            spared=spared_message(one, report_only=False, bought=ours) or "",
-            since=one.observed.created_at or sent,
+    """Judge as the daemon's own sweep does."""
+    ids = [a for _, o in listed if (a := attempt_of(installation, o.handle.name)) is not None]
+    judged = {}
+    for orphan in orphans(installation, [o for _, o in listed], await store.attempts_by_id(ids)):
+        sent = orphan.attempt.create_sent_at if orphan.attempt else None
+        ours = None if orphan.attempt else await bought(blobs, orphan)
+        judged[_key(orphan.observed)] = FoundMachine(
+            provider=orphan.observed.handle.provider,
+            observed=orphan.observed,
+            orphan=orphan.why,
+            spared=spared_message(orphan, report_only=False, bought=ours) or "",
+            since=orphan.observed.created_at or sent,
         )
-    return found
+    return judged
 
 
-async def destroy(found: FoundMachine, provider: Provider, clock: Clock) -> str | None:
-    """Until the cloud itself says absent, in two listings a list lag apart; else why not, in one line."""
+async def destroy(machine: FoundMachine, provider: Provider, clock: Clock) -> str | None:
+    """Destroy a machine until two listings, a list lag apart, omit it. Return why that failed; None: it is gone."""
     until, absent_at = clock.monotonic() + ABSENT_S + provider.caps.list_lag_s, None
-    said = "the cloud still lists it"
+    error = "the cloud still lists it"
     while clock.monotonic() < until:
         try:
             if absent_at is None:
-                await _ask(provider, found)
-            listed = any(
-                o.handle.id == found.observed.handle.id and o.state is not InstanceState.GONE
+                await _ask(provider, machine)
+            is_listed = any(
+                o.handle.id == machine.observed.handle.id and o.state is not InstanceState.GONE
                 for o in await provider.list()
             )
         except ProviderError as e:
-            said, listed = str(e), True
+            error, is_listed = str(e), True
         now = clock.monotonic()
-        absent_at = None if listed else (now if absent_at is None else absent_at)
+        absent_at = None if is_listed else (now if absent_at is None else absent_at)
         if absent_at is not None and now - absent_at >= provider.caps.list_lag_s:
             return None
         await clock.sleep(min(LOOK_S, max(0.1, provider.caps.list_lag_s)))
-    return said
+    return error
 
 
-async def _ask(provider: Provider, found: FoundMachine) -> None:
+async def _ask(provider: Provider, machine: FoundMachine) -> None:
     try:
-        await provider.destroy(found.observed.handle)
+        await provider.destroy(machine.observed.handle)
     except Gone:
         return

@@ -1,4 +1,4 @@
-"""What people are told of orphans that stay on the bill: a log is read when it is too late."""
+"""Notices about orphans that keep billing, because a log would be read too late."""
 
 import hashlib
 from collections import Counter
@@ -11,7 +11,7 @@ from broker.domain.notifications import Notice
 
 
 class OrphanNews:
-    """Any number of brokers may tell: a notice's id follows from the machine, and from how often it was refused."""
+    """Posts notices. Ids follow from the machine and the number of refusals, so several brokers post one notice."""
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
@@ -19,21 +19,21 @@ class OrphanNews:
         self._spared: set[str] = set()
 
     async def spared(self, key: str, handle: Handle, why: str) -> None:
-        """Once. Raises StoreError."""
+        """Report once that an orphan is not destroyed. Raises StoreError."""
         if key not in self._spared:
-            await self._post(key, handle, "orphan.spared", f"{_named(handle)} stands and bills: {why}", "spared")
+            await self._post(key, handle, "orphan.spared", f"{_named(handle)} exists and bills: {why}", "spared")
             self._spared.add(key)
 
     async def refused(self, key: str, handle: Handle, why: str) -> None:
-        """At the first so many times, and then each time that there are twice as many. Raises StoreError."""
+        """Report that a destroy failed, after `destroy_alert` failures and at each doubling. Raises StoreError."""
         self._refused[key] += 1
         times = self._refused[key]
         if is_reported(times, self._context.rhythm.destroy_alert):
-            said = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
-            await self._post(key, handle, "orphan.destroy_failed", said, str(times))
+            message = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
+            await self._post(key, handle, "orphan.destroy_failed", message, str(times))
 
     def keep(self, cloud: str, found: Set[str]) -> None:
-        """Of this cloud, whose keys begin with it, forgets all others."""
+        """Forget the machines of one cloud that are no orphans any more. `cloud`: prefix of their keys."""
         for key in [key for key in self._refused if key.startswith(cloud) and key not in found]:
             del self._refused[key]
         self._spared = {key for key in self._spared if not key.startswith(cloud) or key in found}
@@ -45,4 +45,4 @@ class OrphanNews:
 
 
 def _named(handle: Handle) -> str:
-    return f"{handle.name} ({handle.id}) at {handle.provider}, for which no attempt answers,"
+    return f"{handle.name} ({handle.id}) at {handle.provider}, which belongs to no live attempt,"

@@ -1,4 +1,8 @@
-"""Cloud first, records second: what is listed under our prefix and answered for by nobody is destroyed."""
+"""Sweep: destroys machines that clouds list under the installation's prefix and that belong to no live attempt.
+
+Steps for a cloud: list it, match machines with attempts, wait until an orphan is older than the list lag, destroy it,
+charge its time. Facts: listings, attempts, specs in the blob store. Decisions: spare, destroy, charge.
+"""
 
 import logging
 from collections.abc import Awaitable, Set
@@ -25,13 +29,13 @@ from trainer.contract import object_keys as keys
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
-"""How soon a cloud is listed again that did not answer, or shows what is to be destroyed."""
+"""Seconds until a cloud is listed again that did not answer, or that lists an orphan."""
 OLD_S = 120.0
-"""A listing of before is no reason to destroy anything any more, nor to charge for it."""
+"""Age in seconds after which a listing is no reason to destroy or charge anything."""
 
 
 async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
-    """Whether its spec lies in the blob store, where each lies before its machine is created; None: unknown."""
+    """Return whether an orphan's spec is in the blob store, where it is before a create; None: unknown."""
     try:
         return await blobs.get(keys.spec(orphan.id)) is not None
     except BlobsUnavailable:
@@ -39,7 +43,7 @@ async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
 
 
 class Sweep:
-    """`report_only`: on a new database, where machines may have attempts that this database never knew."""
+    """Sweeps all clouds. `report_only`: destroy nothing, since a new database may lack the machines' attempts."""
 
     name = "sweep"
 
@@ -50,19 +54,19 @@ class Sweep:
         self._inventory = inventory
         self._destroys = destroys
         self._first_seen: dict[str, float] = {}
-        self._missing: set[str] = set()
-        """Of these, what the latest listing has left out."""
+        self._missing_once: set[str] = set()
+        """Orphans of `_first_seen` that the latest listing omits."""
         self._asked: dict[str, Orphan] = {}
-        """Whose destruction was asked for, and not answered yet."""
+        """Orphans whose destroy was sent and is not answered yet."""
         self._paid: set[str] = set()
-        """Of these, what was charged since it is not listed any more."""
+        """Orphans of `_asked` that were charged after they were last listed."""
         self._news = OrphanNews(context)
         self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
 
     @property
     def every_s(self) -> float:
-        """Until the first cloud is due: after `sweep_s`, or as soon as something can be done about what was found."""
+        """Seconds until the first cloud is due: after `sweep_s`, or when an orphan can be destroyed."""
         wait_s = min(self._due.values(), default=float("inf")) - self._context.clock.monotonic()
         return min(self._context.rhythm.sweep_s, max(self._again_s, wait_s))
 
@@ -73,39 +77,46 @@ class Sweep:
     async def step(self) -> bool:
         now = self._context.clock.monotonic()
         due = [name for name, at in self._due.items() if at <= now + self._again_s / 2]
-        listed = await gather_all(map(self._orphans, due))  # a cloud that hangs keeps no other's waiting
-        found = [(name, orphan) for name, of_one in zip(due, listed, strict=True) for orphan in of_one]
-        await decide_batch(self._context, self.name, found, self._deal_with)
+        listed = await gather_all(map(self._orphans, due))  # concurrently, so that a cloud that hangs delays no other
+        orphans_found = [(name, orphan) for name, found in zip(due, listed, strict=True) for orphan in found]
+        await decide_batch(self._context, self.name, orphans_found, self._deal_with)
         return False
 
     async def _orphans(self, provider: str) -> tuple[Orphan, ...]:
-        """None where the cloud, or the database, did not answer: that is tried again soon."""
+        """Return the orphans of a cloud; empty if the cloud or the database did not answer, which is repeated soon."""
         self._again(provider, self._again_s)
         begun = self._context.clock.monotonic()
         listing = await self._listing(provider)
         if listing is None:
             return ()
         try:
-            seen = [o for machines in listing.by_name.values() for o in machines]
-            ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
+            machines = [machine for listed in listing.by_name.values() for machine in listed]
+            ids = [
+                attempt
+                for machine in machines
+                if (attempt := attempt_of(self._context.installation, machine.handle.name)) is not None
+            ]
             known = await self._context.store.attempts_by_id(ids) if ids else {}
         except StoreUnavailable as e:
             log.warning("sweep: %s cannot be swept: %s", provider, e)
             return ()
-        found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
-        if listing.begun < begun:  # what it shows of others may have ended rightly since
-            found = {key: one for key, one in found.items() if key in self._first_seen}
-        self._paid = (self._paid & self._asked.keys()) - found.keys()
-        found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
+        orphans_found = {
+            _key(provider, orphan): orphan for orphan in orphans(self._context.installation, machines, known)
+        }
+        if listing.begun < begun:  # other machines of an old listing may have been destroyed since
+            orphans_found = {key: orphan for key, orphan in orphans_found.items() if key in self._first_seen}
+        self._paid = (self._paid & self._asked.keys()) - orphans_found.keys()
+        orphans_found |= {key: orphan for key, orphan in self._asked.items() if key.startswith(f"{provider}/")}
         if listing.begun >= begun:
             self._again(provider, self._context.rhythm.sweep_s)
-            self._forget(provider, set(found))
-            self._news.keep(f"{provider}/", found.keys() | self._first_seen.keys())
-        return tuple(found.values())
+            self._forget(provider, set(orphans_found))
+            self._news.keep(f"{provider}/", orphans_found.keys() | self._first_seen.keys())
+        return tuple(orphans_found.values())
 
     async def _listing(self, provider: str) -> Listing | None:
-        """A new one; else the latest, if it is not old: where few calls are answered a destroy of what was found before
-        does not wait for the next listing.
+        """Return a new listing, otherwise the latest one if it is not old; None: there is none.
+
+        So the destroy of a known orphan does not wait for a cloud that answers few calls.
         """
         try:
             await self._inventory.refresh(provider, max_age_s=0.0)
@@ -117,37 +128,37 @@ class Sweep:
             return None
         return self._inventory.latest(provider)
 
-    def _forget(self, provider: str, found: Set[str]) -> None:
-        """What is left out twice in a row: once may be a listing's omission, so that one is listed again soon."""
-        missing = {key for key in self._first_seen if key.startswith(f"{provider}/")} - found
-        for key in missing & self._missing:
+    def _forget(self, provider: str, orphans_found: Set[str]) -> None:
+        """Forget orphans that two listings in a row omit. After one omission the cloud is listed again soon."""
+        missing = {key for key in self._first_seen if key.startswith(f"{provider}/")} - orphans_found
+        for key in missing & self._missing_once:
             del self._first_seen[key]
-        self._missing = {key for key in self._missing if not key.startswith(f"{provider}/")}
-        self._missing |= missing & self._first_seen.keys()
+        self._missing_once = {key for key in self._missing_once if not key.startswith(f"{provider}/")}
+        self._missing_once |= missing & self._first_seen.keys()
         if missing & self._first_seen.keys():
             self._sooner(provider, self._again_s)
 
     def _again(self, provider: str, in_s: float) -> None:
         self._due[provider] = self._context.clock.monotonic() + in_s
 
-    async def _deal_with(self, one: tuple[str, Orphan]) -> None:
-        """Destroyed once it has been an orphan for longer than a listing may lag."""
-        provider, orphan = one
+    async def _deal_with(self, row: tuple[str, Orphan]) -> None:
+        """Destroy an orphan once it is older than the list lag, unless it is spared."""
+        provider, orphan = row
         key, handle, now = _key(provider, orphan), orphan.observed.handle, self._context.clock.monotonic()
         young_s = self._context.providers[provider].caps.list_lag_s - (now - self._first_seen.setdefault(key, now))
         if young_s > 0:
             self._sooner(provider, young_s)
             return
-        ours = None if orphan.attempt else await bought(self._context.blobs, orphan)
-        why_not = spared_message(orphan, report_only=self.report_only, bought=ours)
+        is_bought = None if orphan.attempt else await bought(self._context.blobs, orphan)
+        spared_reason = spared_message(orphan, report_only=self.report_only, bought=is_bought)
         log.warning(
-            "orphan %s (%s) at %s: %s; %s", handle.name, handle.id, provider, orphan.why, why_not or "destroyed"
+            "orphan %s (%s) at %s: %s; %s", handle.name, handle.id, provider, orphan.why, spared_reason or "destroyed"
         )
-        if why_not is not None:
-            await self._told(self._news.spared(key, handle, why_not))
+        if spared_reason is not None:
+            await self._post(self._news.spared(key, handle, spared_reason))
             return
         self._sooner(provider, self._again_s)
-        # Also beforehand: who dies after the destruction cannot tell of it any more.
+        # Charge before the destroy too, since this process may end before it can charge afterwards.
         await self._charge(provider, key, orphan)
         self._asked[key] = orphan
         try:
@@ -158,23 +169,25 @@ class Sweep:
             return
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
-            await self._told(self._news.refused(key, handle, str(e)))
+            await self._post(self._news.refused(key, handle, str(e)))
         del self._asked[key]
         await self._charge(provider, key, orphan)
 
-    async def _told(self, telling: Awaitable[None]) -> None:
-        """Another sweep tells it where the database does not answer."""
+    async def _post(self, posting: Awaitable[None]) -> None:
+        """Post a notice. If the database does not answer, a later sweep posts it."""
         try:
-            await telling
+            await posting
         except StoreError as e:
-            log.warning("sweep: people cannot be told: %s", e)
+            log.warning("sweep: a notice cannot be posted: %s", e)
 
     def _sooner(self, provider: str, in_s: float) -> None:
         self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)
 
     async def _charge(self, provider: str, key: str, orphan: Orphan) -> None:
-        """What stands beside or after its attempt is charged to its job: the cloud will too. Fenced, so each second
-        once. What is not listed any more is charged once, and no further while its destruction is not answered.
+        """Charge an extra or late machine to its job, as the cloud does.
+
+        The charge is fenced, so no second is charged twice. A machine that is not listed any more is charged once, and
+        no further while its destroy is not answered.
         """
         if orphan.attempt is None or key in self._paid:
             return
@@ -188,18 +201,23 @@ class Sweep:
             if charge is not None:
                 await store.charge([charge])
         except StoreUnavailable as e:
-            log.warning("sweep: %s, which nobody answers for, cannot be charged: %s", handle.name, e)
+            log.warning("sweep: orphan %s cannot be charged: %s", handle.name, e)
         else:
             listing = self._inventory.latest(provider)
             if listing is not None and not listing.shows_one(handle):
                 self._paid.add(key)
 
     def _late(self, provider: str, key: str, orphan: Orphan, attempt: Attempt) -> Charge | None:
-        """The time after `ended`; None: nothing is owed. A charge of nothing would move the time up to which it is
-        charged.
+        """Return the charge for the time after `ended`; None: nothing is owed.
+
+        A charge of zero would move `charged_to`.
         """
         now, handle = self._context.clock.now(), orphan.observed.handle
-        standing = [o for o in self._inventory.listed(provider, handle.name) if o.state is not InstanceState.GONE]
+        standing = [
+            machine
+            for machine in self._inventory.listed(provider, handle.name)
+            if machine.state is not InstanceState.GONE
+        ]
         machines = uncharged_after_end_usd(attempt, handle, self._born(key, orphan, now), now, standing=len(standing))
         traffic = traffic_owed(attempt, now)
         if not machines and not traffic:
@@ -216,10 +234,10 @@ class Sweep:
         )
 
     def _born(self, key: str, orphan: Orphan, now: datetime) -> datetime | None:
-        """As the cloud says, but no later than it was seen: a cloud's clock may be ahead of the house's."""
+        """Return the cloud's creation time, at most the first sighting, since a cloud's clock may be ahead."""
         monotonic = self._context.clock.monotonic()
-        seen = now - timedelta(seconds=monotonic - self._first_seen.get(key, monotonic))
-        return None if orphan.born is None else min(orphan.born, seen)
+        machines = now - timedelta(seconds=monotonic - self._first_seen.get(key, monotonic))
+        return None if orphan.born is None else min(orphan.born, machines)
 
 
 def _key(provider: str, orphan: Orphan) -> str:

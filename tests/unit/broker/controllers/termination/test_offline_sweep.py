@@ -56,7 +56,7 @@ async def test_without_a_database_only_a_still_lease_makes_orphans(tmp_path: Pat
 
     watching.sleep = pass_at_once  # type: ignore[method-assign]
     still = await outside.survey(HERE, {"simulated": cloud}, watching, store=None, blobs=blobs, watch_s=60)
-    assert "no broker has touched its lease for 60 s" in still.machines[0].orphan
+    assert "no broker has renewed its lease for 60 s" in still.machines[0].orphan
     touches = 1
     lives = await outside.survey(HERE, {"simulated": cloud}, watching, store=None, blobs=blobs, watch_s=60)
     assert lives.machines[0].orphan == ""
