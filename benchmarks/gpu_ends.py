@@ -59,7 +59,7 @@ def auto(folder: Path) -> Mapping[str, Any]:
     told = line_of(said, "micro_batch auto")
     finals = [json.loads(p.read_text()) for p in (folder / "auto" / "store").rglob("final.json")]
     peak = max((final["peak_memory_bytes"] or 0 for final in finals), default=0)
-    beats = [json.loads(p.read_text()) for p in (folder / "auto" / "store").rglob("beats/*/*") if p.is_file()]
+    beats = [json.loads(p.read_text()) for p in (folder / "auto" / "store").rglob("heartbeats/*/*") if p.is_file()]
     gpu = {k: v for beat in beats[-1:] for k, v in beat.items() if k.startswith("gpu_")}
     right = code == ExitCode.COMPLETED and "by the tracer" in told
     found = {"case": "micro_batch: auto", "code": code, "told": told, "peak_gib": round(peak / 2**30, 1)}

@@ -92,7 +92,7 @@ async def _figures(objects: Objects, folder: Path, lines: list[str]) -> dict[str
     restore_s = time.monotonic() - started
     assert found is not None
     assert not found[1].complete, "the last one has the results as well, and no run goes on from it"
-    told = await objects.read(f"{keys.files_of(last)}metrics.jsonl")
+    told = await objects.read(f"{keys.files_prefix(last)}metrics.jsonl")
     rows = [json.loads(line) for line in (told or b"").decode().splitlines()][1:]
     saved = [line for line in lines if "committed" in line]
     steps_saved = {int(line.split("step ")[1].split()[0]) + 1 for line in saved}

@@ -49,7 +49,7 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
     if beat is None or not during_s:
         return moved
     checkpoint_bytes = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
-    saves = _saves(job.spec.checkpoint.least_s, during_s) * checkpoint_bytes
+    saves = _saves(job.spec.checkpoint.min_interval_s, during_s) * checkpoint_bytes
     return replace(moved, sent=moved.sent + saves + attempt.line.rows_bytes)
 
 
@@ -109,6 +109,6 @@ def reserved(job: Job, line: QuoteLine, caps: Caps, drain_budget: DrainBudget) -
         return left
     left_s = max(0.0, max_duration - job.machine_s) + lead_s(line.offer, caps, drain_budget)
     price = ceiling(line.offer, line.offer.usd_per_hour)
-    moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line) + line.rows_bytes)
+    moved = Traffic(sent=_saves(job.spec.checkpoint.min_interval_s, left_s) * _save_bytes(line) + line.rows_bytes)
     hours = machine_cost(line.offer, line.nodes, timedelta(seconds=left_s), price)
     return min(left, hours + traffic_cost(line.offer, moved))

@@ -66,7 +66,7 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
     try:
         if (folder := folder_of(url)) is not None:
             private_folder(folder)
-            # Emptied folders are removed, or LIST of `beats/` would walk every attempt that ever was.
+            # Emptied folders are removed, or LIST of `heartbeats/` would walk every attempt that ever was.
             return from_url(folder.as_uri(), automatic_cleanup=True)
         if scheme == "memory":
             return from_url(url)

@@ -19,7 +19,7 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.paths import CONFIG_FILE, default_home
 from providers.registry import ProvidersConfig
 from trainer.contract import yaml_document as yamlfile
-from trainer.contract.base import Config, shaped
+from trainer.contract.base import Config, matching
 
 LOOPBACK = "127.0.0.1"
 VARIABLES = {
@@ -147,9 +147,9 @@ class StreamsConfig(Config):
 class SlackConfig(Config):
     """Address of Slack; see docs/guide/slack-and-webhooks.md."""
 
-    api_url: Annotated[str, shaped(r"^https?://[^/\s]+/([^\s]*/)?$", "must be an https:// address that ends in /")] = (
-        "https://slack.com/api/"
-    )
+    api_url: Annotated[
+        str, matching(r"^https?://[^/\s]+/([^\s]*/)?$", "must be an https:// address that ends in /")
+    ] = "https://slack.com/api/"
     """Base URL of Slack's API, ending in `/`; GovSlack: `https://slack-gov.com/api/`. Plain HTTP on loopback only."""
 
     @field_validator("api_url")

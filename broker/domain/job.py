@@ -13,7 +13,7 @@ from broker.domain.offer import QuoteLine
 from broker.domain.spec import IdleKind, JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
 from broker.domain.workload import Workload
-from trainer.contract.documents import Beat, Final
+from trainer.contract.documents import Final, Heartbeat
 
 
 class JobState(StrEnum):
@@ -249,7 +249,7 @@ class Attempt:
     proven.
     """
     ended_at: datetime | None = None
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     """The latest heartbeat of node 0; None: none yet."""
     earlier_traffic: Traffic = Traffic()
     """Traffic of earlier starts of its agent, since each start counts from zero."""

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 
 from broker.domain.gpu_names import gpu_name
 from broker.domain.ids import JobId
-from trainer.contract.base import Config, Text, shaped
+from trainer.contract.base import Config, Text, matching
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -22,15 +22,17 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 MAX_NODES = 16
 """Maximum number of machines of one attempt."""
 Name = Annotated[
-    str, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "must be 1 to 63 of a-z, 0-9 and -, with no - at an end")
+    str, matching(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "must be 1 to 63 of a-z, 0-9 and -, with no - at an end")
 ]
 EnvName = Annotated[
     str,
-    shaped(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "must be 1 to 128 letters, digits and _, with no digit at the beginning"),
+    matching(
+        r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "must be 1 to 128 letters, digits and _, with no digit at the beginning"
+    ),
 ]
 Accelerator = Annotated[
     str,
-    shaped(r"^[ -~]*[A-Za-z0-9][ -~]*$", "must be a GPU's name, for example H100", max_length=100),
+    matching(r"^[ -~]*[A-Za-z0-9][ -~]*$", "must be a GPU's name, for example H100", max_length=100),
     AfterValidator(gpu_name),
 ]
 """A GPU name in any spelling, stored in its canonical form."""
@@ -79,7 +81,7 @@ class AwsOptions(Config):
     encrypted_volume: bool = True
     """Encrypt the machine's disk."""
     kms_key: (
-        Annotated[str, shaped(r"^[A-Za-z0-9:/_-]{1,2048}$", "must be the id, the ARN or the alias of a key")] | None
+        Annotated[str, matching(r"^[A-Za-z0-9:/_-]{1,2048}$", "must be the id, the ARN or the alias of a key")] | None
     ) = None
     """Key (id, ARN or alias) that the disk is encrypted with; absent: the account's default key for volumes."""
 
@@ -194,7 +196,9 @@ class JobSpec(Config):
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """Among queued jobs the highest priority is placed first, among equal ones the oldest."""
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
-    init_from: Annotated[str, shaped(r"^job/[a-z2-7]{13}$", "must be job/ID, with the whole id of a job")] | None = None
+    init_from: Annotated[str, matching(r"^job/[a-z2-7]{13}$", "must be job/ID, with the whole id of a job")] | None = (
+        None
+    )
     """`job/<id>`: continue from the last checkpoint of another job."""
     deadline: Instant | None = None
     """A time with its zone, e.g. `2026-01-31T12:00:00Z`; an unfinished job is checkpointed and ended by then."""

@@ -47,7 +47,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
     """
     train = spec.train
     if train is None or rows is None:
-        return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.most_s)
+        return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.max_loss_s)
     lora = train.adapters
     blank = "DoRA" if lora and lora.dora else "" if shape else f"task {train.task} of such a model"
     steps = steps_of(spec, rows.count)
@@ -70,7 +70,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         target_tokens_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
         eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
-        checkpoint_every_s=spec.checkpoint.most_s,
+        checkpoint_every_s=spec.checkpoint.max_loss_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from broker.domain.job import Signal
 from broker.domain.spec import IdleAction, IdleKind, IdlePolicy
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 MIN_SAMPLES = 5
 """A few samples between two kernels prove nothing."""
@@ -21,7 +21,7 @@ ENDING = frozenset({"draining", "done"})
 class IdleWatch:
     """State of one start of an agent, in the watcher's own monotonic seconds."""
 
-    beat: Beat
+    beat: Heartbeat
     """The latest heartbeat."""
     at_s: float
     step_s: float
@@ -44,7 +44,7 @@ class Idle:
     """One line for users."""
 
 
-def watch(known: IdleWatch | None, beat: Beat, at_s: float, policy: IdlePolicy) -> IdleWatch:
+def watch(known: IdleWatch | None, beat: Heartbeat, at_s: float, policy: IdlePolicy) -> IdleWatch:
     """Return `known` updated by a heartbeat; a repeated heartbeat changes nothing."""
     if known is None or known.beat.boot != beat.boot:
         idle = _is_unused(beat, policy)
@@ -71,15 +71,15 @@ def watch(known: IdleWatch | None, beat: Beat, at_s: float, policy: IdlePolicy) 
     )
 
 
-def _is_unused(beat: Beat, policy: IdlePolicy) -> bool:
+def _is_unused(beat: Heartbeat, policy: IdlePolicy) -> bool:
     return beat.gpu_utilisation is not None and beat.gpu_utilisation < policy.gpu_below
 
 
-def _progress(beat: Beat) -> tuple[int, int]:
+def _progress(beat: Heartbeat) -> tuple[int, int]:
     return beat.step, beat.checkpoint.step if beat.checkpoint else 0
 
 
-def _is_active(known: IdleWatch, beat: Beat) -> bool:
+def _is_active(known: IdleWatch, beat: Heartbeat) -> bool:
     """Return True if set-up reported progress or received data.
 
     Where the system counts no bytes, only its reports count.

@@ -11,7 +11,7 @@ from broker.domain.money import show
 from broker.domain.offer import GIB, Offer
 from broker.lifecycle.idle import SETUP
 from broker.lifecycle.state_machine import AttemptEvent
-from trainer.contract.documents import Beat, Final
+from trainer.contract.documents import Final, Heartbeat
 
 TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
 """States of a machine that was taken away: we did not stop it. A stopped one bills until it is destroyed."""
@@ -66,7 +66,7 @@ class AttemptObservation:
     none. None: there is no heartbeat. For several machines both are those of node 0.
     """
 
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     beat_age_s: float | None = None
     progress_age_s: float | None = None
     final: Final | None = None
@@ -239,7 +239,7 @@ def _is_hung(nodes: int, observation: AttemptObservation, timeouts: LivenessTime
     return silent or (running and _is_stuck(observation, timeouts))
 
 
-def progress_of(beat: Beat) -> tuple[object, ...]:
+def progress_of(beat: Heartbeat) -> tuple[object, ...]:
     """Return the values that change with progress.
 
     A step shows progress of training; messages and sent bytes show that of other phases.

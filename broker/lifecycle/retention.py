@@ -125,8 +125,8 @@ def latest_token_caches(attempts: Sequence[Attempt], objects: Iterable[str]) -> 
     Each attempt that could not download a cache has uploaded a copy.
     """
     number = {str(attempt.id): attempt.number for attempt in attempts}
-    manifests = sorted(keys.rows_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
-    return {*{keys.rows_identity(key): key for key in manifests}.values()}
+    manifests = sorted(keys.token_cache_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
+    return {*{keys.token_cache_identity(key): key for key in manifests}.values()}
 
 
 def _superfluous(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -> list[str]:

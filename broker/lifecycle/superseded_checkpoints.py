@@ -14,7 +14,7 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.retention import latest_token_caches, manifests_first
 from trainer.contract import object_keys as keys
-from trainer.contract.guard import way_back
+from trainer.contract.guard import rollback_manifests
 from trainer.contract.milestones import milestones
 from trainer.contract.object_keys import step_of
 
@@ -64,14 +64,14 @@ def _checkpoints(
     known = set(committed)
     doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in pairs}])))
     guard = job.spec.train.guard if job.spec.train else None
-    doomed -= milestones(committed, job.spec.checkpoint.keep_every) | way_back(committed, floor, guard)
+    doomed -= milestones(committed, job.spec.checkpoint.keep_every) | rollback_manifests(committed, floor, guard)
     return [key for key, manifest in pairs if manifest in doomed]
 
 
 def _token_caches(attempts: Sequence[Attempt], all_keys: Sequence[str], long_over: set[AttemptId]) -> list[str]:
     """Return keys of incomplete and repeated token caches, independent of the current attempt's progress."""
     stay = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in latest_token_caches(attempts, all_keys))
-    rows = filter(keys.is_of_rows, all_keys)
+    rows = filter(keys.is_in_token_cache, all_keys)
     return [key for key in rows if _attempt(key) in long_over and not key.startswith(stay)]
 
 

@@ -11,7 +11,7 @@ from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import ACTIVATION_KEYS, EXPERTS, check
 from broker.model_catalog.encoder_shape import ENCODERS, encoder_shape
 from broker.model_catalog.seq2seq_shape import pair_shape
-from trainer.contract.architectures import BOTH_WAYS, QUANTISED, misuse
+from trainer.contract.architectures import BIDIRECTIONAL, QUANTISED, model_misuse_message
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -67,7 +67,7 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
         raise _invalid(f"{name!r} {QUANTISED}")
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
-    if family in BOTH_WAYS and misuse("causal_lm", config):
+    if family in BIDIRECTIONAL and model_misuse_message("causal_lm", config):
         known = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
         raise _invalid(f"{name!r} is an encoder ({family}) that nobody estimates; known are {known}")
 

@@ -9,7 +9,7 @@ from reprlib import repr as shown
 from typing import Any
 
 from broker.model_catalog.unet_parameters import unet
-from trainer.contract.architectures import STRETCHED
+from trainer.contract.architectures import SCALED_ROTARY
 
 Config = Mapping[str, Any]
 TIED = frozenset({
@@ -49,7 +49,7 @@ def positions(c: Config) -> int | None:
     rope = c.get("rope_parameters") or c.get("rope_scaling")
     if declared is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
         return declared  # a Gemma 3 scales some layers only, and its own count includes that
-    if rope.get("rope_type", rope.get("type")) not in STRETCHED:
+    if rope.get("rope_type", rope.get("type")) not in SCALED_ROTARY:
         return declared
     factor = rope.get("factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:

@@ -11,7 +11,7 @@ from broker.model_catalog.config_defaults import filled, kind_of
 from broker.model_catalog.config_validation import EXPERTS, check_kind
 from broker.model_catalog.decoder_shape import MIXTURES, headed_shape, shape_of, written_shape
 from broker.model_catalog.encoder_shape import ENCODERS, labels_of
-from trainer.contract.architectures import misuse
+from trainer.contract.architectures import model_misuse_message
 
 Head = Literal["tokens", "text", "words", "image"]
 HEADS: Mapping[str, Head] = {
@@ -63,7 +63,7 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
     family = str(_of_texts(config).get("model_type") or "")
     if not family:
         raise _invalid(f"config.json of {name!r} has no model_type; is this a transformers model?")
-    if wrong := misuse(task, {**config, "model_type": family}):
+    if wrong := model_misuse_message(task, {**config, "model_type": family}):
         raise _invalid(f"{name!r} {wrong}")
     if task == "seq2seq":
         return written_shape(name, config)

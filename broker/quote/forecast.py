@@ -99,7 +99,7 @@ def _save_s(attempt: Attempt) -> float:
 
 def _every_s(attempt: Attempt, job: Job, history: History) -> float:
     """Seconds between the beginnings of two saves, as the trainer chooses them from what they take."""
-    cost_s, most_s, line = _save_s(attempt), job.spec.checkpoint.most_s, attempt.line
+    cost_s, most_s, line = _save_s(attempt), job.spec.checkpoint.max_loss_s, attempt.line
     if not cost_s:
         return most_s
     return max(cost_s, interval_s(cost_s, losses_per_hour(line.offer, history, line.nodes), most_s))

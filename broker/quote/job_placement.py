@@ -260,7 +260,7 @@ def _caps(facts: PlacementFacts, line: QuoteLine) -> Caps:
 
 
 def _min_budget_usd(facts: PlacementFacts, line: QuoteLine) -> Decimal:
-    every_s = facts.job.spec.checkpoint.least_s
+    every_s = facts.job.spec.checkpoint.min_interval_s
     return min_budget_usd(line, _caps(facts, line), every_s, facts.settings.drain_budget)
 
 

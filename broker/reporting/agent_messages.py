@@ -17,4 +17,4 @@ def new_agent_messages(before: Attempt, after: Attempt) -> tuple[AgentMessage, .
 def _all(attempt: Attempt) -> list[tuple[tuple[str, int], AgentMessage]]:
     """By the agent's start and number; the last word repeats what the beats say."""
     documents = (attempt.beat, attempt.final)
-    return [((one.boot, told.seq), told) for one in documents if one is not None for told in one.told]
+    return [((one.boot, told.seq), told) for one in documents if one is not None for told in one.messages]

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from trainer.contract.documents import Beat, Final
+from trainer.contract.documents import Final, Heartbeat
 
 
 class AttemptProgress(Protocol):
     """An attempt, as a row or as a view."""
 
     @property
-    def beat(self) -> Beat | None: ...
+    def beat(self) -> Heartbeat | None: ...
     @property
     def final(self) -> Final | None: ...
 

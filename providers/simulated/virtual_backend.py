@@ -19,7 +19,7 @@ from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
 from providers.simulated.seeded_random import rng
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Beat, CheckpointRef, Desired, Final, Manifest, Outcome
+from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Final, Heartbeat, Manifest, Outcome
 
 _AT_ONCE = 64
 """Instances that talk to the blob store at the same time."""
@@ -157,7 +157,7 @@ class VirtualBackend:
         instance.first_step = await self._resume(spec)
         left = self._config.run_s * (1 - instance.first_step / self._config.steps) / instance.speed
         instance.trains_from, instance.ends_at = now, now + left
-        instance.saves_at = now + spec.checkpoint.most_s
+        instance.saves_at = now + spec.checkpoint.max_loss_s
         instance.spec = spec
         await self._beat(instance, instance.first_step)
 
@@ -175,9 +175,9 @@ class VirtualBackend:
             await self._finish(instance, Outcome.COMPLETED, self._config.steps)
             return
         if instance.saves_at <= until:
-            missed = math.floor((until - instance.saves_at) / spec.checkpoint.most_s) * spec.checkpoint.most_s
+            missed = math.floor((until - instance.saves_at) / spec.checkpoint.max_loss_s) * spec.checkpoint.max_loss_s
             await self._save(instance, spec, self._step(instance, instance.saves_at + missed))
-            instance.saves_at += missed + spec.checkpoint.most_s
+            instance.saves_at += missed + spec.checkpoint.max_loss_s
         if now >= instance.dies_at:
             return
         step = self._step(instance, now)
@@ -205,7 +205,7 @@ class VirtualBackend:
         if instance.over:
             return
         instance.seq += 1
-        beat = Beat(
+        beat = Heartbeat(
             attempt=instance.attempt,
             boot=instance.boot,
             seq=instance.seq,
@@ -218,7 +218,7 @@ class VirtualBackend:
             checkpoint=instance.saved,
             sent_bytes=instance.sent,
         )
-        await self._blobs.put(keys.beat(instance.attempt, 0), beat.model_dump_json().encode())
+        await self._blobs.put(keys.heartbeat(instance.attempt, 0), beat.model_dump_json().encode())
 
     async def _save(self, instance: _Instance, spec: AttemptSpec, step: int, *, complete: bool = False) -> None:
         if instance.over:

@@ -17,7 +17,7 @@ from broker.daemon.config import DaemonConfig
 from broker.runtime.clock import SystemClock
 from tests.api.harness import CSV, Running, memory_blobs, serving, spec
 from tests.support.memory_store.store import MemoryStore
-from trainer.contract.base import SHAPES
+from trainer.contract.base import PATTERN_MESSAGES
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_no_text_is_refused_by_a_pattern_that_people_would_have_to_read() -> Non
     names = [kind.json_schema() for one in operations for kind in one.params.values()]
     found = {*patterns([model.model_json_schema() for model in models]), *patterns(names)}
     assert len(found) > 10
-    assert not found - SHAPES.keys()
+    assert not found - PATTERN_MESSAGES.keys()
 
 
 PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [

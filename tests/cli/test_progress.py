@@ -10,12 +10,12 @@ from broker.cli.core.output import Output
 from broker.cli.views.progress import PlainDisplay, View, view
 from broker.domain.job import JobState, Reason
 from tests.cli.test_summary import attempt, job
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 
 def test_the_view_is_that_of_the_latest_attempt() -> None:
     first = attempt(1, None, 20, Reason.PREEMPTED)
-    beat = Beat(attempt="a" * 13, boot="c", seq=1, phase="loading", total_steps=0)
+    beat = Heartbeat(attempt="a" * 13, boot="c", seq=1, phase="loading", total_steps=0)
     second = attempt(2, 17, 17, Reason.STOPPED).model_copy(update={"beat": beat, "reason": None})
     running = job(first, second).model_copy(update={"state": JobState.ACTIVE})
     shown = view(running)

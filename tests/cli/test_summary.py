@@ -14,7 +14,7 @@ from broker.cli.views.summary_data import Sample, steps_redone, summarise
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.spec import JobSpec
 from tests.support import build
-from trainer.contract.documents import Beat, Final, Outcome
+from trainer.contract.documents import Final, Heartbeat, Outcome
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 OFFER: dict[str, Any] = {
@@ -28,7 +28,7 @@ def attempt(number: int, start: int | None, end: int, why: Reason, usd: str = "0
     """An ended attempt that resumed at `start` and came to `end`; at $1 an hour on spot, $2 on demand."""
     price = Decimal(1 if spot else 2)
     offer = OfferView(**OFFER, spot=spot, usd_per_hour=price, on_demand_usd_per_hour=Decimal(2))
-    beat = Beat(attempt="a" * 13, boot="b", seq=1, step=end, total_steps=45, resumed_from=start)
+    beat = Heartbeat(attempt="a" * 13, boot="b", seq=1, step=end, total_steps=45, resumed_from=start)
     final = None
     if why is Reason.COMPLETED:
         final = Final(

@@ -20,7 +20,7 @@ from tests.clouds.machine import MachineSpec, PaperMachine, PaperMachines
 from tests.clouds.state import Rented
 from tests.clouds.warp import Life, Point, held
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Beat, CheckpointRef, Desired, Final, Manifest, Outcome
+from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Final, Heartbeat, Manifest, Outcome
 
 POLL_S = 5.0
 """Between two looks of the launch server at a machine that boots."""
@@ -103,10 +103,10 @@ class Agents:
                 with suppress(AlreadyExists):
                     await self._blobs.put(keys.final(attempt), final.model_dump_json().encode(), if_absent=True)
             phase = "done" if done else "training"
-            beat = Beat(
+            beat = Heartbeat(
                 attempt=attempt, boot=boot, seq=step, phase=phase, step=step, total_steps=STEPS, checkpoint=saved
             )
-            await self._blobs.put(keys.beat(attempt, 0), beat.model_dump_json().encode())
+            await self._blobs.put(keys.heartbeat(attempt, 0), beat.model_dump_json().encode())
             if done:
                 return
 

@@ -72,17 +72,17 @@ async def blobs(place: tuple[str, dict[str, str]]) -> ObstoreBlobs:
 
 
 async def test_what_was_put_is_read_listed_and_deleted(blobs: ObstoreBlobs) -> None:
-    assert await blobs.get("beats/b/0") is None
-    await blobs.put("beats/b/0", b"two")
-    await blobs.put("beats/a/0", b"one!")
-    await blobs.put("beatsx/a", b"a neighbour by name")
-    assert await blobs.get("beats/a/0") == b"one!"
-    listed = await blobs.list("beats/")
-    assert [(info.key, info.bytes) for info in listed] == [("beats/a/0", 4), ("beats/b/0", 3)]
-    await blobs.delete("beats/a/0")
-    await blobs.delete("beats/a/0")
-    assert [info.key for info in await blobs.list("beats/")] == ["beats/b/0"]
-    assert {info.key for info in await blobs.list("")} == {"beats/b/0", "beatsx/a"}
+    assert await blobs.get("heartbeats/b/0") is None
+    await blobs.put("heartbeats/b/0", b"two")
+    await blobs.put("heartbeats/a/0", b"one!")
+    await blobs.put("heartbeatsx/a", b"a neighbour by name")
+    assert await blobs.get("heartbeats/a/0") == b"one!"
+    listed = await blobs.list("heartbeats/")
+    assert [(info.key, info.bytes) for info in listed] == [("heartbeats/a/0", 4), ("heartbeats/b/0", 3)]
+    await blobs.delete("heartbeats/a/0")
+    await blobs.delete("heartbeats/a/0")
+    assert [info.key for info in await blobs.list("heartbeats/")] == ["heartbeats/b/0"]
+    assert {info.key for info in await blobs.list("")} == {"heartbeats/b/0", "heartbeatsx/a"}
     assert await blobs.list("nothing/") == []
 
 
@@ -121,7 +121,7 @@ async def test_of_a_file_that_cannot_be_sent_nothing_is_there(blobs: ObstoreBlob
 
 async def test_a_prefix_that_is_no_folder_is_refused(blobs: ObstoreBlobs) -> None:
     with pytest.raises(ValueError, match="end in '/'"):
-        await blobs.list("beats")
+        await blobs.list("heartbeats")
 
 
 async def test_the_etag_changes_with_the_content_and_is_the_listed_one(blobs: ObstoreBlobs) -> None:
@@ -226,9 +226,9 @@ async def test_a_store_that_is_not_there_is_unavailable_not_empty(
         down = s3_options | {"aws_endpoint": f"http://127.0.0.1:{reserved.getsockname()[1]}"}
         for blobs in (unmounted, no_bucket, ObstoreBlobs.open("s3://bucket/x", HERE, options=down)):
             with pytest.raises(BlobsUnavailable):
-                await blobs.get("beats/a/0")
+                await blobs.get("heartbeats/a/0")
             with pytest.raises(BlobsUnavailable):
-                await blobs.get_range("beats/a/0", 0, 1)
+                await blobs.get_range("heartbeats/a/0", 0, 1)
     report = await check_bucket("s3://no-such-bucket/x", options=s3_options)
     assert not report.ok
     assert "no-such-bucket" in report.checks[0].detail

@@ -24,7 +24,7 @@ from tests.conformance.samples import (
     running,
     submitted,
 )
-from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 # ------------------------------------------------------------------------------------------------------------- changes
 
@@ -47,7 +47,7 @@ async def test_an_attempt_keeps_everything_that_its_controllers_write(store: Sto
         terminating_since=START + timedelta(seconds=4),
         destroy_failures=2,
         absent_at=START + timedelta(seconds=5),
-        beat=Beat(attempt=leased.attempt.id, boot="b", seq=7, step=20, loss=2.25, checkpoint=checkpoint),
+        beat=Heartbeat(attempt=leased.attempt.id, boot="b", seq=7, step=20, loss=2.25, checkpoint=checkpoint),
         final=Final(attempt=leased.attempt.id, outcome=Outcome.COMPLETED, step=45, checkpoint=checkpoint),
     )
     assert await store.apply([Change(attempt=(leased.attempt, to))]) == [True]

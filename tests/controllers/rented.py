@@ -14,7 +14,7 @@ from providers.simulated.provider import SimulatedProvider
 from providers.simulated.virtual_backend import VirtualBackend
 from tests.controllers.house import INSTALLATION, House
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat, Phase
+from trainer.contract.documents import Heartbeat, Phase
 
 
 class Rented(SimulatedProvider):
@@ -82,8 +82,8 @@ class Rented(SimulatedProvider):
         assert own is not None
         assert isinstance(self._body, VirtualBackend)
         self.beats += 1
-        beat = Beat(attempt=own, node=node, boot="b", seq=self.beats, phase=phase)
-        await self._body._blobs.put(keys.beat(own, node), beat.model_dump_json().encode())
+        beat = Heartbeat(attempt=own, node=node, boot="b", seq=self.beats, phase=phase)
+        await self._body._blobs.put(keys.heartbeat(own, node), beat.model_dump_json().encode())
 
     async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
         return Liveness.ALIVE if name in self.launches and not self.launches[name].done() else Liveness.DEAD

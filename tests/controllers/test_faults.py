@@ -25,7 +25,7 @@ LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
 async def test_a_beat_full_of_nonsense_harms_no_other_job(house: Build) -> None:
     async with house().running() as broker:
         bad = await broker.submit()
-        key = keys.beat(attempt_id(bad, 1), 0)
+        key = keys.heartbeat(attempt_id(bad, 1), 0)
         saved = b'{"manifest": "m", "step": 1, "save_s": NaN}'
         await broker.blobs.put(key, b'{"attempt": "a", "boot": "b", "seq": 1, "checkpoint": ' + saved + b"}")
         await broker.state_of(bad, JobState.SUCCEEDED)

@@ -100,8 +100,8 @@ async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
     put = broker.blobs.put
 
     async def short(key: str, data: bytes, *, if_absent: bool = False) -> object:
-        if key.startswith(keys.BEATS):
-            attempt = keys.attempt_of_beat(key)
+        if key.startswith(keys.HEARTBEATS):
+            attempt = keys.attempt_of_heartbeat(key)
             last = Final(attempt=attempt, outcome=Outcome.OOM, message="GPU memory is too small", ran_out="device")
             await put(keys.final(attempt), last.model_dump_json().encode())
         return await put(key, data, if_absent=if_absent)

@@ -17,7 +17,7 @@ from broker.domain.offer import Offer
 from tests.controllers.house import ENDLESS, QUICK, SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of, name_of, standing
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat, Final, Outcome
+from trainer.contract.documents import Final, Heartbeat, Outcome
 
 Build = Callable[..., House]
 
@@ -399,8 +399,8 @@ async def _failed_job(broker: House, **spec: Any) -> JobId:
     attempt = attempt_id(job, 1)
     last = Final(attempt=attempt, outcome=Outcome.DATA, message="no such column")
     await broker.blobs.put(keys.final(attempt), last.model_dump_json().encode())
-    beat = Beat(attempt=attempt, boot="b", seq=99, phase="done")
-    await broker.blobs.put(keys.beat(attempt, 0), beat.model_dump_json().encode())
+    beat = Heartbeat(attempt=attempt, boot="b", seq=99, phase="done")
+    await broker.blobs.put(keys.heartbeat(attempt, 0), beat.model_dump_json().encode())
     return job
 
 

@@ -15,7 +15,7 @@ from tests.controllers.rented import Rented, cloud_of, name_of
 from trainer.contract.documents import Limits
 
 HASTY = LivenessTimeouts(beat_s=0.1, stopped_s=0.3)
-LIMITS = Limits(beat_s=HASTY.beat_s, drain_s=2)
+LIMITS = Limits(heartbeat_s=HASTY.beat_s, drain_s=2)
 STOPPED = {"state": InstanceState.STOPPED}
 
 

@@ -7,7 +7,7 @@ from broker.domain.job import AttemptState
 from tests.controllers.house import SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AgentMessage, Beat, Final, Outcome
+from trainer.contract.documents import AgentMessage, Final, Heartbeat, Outcome
 
 Build = Callable[..., House]
 FIRST = AgentMessage(seq=1, kind="skipped", message="step 7 is left out")
@@ -30,8 +30,8 @@ async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(house: B
             return (found := await broker.attempts(job)) != [] and found[0].state is state
 
         await broker.eventually(lambda: is_in(AttemptState.TRAINING))
-        beat = Beat(attempt=attempt, boot="b", seq=50, told=(FIRST,))
-        await broker.blobs.put(keys.beat(attempt, 0), beat.model_dump_json().encode())
+        beat = Heartbeat(attempt=attempt, boot="b", seq=50, messages=(FIRST,))
+        await broker.blobs.put(keys.heartbeat(attempt, 0), beat.model_dump_json().encode())
 
         async def one_is_heard() -> bool:
             return len(await heard(job)) == 1
@@ -39,11 +39,11 @@ async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(house: B
         await broker.eventually(one_is_heard)
         unfit = Final(
             attempt=attempt, outcome=Outcome.INFRASTRUCTURE, message="host: the GPU computes wrongly", bad_host=True,
-            boot="b", told=(FIRST, SECOND),
+            boot="b", messages=(FIRST, SECOND),
         )  # fmt: skip
         await broker.blobs.put(keys.final(attempt), unfit.model_dump_json().encode())
         done = beat.model_copy(update={"seq": 51, "phase": "done"})
-        await broker.blobs.put(keys.beat(attempt, 0), done.model_dump_json().encode())
+        await broker.blobs.put(keys.heartbeat(attempt, 0), done.model_dump_json().encode())
         await broker.eventually(lambda: is_in(AttemptState.ENDED))
         assert await heard(job) == [
             ("training.skipped", "attempt 1: step 7 is left out"), ("training.save_failed", "attempt 1: no space left"),

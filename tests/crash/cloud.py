@@ -32,7 +32,7 @@ from providers.simulated.config import VirtualConfig
 from providers.simulated.seeded_random import unit
 from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Beat, Outcome
+from trainer.contract.documents import AttemptSpec, Heartbeat, Outcome
 
 NAME = "paper"
 USD_PER_HOUR = Decimal("3.6")
@@ -89,8 +89,8 @@ class Agents(VirtualBackend):
 
     async def _finish(self, instance: _Instance, outcome: Outcome, step: int, message: str = "") -> None:
         await super()._finish(instance, outcome, step, message)
-        beat = Beat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq + 1, phase="done", step=step)
-        await self._blobs.put(keys.beat(instance.attempt, 0), beat.model_dump_json().encode())
+        beat = Heartbeat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq + 1, phase="done", step=step)
+        await self._blobs.put(keys.heartbeat(instance.attempt, 0), beat.model_dump_json().encode())
 
 
 def usd_for(seconds: float) -> Decimal:

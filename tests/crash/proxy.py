@@ -281,5 +281,7 @@ def _kind(parts: list[str]) -> str:
     last = parts[-1]
     if "." in last and "data" not in parts:
         return last
-    named = [part for part in parts if part in ("uploads", "data", "beats", "log", "checkpoints", "attempts", "broker")]
+    named = [
+        part for part in parts if part in ("uploads", "data", "heartbeats", "log", "checkpoints", "attempts", "broker")
+    ]
     return named[-1] if named else "objects"

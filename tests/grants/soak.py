@@ -86,7 +86,7 @@ class Soak:
             installation=HERE, owner="soak", store=self.store, blobs=self.blobs, providers={"local": self.provider},
             clock=self.clock,
             rhythm=Intervals(poll_s=0.2, look_s=0.5, list_s=0.5, billing_s=1, deadman_s=1, grants_s=life_s / 20),
-            limits=Limits(beat_s=0.5, poll_s=life_s / 10, log_s=0.5, drain_s=30),
+            limits=Limits(heartbeat_s=0.5, poll_s=life_s / 10, log_s=0.5, drain_s=30),
         )  # fmt: skip
 
     async def run(self, meanwhile: Callable[["Soak"], Coroutine[None, None, None]] | None = None) -> Outcome:
@@ -144,9 +144,9 @@ class Soak:
             key = final.checkpoint.manifest
             manifest = Manifest.model_validate_json(await self.blobs.get(key) or b"")
             assert {file.path for file in manifest.files} == {"count", "weights"}
-            count = int(await self.blobs.get(keys.files_of(key) + "count") or b"0")
+            count = int(await self.blobs.get(keys.files_prefix(key) + "count") or b"0")
         seen = {int(line.split()[1]) for line in log.splitlines() if line.startswith("tick ")}
-        beats = sorted(t for key, times in self.gate.writes.items() if f"/{keys.BEATS}" in key for t in times)
+        beats = sorted(t for key, times in self.gate.writes.items() if f"/{keys.HEARTBEATS}" in key for t in times)
         return Outcome(
             state=job.state.value,
             attempts=len(attempts),

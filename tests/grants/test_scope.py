@@ -76,7 +76,7 @@ async def test_everything_that_the_trainer_does_is_allowed(
     with pytest.raises(BadContent):
         await granted.download(keys.job_data(JOB, SHA), tmp_path / "rows", size=4, sha256=SHA)
     for beat in (b"1", b"2"):
-        await granted.write(keys.beat(ATTEMPT, 0), beat)
+        await granted.write(keys.heartbeat(ATTEMPT, 0), beat)
     await granted.write(keys.log_chunk(ATTEMPT, 0, "boot", 0), b"line\n")
     assert await granted.create(keys.final(ATTEMPT), b"{}")
     assert await granted.create(keys.final(ATTEMPT), b"{}")
@@ -100,7 +100,7 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
         daemon = Objects.open(gate.place, gate.options(), HERE)
         old = Origin(job=job, attempt=EARLIER, kind="script")
         earlier.append((await checkpoint.commit(daemon, old, folder, step=9, complete=False, taken_s=0.0))[0])
-    torn = keys.files_of(earlier[0]) + "weights"
+    torn = keys.files_prefix(earlier[0]) + "weights"
     await blobs.delete(torn)
     told: list[str] = []
     found = await checkpoint.restore(granted, earlier, tmp_path / "restored", kind="script", tell=told.append)
@@ -115,7 +115,7 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
     "key",
     [
         keys.job_data(OTHER_JOB, SHA), keys.upload(SHA), keys.spec(OTHER), keys.grant(OTHER), keys.final(OTHER),
-        keys.beat(OTHER, 0), keys.log_chunk(OTHER, 0, "boot", 0), keys.checkpoint(OTHER_JOB, OTHER, 1, "n") + "f",
+        keys.heartbeat(OTHER, 0), keys.log_chunk(OTHER, 0, "boot", 0), keys.checkpoint(OTHER_JOB, OTHER, 1, "n") + "f",
     ],
 )  # fmt: skip
 async def test_what_belongs_to_others_cannot_be_read(blobs: ObstoreBlobs, granted: Objects, key: str) -> None:
@@ -132,7 +132,7 @@ async def test_what_belongs_to_others_cannot_be_read(blobs: ObstoreBlobs, grante
     [
         keys.spec(ATTEMPT), keys.desired(ATTEMPT), keys.grant(ATTEMPT), keys.BROKER_LEASE, keys.job_data(JOB, SHA),
         keys.checkpoint(JOB, EARLIER, 1, "n") + keys.MANIFEST, keys.checkpoint(ORIGIN_JOB, EARLIER, 1, "n") + "f",
-        keys.beat(OTHER, 0), keys.final(OTHER), keys.desired(OTHER), keys.upload(SHA),
+        keys.heartbeat(OTHER, 0), keys.final(OTHER), keys.desired(OTHER), keys.upload(SHA),
         keys.log_chunk(OTHER, 0, "boot", 0), keys.job_data(OTHER_JOB, SHA), "anything",
     ],
 )  # fmt: skip
@@ -149,9 +149,11 @@ async def test_what_is_not_its_own_can_neither_be_written_nor_deleted(
     assert await blobs.get(key) == b"kept"
 
 
-@pytest.mark.parametrize("prefix", ["", "attempts/", "beats/", "data/", "checkpoints/", "broker/", f"beats/{OTHER}/"])
+@pytest.mark.parametrize(
+    "prefix", ["", "attempts/", "heartbeats/", "data/", "checkpoints/", "broker/", f"heartbeats/{OTHER}/"]
+)
 async def test_nothing_beside_its_own_can_be_listed(blobs: ObstoreBlobs, granted: Objects, prefix: str) -> None:
-    await blobs.put(keys.beat(OTHER, 0), b"1")
+    await blobs.put(keys.heartbeat(OTHER, 0), b"1")
     with pytest.raises(ObjectStoreError, match="cannot list"):
         await granted.keys(prefix)
 
@@ -173,7 +175,7 @@ async def test_nothing_of_others_can_be_copied_out(blobs: ObstoreBlobs) -> None:
     access = await blobs.grant(JOB, ATTEMPT)
     thief = Objects.open(access.url, access.options, HERE)
     with pytest.raises(obstore.exceptions.BaseError):
-        await obstore.copy_async(thief._store, f"{HERE}/{keys.upload(SHA)}", f"{HERE}/{keys.beat(ATTEMPT, 0)}")
+        await obstore.copy_async(thief._store, f"{HERE}/{keys.upload(SHA)}", f"{HERE}/{keys.heartbeat(ATTEMPT, 0)}")
 
 
 async def test_credentials_that_have_ended_open_nothing(gate: Gate, blobs: ObstoreBlobs) -> None:
@@ -182,11 +184,11 @@ async def test_credentials_that_have_ended_open_nothing(gate: Gate, blobs: Obsto
     gate.life_s = 60.0
     objects = Objects.open(access.url, access.options, HERE)
     with pytest.raises(ObjectStoreError):
-        await objects.write(keys.beat(ATTEMPT, 0), b"1")
+        await objects.write(keys.heartbeat(ATTEMPT, 0), b"1")
     assert gate.expired
     renewed = await blobs.grant(JOB, ATTEMPT)
     objects.renew(renewed.url, renewed.options)
-    await objects.write(keys.beat(ATTEMPT, 0), b"2")
+    await objects.write(keys.heartbeat(ATTEMPT, 0), b"2")
 
 
 async def test_a_refusal_of_sts_says_what_to_do(gate: Gate, blobs: ObstoreBlobs) -> None:

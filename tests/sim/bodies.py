@@ -21,7 +21,7 @@ from trainer.agent.dead_man_switch import DeadMan
 from trainer.checkpoint import protocol as checkpoint
 from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Beat, CheckpointRef, Desired, Manifest, Outcome
+from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Heartbeat, Manifest, Outcome
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
 if TYPE_CHECKING:
@@ -266,9 +266,9 @@ class Body(VirtualBackend):
         self._finished.add(name)
         if self.world.weather.draw("last beat is lost") < 0.1:
             return  # then it is told by its silence
-        last = Beat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq, phase="done", step=step)
+        last = Heartbeat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq, phase="done", step=step)
         with contextlib.suppress(BlobError):
-            await self._blobs.put(keys.beat(instance.attempt, 0), last.model_dump_json().encode())
+            await self._blobs.put(keys.heartbeat(instance.attempt, 0), last.model_dump_json().encode())
 
     async def fail(self, name: str, which: float) -> None:
         """Its trainer comes to an end that is no success: which one, is drawn from [0, 1)."""
@@ -284,8 +284,10 @@ class Body(VirtualBackend):
             return
         await super()._beat(instance, step)
         for node in self.mates(instance.machine.name):
-            mate = Beat(attempt=instance.attempt, node=node, boot=instance.boot, seq=instance.seq, phase="training")
-            await self._blobs.put(keys.beat(instance.attempt, node), mate.model_dump_json().encode())
+            mate = Heartbeat(
+                attempt=instance.attempt, node=node, boot=instance.boot, seq=instance.seq, phase="training"
+            )
+            await self._blobs.put(keys.heartbeat(instance.attempt, node), mate.model_dump_json().encode())
 
     def mates(self, name: str) -> Sequence[int]:
         """Machines beside the first that work; one that was made too many has no agent."""
@@ -307,8 +309,8 @@ class Body(VirtualBackend):
             step = max(step, one.saved.step if one.saved else 0) + 1
             self.world.struck("zombie_trainer", name)
             try:
-                beat = Beat(attempt=one.attempt, boot=one.boot, seq=10_000 + step, phase="training", step=step)
-                await self._blobs.put(keys.beat(one.attempt, 0), beat.model_dump_json().encode())
+                beat = Heartbeat(attempt=one.attempt, boot=one.boot, seq=10_000 + step, phase="training", step=step)
+                await self._blobs.put(keys.heartbeat(one.attempt, 0), beat.model_dump_json().encode())
                 last = min(step, self._config.steps - 1)
                 await self._commit(mine, weights(self.world.lineage(spec.job), last), last)
             except BlobError:

@@ -341,7 +341,7 @@ class Watch:
             self._world.touched_lease()
         if not by_broker and keys.is_manifest(key):
             self.keeping.before_manifest(key, data)
-        if by_broker and (key.startswith(("checkpoints/", keys.BEATS)) or key.endswith("final.json")):
+        if by_broker and (key.startswith(("checkpoints/", keys.HEARTBEATS)) or key.endswith("final.json")):
             self._fail("who_writes_what", f"a broker wrote {key}")
         if key.endswith("spec.json") and key in self._world.objects.data:
             self._fail("who_writes_what", f"{key} was written twice")

@@ -40,7 +40,7 @@ class Keeping:
     def before_manifest(self, key: str, data: bytes) -> None:
         """By it a checkpoint comes to be: so all of it lies there, and is what training without a break had made."""
         manifest = Manifest.model_validate_json(data)
-        folder, objects = keys.files_of(key), self._world.objects.data
+        folder, objects = keys.files_prefix(key), self._world.objects.data
         for file in manifest.files:
             found = objects.get(folder + file.path)
             if found is None or hashlib.sha256(found[0]).hexdigest() != file.sha256:

@@ -70,7 +70,7 @@ class OmittingGate(RateLimitedProvider):
         if name not in world.cloud.standing() or name in world.body.stopped or name in world.body.silent:
             return False
         own = attempt_of_machine(name)
-        at = world.objects.modified.get(keys.beat(own, 0), float("-inf"))
+        at = world.objects.modified.get(keys.heartbeat(own, 0), float("-inf"))
         row = world.state.attempts.get(own)
         trains = row is not None and row.value.state is AttemptState.TRAINING
-        return trains and world.loop.time() - at <= world.limits.beat_s + LATE_S
+        return trains and world.loop.time() - at <= world.limits.heartbeat_s + LATE_S

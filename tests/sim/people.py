@@ -66,7 +66,7 @@ class People:
         world.jobs.append(kept.id)
         world.submitted[kept.id] = world.loop.time()
         asked = spec.resources
-        limits = f"${spec.cap_usd}, {spec.max_duration or 'no'} s, saves every {spec.checkpoint.most_s} s"
+        limits = f"${spec.cap_usd}, {spec.max_duration or 'no'} s, saves every {spec.checkpoint.max_loss_s} s"
         what = f"{asked.nodes} x {'/'.join(asked.accelerators) or 'any'}, spot {asked.spot}"
         what += f", from {job.spec.init_from}" if job.spec.init_from else ""
         world.note("people", f"submitted {kept.id}: {what}, {limits}")

@@ -68,7 +68,7 @@ class World:
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=20, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
         replace_s=30, sold_out_s=60, stored_s=60,
     )  # fmt: skip
-    limits = Limits(beat_s=10, poll_s=10, deadman_s=400, drain_s=60)
+    limits = Limits(heartbeat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 
     def __init__(self, seed: int, plan: Sequence[Fault], *, hints: bool = True) -> None:
         """`hints`: False drops all that only shortens a wait, the store's and a cloud's notice of an end."""

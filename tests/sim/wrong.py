@@ -218,7 +218,7 @@ async def age_by_date(self: HeartbeatReader) -> None:
     store: Any = self._context.blobs
     now = (clock._own.now() - EPOCH).total_seconds()
     for (attempt, node), watch in self._watched.items():
-        watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.beat(attempt, node)))
+        watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.heartbeat(attempt, node)))
 
 
 _REFRESH = HeartbeatReader.refresh

@@ -19,7 +19,7 @@ from broker.notify.slack.text import code, escape, line
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.blockkit import faults
 from tests.slack.server import TEXT_MAX
-from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 NASTY = st.one_of(
     st.text(max_size=300),
@@ -74,7 +74,7 @@ def check(said: SlackMessage) -> None:
 @st.composite
 def attempts(draw: st.DrawFn, job: Job, number: int) -> Attempt:
     step, total = draw(st.integers(0, 10**9)), draw(st.integers(0, 10**9))
-    beat = Beat(
+    beat = Heartbeat(
         attempt="a", boot="b", seq=1, step=step, total_steps=total, phase=draw(st.sampled_from(["training", "saving"])),
         resumed_from=draw(st.none() | st.integers(0, 100)), loss=draw(st.none() | st.floats(0, 1e9)),
         tokens_per_s=draw(st.none() | st.floats(0, 1e9)), rows_per_s=draw(st.none() | st.floats(0, 1e6)),
@@ -180,7 +180,9 @@ def test_each_state_has_its_buttons_and_each_asks_first() -> None:
 
 def test_the_root_says_where_how_far_and_how_much() -> None:
     job = make_job(state=JobState.ACTIVE, spent_usd=Decimal("2.5"))
-    beat = Beat(attempt="a", boot="b", seq=1, step=18, total_steps=45, phase="training", loss=3.835, tokens_per_s=126.0)
+    beat = Heartbeat(
+        attempt="a", boot="b", seq=1, step=18, total_steps=45, phase="training", loss=3.835, tokens_per_s=126.0
+    )
     run = replace(make_attempt(job), state=AttemptState.TRAINING, beat=beat)
     said = "\n".join(strings(root(JobSnapshot(job=job, attempts=(run,))).blocks))
     for fact in ("attempt 1 training", "alpha eu · l40s 48 GiB · spot · $0.7312/h", "step 18/45", "loss 3.835", "40%",
@@ -196,7 +198,7 @@ def test_a_resume_says_what_was_lost() -> None:
         make_attempt(job), state=AttemptState.ENDED, reason=Reason.PREEMPTED, create_sent_at=START,
         first_beat_at=START, terminating_since=START + timedelta(minutes=10),
         absent_at=START + timedelta(minutes=10), ended_at=START + timedelta(minutes=10), charged_usd=Decimal("0.40"),
-        beat=Beat(attempt="a", boot="b", seq=1, step=20, total_steps=45, checkpoint=saved),
+        beat=Heartbeat(attempt="a", boot="b", seq=1, step=20, total_steps=45, checkpoint=saved),
     )  # fmt: skip
     now = replace(make_attempt(job, 2), state=AttemptState.TRAINING, first_beat_at=START + timedelta(minutes=13))
     assert lost(gone, now) == "lost with attempt 1: 2 min 30 s, $0.1000; 3 min 00 s without a machine"

@@ -15,11 +15,11 @@ from broker.domain.notifications import NOTICES, Delivery, JobSnapshot, Notice
 from broker.runtime.secret_box import SecretsError
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.conftest import BOX, Desk, channel
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 
 def active(job: Job, step: int = 0, **changes: Any) -> JobSnapshot:
-    beat = Beat(attempt="a", boot="b", seq=1, step=step, total_steps=45, phase="training")
+    beat = Heartbeat(attempt="a", boot="b", seq=1, step=step, total_steps=45, phase="training")
     run = replace(make_attempt(job), state=AttemptState.TRAINING, beat=beat)
     return JobSnapshot(job=replace(job, state=JobState.ACTIVE, **changes), attempts=(run,))
 

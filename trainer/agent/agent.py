@@ -185,7 +185,7 @@ class Agent:
             memory=spec.memory,
             began=self._state.began,
             probe=spec.probe,
-            save_every_s=spec.checkpoint.most_s,
+            save_every_s=spec.checkpoint.max_loss_s,
             jumps=jumps,
             gpus=spec.world.gpus_per_node,
             parallelism=spec.world.parallelism,

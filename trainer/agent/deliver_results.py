@@ -79,7 +79,7 @@ async def _fetch(objects: Objects, key: str, folder: Path) -> None:
     data = await objects.read(key)
     if data is None:
         raise BadContent(f"{key} is absent")
-    source = keys.files_of(key)
+    source = keys.files_prefix(key)
     files = [file for file in Manifest.model_validate_json(data).files if file.path.startswith(RESULTS)]
     try:
         for file in files:

@@ -51,7 +51,7 @@ class FinalReport:
         with contextlib.suppress(TimeoutError):
             async with self._state.in_time(deliver.LIMIT_S):
                 while not await self._said():  # noqa: ASYNC110
-                    await asyncio.sleep(self._state.limits.beat_s)
+                    await asyncio.sleep(self._state.limits.heartbeat_s)
 
     async def _said(self) -> bool:
         """False also where the store cannot tell."""
@@ -95,7 +95,7 @@ class FinalReport:
             heldout_loss_after=status.heldout_loss_after,
             peak_memory_bytes=status.peak_memory_bytes,
             tokens_per_s=status.tokens_per_s,
-            told=redacted(self._state.told(), self._beater.redact),
+            messages=redacted(self._state.told(), self._beater.redact),
             boot=self._state.boot,
         )
 
@@ -106,5 +106,5 @@ class FinalReport:
         if outcome in WELL:
             return False
         self._state.phase = "saving"
-        await asyncio.sleep((PULLED_BEATS if pulled else FOLLOW_BEATS) * self._state.limits.beat_s)
+        await asyncio.sleep((PULLED_BEATS if pulled else FOLLOW_BEATS) * self._state.limits.heartbeat_s)
         return await self._objects.read(keys.final(self._env.attempt)) is None

@@ -23,7 +23,7 @@ from trainer.contract import object_keys as keys
 from trainer.contract.base import Document
 from trainer.contract.checkpoint_format import BadFormat, RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, Manifest, ManifestFile
-from trainer.contract.guard import GuardConfig, way_back
+from trainer.contract.guard import GuardConfig, rollback_manifests
 from trainer.contract.milestones import milestones
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import SnapshotPart
@@ -197,7 +197,7 @@ async def verified(objects: Objects, key: str) -> bool:
     manifest = Manifest.model_validate_json(data) if data is not None else None
     if manifest is None or not manifest.complete:
         return False
-    folder = keys.files_of(key)
+    folder = keys.files_prefix(key)
     there = set(await objects.keys(folder))
     return all(folder + file.path in there for file in manifest.files)
 
@@ -229,7 +229,7 @@ async def restore(
         folder.mkdir(parents=True)
         try:
             manifest = await _fetch(objects, key, folder, kind)
-            if jumps and not checkpoint_plan.on_the_way(folder, jumps):
+            if jumps and not checkpoint_plan.has_due_row_skips(folder, jumps):
                 raise BadContent("it comes from before the training went back")
         except BadContent as e:
             tell(f"checkpoint {key} cannot be used: {e}; falling back to the one before it")
@@ -251,7 +251,7 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
         raise BadContent(f"its version is {manifest.version}, this trainer knows {CONTRACT_VERSION}; take a newer one")
     if manifest.kind != kind:
         raise BadContent(f"it is a {manifest.kind} checkpoint, and this is a {kind} job")
-    source = keys.files_of(key)
+    source = keys.files_prefix(key)
     gate = asyncio.Semaphore(PARALLEL)
 
     async def get(file: ManifestFile) -> None:
@@ -280,12 +280,12 @@ async def prune(
     Raises StoreError; whatever is left then goes next time.
     """
     every = await objects.keys(keys.checkpoints(origin.job))
-    mine = [k for k in every if (earlier or k.startswith(origin.folder)) and not keys.is_of_rows(k)]
+    mine = [k for k in every if (earlier or k.startswith(origin.folder)) and not keys.is_in_token_cache(k)]
     manifests = [*keys.manifests(mine)]
     newest = manifests[-config.keep :]
     kept = {*newest, *milestones(every, config.keep_every)}
     if newest:
-        kept |= way_back(manifests, min(map(keys.step_of, newest)), guard)
+        kept |= rollback_manifests(manifests, min(map(keys.step_of, newest)), guard)
     folders = {k.removesuffix(keys.MANIFEST) for k in kept}
     for key in manifests:
         if key not in kept:

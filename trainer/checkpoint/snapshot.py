@@ -29,7 +29,7 @@ from trainer.contract.checkpoint_format import (
     CheckpointPlan,
     Piece,
     Progress,
-    Whole,
+    TensorLayout,
     Window,
     file_name,
     overlap,
@@ -102,13 +102,13 @@ class LocalSnapshot:
     """Nothing changes before it is written, so it is written from the living tensors: a copy would raise the peak."""
 
 
-def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, Whole]]:
+def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayout]]:
     """This writer's part of the plan."""
-    found: dict[str, dict[str, Whole]] = {}
+    found: dict[str, dict[str, TensorLayout]] = {}
     for group, tensors in writer.own(held).items():
         file = file_name(group, writer.number, writer.of)
         found[group] = {
-            name: Whole(
+            name: TensorLayout(
                 shape=local.whole,
                 dtype=TYPES[local.tensor.dtype],
                 pieces=(Piece(file=file, start=local.start, shape=tuple(local.tensor.shape)),)
@@ -120,9 +120,9 @@ def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, Whole]]:
     return found
 
 
-def joined(all_parts: list[dict[str, dict[str, Whole]]]) -> CheckpointPlan:
+def joined(all_parts: list[dict[str, dict[str, TensorLayout]]]) -> CheckpointPlan:
     """The plan of all writers."""
-    tensors: dict[str, dict[str, Whole]] = {group: {} for group in GROUPS}
+    tensors: dict[str, dict[str, TensorLayout]] = {group: {} for group in GROUPS}
     for one in all_parts:
         for group, wholes in one.items():
             for name, whole in wholes.items():

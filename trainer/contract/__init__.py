@@ -1,10 +1,10 @@
-"""What broker and trainer agree on: configuration, object keys, documents, outcomes. No torch in here.
+"""Documents, configurations and object keys shared by broker and trainer; they import no torch.
 
 | module | holds |
 |---|---|
-| `train` | `TrainConfig`: what to fine-tune, on what, and how |
+| `train` | `TrainConfig`: model, data and method of a fine-tune |
 | `script` | `ScriptConfig`: the user's own program |
-| `rendezvous` | the documents that meet in the blob store: spec, desired, grant, beat, final, manifest |
-| `keys` | where each of them lies |
-| `data` | how rows are read and prompts rendered, the same before buying and while training |
+| `documents` | documents that broker and agent exchange through the blob store |
+| `object_keys` | the key of each document |
+| `checkpoint_format` | the files of a checkpoint, and their verification |
 """

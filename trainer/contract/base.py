@@ -1,11 +1,11 @@
-"""The common base of every document and configuration."""
+"""Base classes of all documents and configurations."""
 
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-SHAPES: dict[str, str] = {}
-"""What a text must be, by the pattern that it must match: an error says it in words."""
+PATTERN_MESSAGES: dict[str, str] = {}
+"""Requirement in words for each pattern of a text, as error messages show it."""
 
 
 def _plain_text(text: str) -> str:
@@ -15,24 +15,25 @@ def _plain_text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_plain_text)]
-"""What a database, a path and an argument list can hold."""
+"""Text that a database, a path and an argument list can hold."""
 
 
-def shaped(pattern: str, words: str, **rules: Any) -> Any:
-    """The rule of a text that must match a pattern; `words`: what people are told where it does not, `must be …`."""
-    SHAPES[pattern] = words
+def matching(pattern: str, words: str, **rules: Any) -> Any:
+    """Return a field that must match `pattern`; `words` is the error shown otherwise, as in `must be …`."""
+    PATTERN_MESSAGES[pattern] = words
     return Field(pattern=pattern, **rules)
 
 
 class Config(BaseModel):
-    """Written by people: frozen, an unknown key is an error, as is a number that JSON has not; attribute docstrings are
-    the published descriptions.
+    """Base of models that users write: frozen, with attribute notes as published descriptions.
+
+    Unknown keys are errors, and so are numbers that JSON does not have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Document(BaseModel):
-    """Written by programs: frozen, and a key from a newer version is ignored."""
+    """Base of models that programs write: frozen; keys of a newer version are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)

@@ -1,7 +1,7 @@
-"""What a `train` checkpoint holds, and whether a folder holds it. No torch in here: the agent checks before the worker.
+"""Format of a `train` checkpoint and its verification; the agent verifies without torch before the worker starts.
 
-`plan.json` says of each tensor which file has which part of it, so any number of processes can read what any other
-number wrote. Only safetensors and JSON are ever opened; whatever else lies beside them refuses the checkpoint.
+`plan.json` lists for each tensor which file holds which part, so any number of processes can read what any other number
+wrote. Only safetensors and JSON are ever opened; files of any other kind refuse the checkpoint.
 """
 
 import json
@@ -21,141 +21,145 @@ METRICS = "metrics.jsonl"
 FORMAT = 1
 GROUPS = ("model", "optimizer", "gradients", "best")
 SUFFIXES = (".safetensors", ".json", ".jsonl", ".md")
-"""Of files that lie beside the tensors; the folders of a finished model are never read back."""
+"""Suffixes allowed for files directly in the folder. The folders of a finished model are never read back."""
 MAX_HEADER = 256 << 20
 
 Window = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a part of a tensor begins, and its shape."""
+"""Start and shape of a part of a tensor."""
 
 
 class BadFormat(Exception):
-    """The folder is not a whole checkpoint of a format that this trainer knows; the message says why."""
+    """The folder is not a complete checkpoint of a format that this trainer knows; the message says why."""
 
 
 class RowSkip(Document):
-    """Rows that are left out since the training went wrong with them."""
+    """Jump of the data cursor over rows that made the training diverge."""
 
     step: int
-    """Before its next step, when so many are done, the data goes on at `samples`."""
+    """Optimizer steps done when the jump is made; the next step reads from row `samples`."""
     samples: int
 
 
 class GuardState(Document):
-    """What the guard remembers."""
+    """State of the guard against bad steps."""
 
-    bad: int = 0
-    """Latest steps in a row that were left out."""
+    bad_steps: int = 0
+    """Number of latest consecutive steps that were skipped."""
     skipped: int = 0
     losses: tuple[float, ...] = ()
     norms: tuple[float, ...] = ()
-    told: int = -(2**31)
-    """Step at which something strange was last told."""
-    jumps: tuple[RowSkip, ...] = ()
-    """Those made on the way here."""
+    reported_at: int = -(2**31)
+    """Step of the last event about an unusual loss or gradient norm."""
+    row_skips: tuple[RowSkip, ...] = ()
+    """Row skips already applied to this state."""
 
 
 class Rate(Document):
-    """The highest learning rate of a run."""
+    """Highest learning rate of a run."""
 
     lr: float
     source: str = ""
-    """Where it was published; empty: the job says it."""
+    """Publication of the rate; empty if the job gives the rate."""
 
 
 class Best(Document):
-    """The evaluation whose weights are kept beside the last ones."""
+    """Evaluation whose weights are saved in addition to the latest weights."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     step: int
     value: float
-    """Of the chosen metric."""
+    """Value of the chosen metric."""
 
 
 class ModelFingerprint(Document):
-    """Hashes of what a model has beside its weights; empty: it has none."""
+    """Hashes of a model's files other than its weights; empty if the model has none."""
 
     job: str = ""
-    """That it is of."""
+    """Id of the job whose model was hashed."""
     tokens: str = ""
-    """Which tokens texts become."""
+    """Hash of the mapping from texts to tokens."""
     marks: str = ""
-    """Special tokens that are added, and the chat template."""
+    """Hash of the special tokens that are added, and of the chat template."""
     config: str = ""
 
 
 class Progress(Document):
-    """`state.json`: where the training stands, without tensors."""
+    """Progress of a training without tensors (`state.json`)."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
-    """A held-out loss may be no finite number, and must come back as it was."""
+    """A held-out loss may be infinite or NaN, and must be read back unchanged."""
 
     step: int = 0
     """Optimizer steps done."""
     samples: int = 0
-    """The data cursor."""
+    """Rows consumed; the position of the data cursor."""
     rate: Rate | None = None
-    """That the run began with, where it was left to the trainer."""
+    """Learning rate chosen by the trainer at the start of the run; None if the job gives the rate."""
     micro_batch_index: int = 0
     """Micro-batches of the next step whose gradients are already accumulated (in gradients.safetensors)."""
     micro_rows: int = 0
-    """Rows of each of these; a plan with others begins the step again."""
+    """Rows of each accumulated micro-batch. A plan with another size starts the step again."""
     micro_loss: float = 0.0
-    """Their summed loss."""
-    made_on: str = ""
-    """Processes, device and versions: where they differ, going on is exact in the data but not to the last bit."""
+    """Sum of the losses of the accumulated micro-batches."""
+    environment: str = ""
+    """Processes, device and versions. If they differ, the data is resumed exactly, but results may differ in the
+    last bit.
+    """
     scaler: dict[str, Any] | None = None
     base: str = ""
-    """The weights that the adapters belong to, which are in no checkpoint; empty where all weights are in it."""
-    likeness: ModelFingerprint = ModelFingerprint()
-    """Of the model that was trained."""
+    """Identity of the weights below the adapters, which no checkpoint holds; empty if the checkpoint holds all
+    weights.
+    """
+    fingerprint: ModelFingerprint = ModelFingerprint()
+    """Fingerprint of the trained model."""
     heldout_loss_before: float | None = None
     metrics_before: dict[str, float] = Field(default_factory=dict)
-    """The task's own, measured with the loss before the first step."""
+    """Metrics of the task, measured with the loss before the first step."""
     heldout: tuple[tuple[int, float], ...] = ()
-    """(step, held-out loss) measured so far."""
+    """Pairs (step, held-out loss) measured so far."""
     scores: tuple[tuple[int, float], ...] = ()
-    """(step, chosen metric) of the evaluations after the first step."""
+    """Pairs (step, chosen metric) of the evaluations after the first step."""
     scores_by: str = ""
-    """The job that they are of, and the metric."""
+    """Job and metric that the scores belong to."""
     best: Best | None = None
-    """None: none are kept."""
-    care: GuardState = GuardState()
+    """Best evaluation; None if its weights are not saved."""
+    guard: GuardState = GuardState()
     base_samples: tuple[str, ...] | None = None
 
 
 class Piece(Document):
-    """A part of a tensor, which lies whole in one file under the tensor's name."""
+    """Part of a tensor, stored contiguously in one file under the tensor's name."""
 
     file: str
     start: tuple[int, ...]
     shape: tuple[int, ...]
 
 
-class Whole(Document):
-    """A tensor, and the pieces that make it up."""
+class TensorLayout(Document):
+    """Tensor and the pieces that cover it."""
 
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors has it: F32, BF16, ..."""
+    """Type name as in safetensors: F32, BF16, …"""
     pieces: tuple[Piece, ...]
 
 
 class CheckpointPlan(Document):
-    """`plan.json`."""
+    """Content of `plan.json`."""
 
     version: int = FORMAT
-    tensors: dict[str, dict[str, Whole]]
-    """By group and name."""
+    tensors: dict[str, dict[str, TensorLayout]]
+    """Tensors by group, then by name."""
 
 
 def file_name(group: str, number: int, of: int) -> str:
-    """The file of writer `number` of `of`."""
+    """Return the file name of writer `number` among `of` writers."""
     return f"{group}.safetensors" if of == 1 else f"{group}-{number:05d}-of-{of:05d}.safetensors"
 
 
 def read_plan(folder: Path) -> CheckpointPlan:
-    """Raises BadFormat."""
+    """Read the plan of a checkpoint folder. Raises: BadFormat."""
     try:
         data = json.loads((folder / PLAN).read_bytes())
         version = data["version"]
@@ -169,7 +173,7 @@ def read_plan(folder: Path) -> CheckpointPlan:
 
 
 def verify(folder: Path) -> None:
-    """Checks that every tensor of the plan is there, whole, and of its type. Raises BadFormat."""
+    """Check that every tensor of the plan exists, is complete, and has its type. Raises: BadFormat."""
     for path in sorted(p for p in folder.iterdir() if p.is_file()):
         if path.suffix not in SUFFIXES:
             raise BadFormat(f"it holds {path.name!r}, which is neither safetensors nor JSON")
@@ -188,20 +192,23 @@ def verify(folder: Path) -> None:
                     headers[piece.file] = header(folder, piece.file)
                 if headers[piece.file].get(name) != (whole.dtype, piece.shape):
                     raise BadFormat(f"{piece.file} does not hold the part of {name} that {PLAN} says")
-            _tiled(name, whole)
+            _check_cover(name, whole)
 
 
-def on_the_way(folder: Path, jumps: tuple[RowSkip, ...]) -> bool:
-    """Whether a verified folder's state has made the jumps that lie before it, and no others."""
+def has_due_row_skips(folder: Path, jumps: tuple[RowSkip, ...]) -> bool:
+    """Return True if a verified folder's state has applied exactly the row skips up to its step.
+
+    A skip due at this very step may still be missing.
+    """
     progress = Progress.model_validate_json((folder / STATE).read_bytes())
-    made = progress.care.jumps
+    made = progress.guard.row_skips
     due = tuple(jump for jump in jumps if jump.step <= progress.step)
     before = tuple(jump for jump in jumps if jump.step < progress.step)
     return made in (due, before)
 
 
 def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """(type, shape) of each tensor in a safetensors file, the lengths checked. Raises BadFormat."""
+    """Return type and shape of each tensor of a safetensors file after checking the lengths. Raises: BadFormat."""
     if PurePosixPath(file).name != file:
         raise BadFormat(f"it names the file {file!r}, which leaves the folder")
     try:
@@ -219,8 +226,8 @@ def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]
         raise BadFormat(f"{file} is absent or is no safetensors file") from None
 
 
-def _tiled(name: str, whole: Whole) -> None:
-    """The pieces cover the tensor, and none covers what another does. Raises BadFormat."""
+def _check_cover(name: str, whole: TensorLayout) -> None:
+    """Check that the pieces cover the tensor and do not overlap. Raises: BadFormat."""
     boxes = [(piece.start, piece.shape) for piece in whole.pieces if math.prod(piece.shape)]
     inside = all(overlap(((0,) * len(whole.shape), whole.shape), box) == box for box in boxes)
     covered = sum(math.prod(shape) for _, shape in boxes) == math.prod(whole.shape)
@@ -229,11 +236,11 @@ def _tiled(name: str, whole: Whole) -> None:
         raise BadFormat(f"the parts of {name} do not make it up")
 
 
-def overlap(one: Window, other: Window) -> Window | None:
-    """What two windows of a tensor have in common; None where that is nothing."""
-    if len(one[0]) != len(other[0]):
+def overlap(first: Window, second: Window) -> Window | None:
+    """Return the intersection of two windows of a tensor, or None if it is empty."""
+    if len(first[0]) != len(second[0]):
         return None
-    start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
-    ends = (min(a + m, b + n) for a, m, b, n in zip(*one, *other, strict=True))
+    start = tuple(max(a, b) for a, b in zip(first[0], second[0], strict=True))
+    ends = (min(a + m, b + n) for a, m, b, n in zip(*first, *second, strict=True))
     shape = tuple(end - begin for end, begin in zip(ends, start, strict=True))
     return (start, shape) if all(size > 0 for size in shape) else None

@@ -1,4 +1,4 @@
-"""The documents that broker and trainer exchange through the blob store, and the outcomes of an attempt."""
+"""Documents that broker and trainer exchange through the blob store, and the outcomes of an attempt."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -14,30 +14,30 @@ from trainer.contract.train import CheckpointConfig, TrainConfig
 CONTRACT_VERSION = 1
 
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
-"""JSON has no NaN: one that got in would be written as null, and could not be read again."""
+"""Finite number of seconds. JSON has no NaN: it would be written as null and could not be read back."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
-"""Bytes, within what a database and every JSON parser can hold."""
+"""Bytes, in the range that databases and all JSON parsers can hold."""
 
 
 class Outcome(StrEnum):
-    """How an attempt ended, as the agent saw it."""
+    """Ending of an attempt as its agent reports it."""
 
     COMPLETED = "completed"
     DRAINED = "drained"
-    """Stopped on request, with everything up to `manifest` safe."""
+    """Stopped on request; everything up to `manifest` is saved."""
     USER_ERROR = "user_error"
-    """The program or the configuration is at fault: a retry cannot help."""
+    """The program or the configuration is at fault; a retry cannot help."""
     DATA = "data"
-    """The data set is at fault: a retry cannot help."""
+    """The dataset is at fault; a retry cannot help."""
     OOM = "oom"
     INFRASTRUCTURE = "infrastructure"
-    """The machine, the network or the store is at fault: another machine may help."""
+    """The machine, the network or the store is at fault; another machine may help."""
     DEADMAN = "deadman"
-    """The broker's lease went stale; saved and stopped without being told."""
+    """The broker's lease became stale; the agent saved and stopped on its own."""
 
 
 class ExitCode(IntEnum):
-    """What the worker process tells the agent; every other code is a user error (script) or infrastructure (train)."""
+    """Exit codes of the worker. The agent maps every other code to a user error (script) or infrastructure (train)."""
 
     COMPLETED = 0
     DRAINED = 70
@@ -46,26 +46,26 @@ class ExitCode(IntEnum):
     OOM = 71
     INFRASTRUCTURE = 75
     BACK = 72
-    """Of the worker alone: it is to be started again from an earlier step."""
+    """The worker must be restarted from an earlier step; only the train worker uses this code."""
 
 
 class Limits(Document):
-    """Rhythms and patience of the agent, in seconds."""
+    """Intervals and timeouts of the agent, in seconds."""
 
-    beat_s: float = 5.0
+    heartbeat_s: float = 5.0
     poll_s: float = 5.0
-    """How often `desired.json` and the broker's lease are read."""
+    """Seconds between reads of `desired.json` and the broker's lease."""
     log_s: float = 5.0
     deadman_s: float = 900.0
-    """Without a fresh broker lease for so long: checkpoint and stop. 0 means never."""
+    """Age of the broker's lease in seconds after which the agent saves and stops. 0 means never."""
     outage_s: float = 7200.0
-    """How long the agent trains on while the store cannot be reached."""
+    """Seconds for which the agent trains on while the store cannot be reached."""
     drain_s: float = 120.0
-    """From a drain request to the end, the last checkpoint included."""
+    """Seconds from a drain request to the end, the last checkpoint included."""
 
 
 class DataFile(Document):
-    """One input object, checked by hash before use."""
+    """Input object; its hash is checked before use."""
 
     key: str
     sha256: str
@@ -74,19 +74,22 @@ class DataFile(Document):
 
 
 class Parallelism(Document):
-    """How the processes of a job share the model."""
+    """Distribution of the model over the processes of a job."""
 
     kind: Literal["ddp", "fsdp"] = "ddp"
-    """`ddp`: each process holds all of it. `fsdp`: weights, gradients and optimizer states are divided."""
+    """`ddp`: each process holds the whole model. `fsdp`: weights, gradients and optimizer states are divided."""
     shard: Annotated[int, Field(ge=0)] = 0
-    """`fsdp`: how many processes share one copy; 0: all. Where there are more processes, they hold further copies
-    (hybrid); on several nodes the GPUs of one node are the usual choice."""
+    """`fsdp`: number of processes that share one copy; 0: all. More processes hold further copies (hybrid sharding);
+    on several nodes the GPUs of one node are the usual choice.
+    """
     offload: bool = False
-    """`fsdp`: the shares and the optimizer stay in host memory."""
+    """`fsdp`: parameter shards and the optimizer stay in host memory."""
     tensor: Annotated[int, Field(ge=1)] = 1
-    """`fsdp`: so many processes next to each other compute every layer together."""
+    """`fsdp`: number of neighbouring processes that compute every layer together (tensor parallelism)."""
     context: Annotated[int, Field(ge=1)] = 1
-    """`fsdp`: so many of these compute a stretch of the same sequences each; `shard` counts those with other rows."""
+    """`fsdp`: number of processes that each compute one shard of the same sequences; `shard` counts processes with
+    different rows.
+    """
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Parallelism":
@@ -96,71 +99,74 @@ class Parallelism(Document):
 
 
 class World(Document):
-    """How many processes train together, and how."""
+    """Number of processes that train together, and their parallelism."""
 
     nodes: int = 1
     gpus_per_node: int = 0
-    """0: one process on the CPU of each node."""
+    """GPUs of each node; 0: one process on the CPU of each node."""
     parallelism: Parallelism = Parallelism()
 
 
 class MemoryUse(Document):
-    """Of one device, in bytes, as the plan was made by."""
+    """Estimated memory of one device, in bytes, as used for the plan."""
 
     weights: Count
     gradients: Count
     optimizer: Count
     activations: Count
-    """With the logits."""
+    """Activations, logits included."""
 
 
 class Cost(Document):
-    """What the broker knows of it when an attempt begins, in dollars."""
+    """Costs in dollars that the broker knows when an attempt begins."""
 
     before: Annotated[Decimal, Field(ge=0)]
-    """Of the job's other attempts."""
+    """Cost of the job's other attempts."""
     per_hour: Annotated[Decimal, Field(ge=0)]
-    """Of this one's machines together."""
+    """Price per hour of all machines of this attempt."""
 
 
 class AttemptSpec(Document):
-    """`attempts/<attempt>/spec.json`: everything the trainer needs; secrets by name only."""
+    """Everything the trainer needs (`attempts/<attempt>/spec.json`); secrets are listed by name only."""
 
     version: int = CONTRACT_VERSION
     installation: str
     job: str
     attempt: str
     number: int
-    """1 for the first attempt of the job."""
+    """Number of the attempt within its job, from 1."""
     cost: Cost | None = None
-    """None: nobody knows."""
+    """None: costs are unknown."""
     memory: MemoryUse | None = None
-    """None: it was not estimated."""
+    """None: memory was not estimated."""
     run: str = ""
-    """Names the job's run to trackers; the job's id where it is empty."""
+    """Name of the job's run for trackers; empty: the job's id."""
     train: TrainConfig | None = None
     script: ScriptConfig | None = None
-    """Exactly one of `train` and `script`."""
+    """Exactly one of `train` and `script` is set."""
     data: DataFile | None = None
     code: DataFile | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     probe: bool = False
-    """Nobody knows what it takes: its longest rows go through once after its first step, before the long run."""
+    """Memory use is unknown: the longest rows are tried once after the first step, before the long run."""
     resume_from: tuple[str, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
-    rows_bytes: Count = 0
-    """Tokenised rows are put into the store for later attempts where they have no more bytes; 0: never."""
+    token_cache_bytes: Count = 0
+    """Largest token cache in bytes that is stored for later attempts; 0: never stored."""
     losses_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """How often these machines, together, are expected to be taken away or to fail."""
+    """Expected preemptions and failures per hour, over all machines of the attempt."""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    """Names; the values come sealed in `grant.json`."""
+    """Names of the secrets; `grant.json` holds the sealed values."""
     world: World = World()
     limits: Limits = Limits()
 
 
 class Desired(Document):
-    """`attempts/<attempt>/desired.json`: what the broker wants; lower (epoch, seq) are ignored, no way back to run."""
+    """State that the broker requests (`attempts/<attempt>/desired.json`).
+
+    A document with a lower (epoch, seq) is ignored. A drain or stop cannot be revoked.
+    """
 
     want: Literal["run", "drain", "stop"] = "run"
     epoch: int = 0
@@ -168,18 +174,19 @@ class Desired(Document):
     reason: str = ""
 
     def newer_than(self, other: "Desired") -> bool:
-        """True when this one replaces `other`: a higher (epoch, seq), and no way back from drain or stop."""
+        """Return True if this document replaces `other`: higher (epoch, seq), and no weaker request."""
         strength = {"run": 0, "drain": 1, "stop": 2}
         return (self.epoch, self.seq) > (other.epoch, other.seq) and strength[self.want] >= strength[other.want]
 
 
 READER = "reader."
-"""Store options that start with it are for reading and listing, the others then for writing and deleting: for stores
-whose credentials have one permission for all they reach."""
+"""Prefix of store options for reading and listing; options without it are then for writing and deleting. Some stores
+give credentials one permission for everything they reach.
+"""
 
 
 class Grant(Document):
-    """`attempts/<attempt>/grant.json`: `sealed` opens with the attempt's key (Fernet) to a `Sealed` as JSON."""
+    """Sealed credentials (`attempts/<attempt>/grant.json`); the attempt's key (Fernet) opens `sealed` to a `Sealed`."""
 
     seq: int = 0
     expires_at: datetime | None = None
@@ -187,50 +194,50 @@ class Grant(Document):
 
 
 class Sealed(Document):
-    """What a grant carries: store options (renewed credentials) and the values of the job's secrets."""
+    """Content of a grant: store options (renewed credentials) and values of the job's secrets."""
 
     store_options: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
     grant_url: str = ""
-    """Reads `grant.json` without credentials, so that ones that have ended can still be renewed."""
+    """URL that reads `grant.json` without credentials, so that expired credentials can be renewed."""
 
 
 class CheckpointRef(Document):
-    """A committed checkpoint."""
+    """Committed checkpoint."""
 
     manifest: str
     """Key of its manifest.json."""
     step: int
     save_s: Seconds = 0.0
-    """Seconds of work: the snapshot, and the upload that came to its end; not what it waited for the store."""
+    """Seconds of work: the snapshot and the upload that succeeded, without waits for the store."""
     stall_s: Seconds = 0.0
-    """Seconds for which the training loop stood still."""
+    """Seconds for which the training loop was blocked."""
     bytes: Count = 0
-    """Of all its files."""
+    """Size of all files in bytes."""
 
 
 class AgentMessage(Document):
-    """Something that people should hear of: a step that was left out, a save that failed."""
+    """Message for the user, for example a skipped step or a failed save."""
 
     seq: int
-    """From 1, within one start of the agent."""
+    """Number of the message, from 1 in each start of the agent."""
     kind: Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$", max_length=40)]
     message: Annotated[Text, Field(max_length=500)]
 
 
-TOLD = 8
-"""The latest ones that a beat and the last word repeat."""
+MAX_MESSAGES = 8
+"""Number of latest messages that each heartbeat and the final report repeat."""
 
 Phase = Literal["starting", "loading", "evaluating", "training", "saving", "sampling", "draining", "done"]
 
 
-class Beat(Document):
-    """`beats/<attempt>/<node>`: the sign of life and the progress."""
+class Heartbeat(Document):
+    """Heartbeat and progress of one machine (`heartbeats/<attempt>/<node>`)."""
 
     attempt: str
     node: int = 0
     boot: str
-    """Random for each start of the agent."""
+    """Random id of one start of the agent."""
     seq: int
     phase: Phase = "starting"
     message: str = ""
@@ -244,60 +251,63 @@ class Beat(Document):
     rows_per_s: float | None = None
     peak_memory_bytes: int | None = None
     gpu_utilisation: float | None = None
-    """0..1 of the node's GPUs; absent without one."""
+    """Mean utilisation of the node's GPUs, 0 to 1; None without GPUs."""
     gpu_memory_bytes: Count | None = None
-    """In use by whatever program, of the GPU that has the most in use."""
+    """Bytes in use by all programs on the GPU with the most in use."""
     gpu_power_w: float | None = None
-    """Of the node's GPUs together."""
+    """Watts of all GPUs of the node together."""
     checkpoint: CheckpointRef | None = None
     notice_s: float | None = None
-    """Seconds until the machine is taken away, if its provider said so to the machine."""
-    told: Annotated[tuple[AgentMessage, ...], Field(max_length=TOLD)] = ()
+    """Seconds until the machine is preempted, if its provider announced that to the machine."""
+    messages: Annotated[tuple[AgentMessage, ...], Field(max_length=MAX_MESSAGES)] = ()
     sent_bytes: Count = 0
-    """To the blob store, since this start of the agent."""
+    """Bytes sent to the blob store since this start of the agent."""
     received_bytes: Count = 0
-    """From the blob store, likewise."""
+    """Bytes received from the blob store since this start of the agent."""
     network_bytes: Count | None = None
-    """All that this machine has received, from wherever: tells a slow download from one that hangs."""
+    """Bytes that this machine has received from any source; they distinguish a slow download from one that hangs."""
 
 
 class Final(Document):
-    """`attempts/<attempt>/final.json`, put once: how the attempt ended."""
+    """Final report of an attempt (`attempts/<attempt>/final.json`), written once."""
 
     attempt: str
     outcome: Outcome
     message: str = ""
-    """One line: what, where and the fix."""
+    """One line: place, problem and fix."""
     exit_code: int | None = None
     ran_out: Literal["device", "host"] | None = None
-    """Whose memory it was, where the outcome is `oom`."""
+    """Memory that ran out when the outcome is `oom`."""
     bad_host: bool = False
-    """The check of this machine before the training found it unfit."""
+    """True if the host check before the training found this machine unfit."""
     step: int = 0
     total_steps: int = 0
     resumed_from: int | None = None
     checkpoint: CheckpointRef | None = None
-    """The last committed checkpoint; after `completed` it holds the artifacts too."""
+    """Last committed checkpoint; after `completed` it also holds the artifacts."""
     heldout_loss_before: float | None = None
     heldout_loss_after: float | None = None
     peak_memory_bytes: int | None = None
     tokens_per_s: float | None = None
-    told: Annotated[tuple[AgentMessage, ...], Field(max_length=TOLD)] = ()
+    messages: Annotated[tuple[AgentMessage, ...], Field(max_length=MAX_MESSAGES)] = ()
     boot: str = ""
-    """Of the agent that wrote this; the counters are that one's."""
+    """Boot id of the agent that wrote the report; the counters belong to that start."""
     sent_bytes: Count = 0
     received_bytes: Count = 0
 
 
 class ManifestFile(Document):
     path: str
-    """Below the checkpoint's `files/`; never absolute, never with `..`."""
+    """Path below the checkpoint's `files/`; never absolute, never with `..`."""
     bytes: Annotated[int, Field(ge=0)]
     sha256: str
 
 
 class Manifest(Document):
-    """`manifest.json`, put last and only if absent: a checkpoint without one does not exist."""
+    """Manifest of a checkpoint (`manifest.json`).
+
+    It is put last and only if absent: a checkpoint without a manifest does not exist.
+    """
 
     version: int = CONTRACT_VERSION
     job: str
@@ -306,35 +316,38 @@ class Manifest(Document):
     kind: Literal["train", "script"]
     files: tuple[ManifestFile, ...]
     complete: bool = False
-    """True for the one that holds the job's final artifacts."""
+    """True if the checkpoint holds the job's final artifacts."""
     save_s: float = 0.0
-    """As of `CheckpointRef`."""
+    """Seconds of work, as in `CheckpointRef`."""
 
 
-class RowsManifest(Document):
-    """`manifest.json` of tokenised rows, put last and only if absent."""
+class TokenCacheManifest(Document):
+    """Manifest of a token cache (`manifest.json`), put last and only if absent."""
 
     version: int = CONTRACT_VERSION
     job: str
     attempt: str
     number: int
-    """Of the attempt: what was made last is the likeliest to be of use."""
+    """Number of the attempt; the newest cache is the likeliest to be usable."""
     identity: str
     data_sha256: str
     pieces: tuple[ManifestFile, ...]
-    """Of each file those in their order, `<file>/<number>`."""
+    """Pieces `<file>/<number>`, in order for each file."""
 
 
 class Lease(Document):
-    """`broker/lease`: changed while a broker with a working database is there; the agents' dead-man's switch."""
+    """Lease of the broker (`broker/lease`), read by the agents' dead-man's switch.
+
+    It is renewed while a broker with a working database runs.
+    """
 
     broker: str
     seq: int
     every_s: float
-    """Between two touches: how long one that lives may leave it as it is."""
+    """Longest time in seconds between two renewals by a live broker."""
     home: str = ""
-    """Which daemon's, over its starts."""
+    """Id of the daemon's home, the same over all its starts."""
     clouds: dict[str, str] = Field(default_factory=dict)
-    """What it can ask about machines: see broker/runtime/peers.py."""
+    """Resources of each cloud that this broker can query: see broker/runtime/peers.py."""
     database: str = ""
-    """Which one it works on: a copy is another one. Empty: that is not known."""
+    """Id of the database that the broker uses; a copy has another id. Empty: unknown."""

@@ -1,4 +1,4 @@
-"""What watches over a training: steps that go wrong, when enough is enough, and which weights are the result."""
+"""Settings for bad steps, early stopping and the choice of the resulting weights."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -9,44 +9,50 @@ from trainer.contract import object_keys as keys
 from trainer.contract.base import Config, Text
 
 LOSS = "loss"
-"""The held-out loss, as a metric."""
+"""Name of the held-out loss as a metric."""
 
 
 class GuardConfig(Config):
-    """What follows a step whose loss or gradients are not finite numbers."""
+    """Reaction to a step whose loss or gradients are not finite."""
 
     skip: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Such steps in a row that are left out: their rows are passed, the weights stay. One more goes back."""
+    """Consecutive bad steps to skip: their rows are passed over and the weights stay unchanged. One more bad step
+    causes a rollback.
+    """
     rollbacks: Annotated[int, Field(ge=0, le=10)] = 1
-    """How often the training goes back and leaves out the rows of the bad steps; then the job fails."""
+    """Rollbacks that leave out the rows of the bad steps; after the last one the job fails."""
     back_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """How many steps before the first bad one it goes back to."""
+    """Steps before the first bad step to which a rollback returns."""
     deviations: Annotated[float, Field(gt=0, le=1e6)] = 10.0
-    """A loss or a norm of gradients so many deviations above the median of the last 64 steps is told as an event."""
+    """A loss or gradient norm this many deviations above the median of the last 64 steps is reported as an event."""
 
 
 class SelectionConfig(Config):
-    """What the evaluations decide; they need `eval_every_steps` and held-out rows."""
+    """Decisions based on evaluations; they need `eval_every_steps` and held-out rows."""
 
     metric: Annotated[Text, Field(min_length=1, max_length=64)] = LOSS
-    """`loss`, the held-out one, or a metric of the task, such as `accuracy`; errors count as better when lower."""
+    """`loss` (held-out loss) or a metric of the task, such as `accuracy`. Lower is better for errors."""
     patience: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """The training ends after so many evaluations in a row that were no better than the best one before them."""
+    """Stop after this many consecutive evaluations without improvement over the best earlier evaluation; absent: no
+    early stop.
+    """
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """For `patience` an evaluation is better when it is better by more than this."""
+    """Smallest improvement that counts for `patience`."""
     best: bool = False
-    """The weights of the best evaluation, by however little, are the result rather than the last ones. Every checkpoint
-    holds them."""
+    """Return the weights of the best evaluation instead of the last weights. Every checkpoint then holds both;
+    `min_delta` does not apply.
+    """
 
 
-def way_back(committed: Iterable[str], floor: int, guard: GuardConfig | None) -> frozenset[str]:
-    """Of the committed manifests those that stay so that a training may go back, which the trainer obeys in its own
-    attempt and the broker in those before.
+def rollback_manifests(committed: Iterable[str], floor: int, guard: GuardConfig | None) -> frozenset[str]:
+    """Return the committed manifests that must stay so that a training can roll back.
 
-    `floor`: the step of the earliest checkpoint that the training may be at, which stays anyway. From behind it a bad
-    passage leads back to `reach` or later, and there the furthest one before begins. The first one after `reach`
-    stays too: it is the next to be the furthest, and were it gone, `reach` would leave the other further and further
-    behind.
+    The trainer applies this rule to its own attempt, the broker to earlier attempts. `floor` is the step of the
+    earliest checkpoint that the training may be at; that checkpoint stays anyway.
+
+    A bad passage after `floor` leads back to `reach` or later, where the last checkpoint at or before `reach`
+    begins. The first checkpoint after `reach` stays too, because it becomes the last one before `reach` later.
+    Without it, `reach` would move further and further ahead of the remaining checkpoint.
     """
     if guard is None or not guard.rollbacks:
         return frozenset()

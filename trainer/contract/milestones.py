@@ -1,4 +1,4 @@
-"""Which checkpoints stay besides the newest: the trainer prunes by it while a job runs, the broker when it rests."""
+"""Checkpoints kept in addition to the newest: the trainer prunes while a job runs, the broker while it is idle."""
 
 from collections.abc import Iterable
 
@@ -6,9 +6,10 @@ from trainer.contract import object_keys as keys
 
 
 def milestones(checkpoints: Iterable[str], every: int | None) -> frozenset[str]:
-    """Of a job's keys the manifest of the first checkpoint at or after each multiple of `every` steps; None: no one.
+    """Return the manifests of the first checkpoint at or after each multiple of `every` steps.
 
-    As the first of each stretch stays, the answer is the same after whatever else has gone.
+    `every` None returns none. Since the first checkpoint of each interval stays, pruning other checkpoints does not
+    change the result.
     """
     if every is None:
         return frozenset()

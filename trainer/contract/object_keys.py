@@ -1,4 +1,4 @@
-"""Where each object lies. Every key is below `<installation>/`; see docs/reference/objects.md for who writes what."""
+"""Keys of all objects, below `<installation>/`; docs/reference/objects.md lists who writes each."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,15 +7,16 @@ JOB_DATA = "data/"
 
 
 def job_data(job: str, sha256: str) -> str:
-    """Content-addressed copy of an upload, for the job's attempts only (all keys that start with `data/<job>.`).
+    """Return the key of an upload's content-addressed copy, for the job's attempts only.
 
-    Flat on purpose: in a folder store two new directories a job would cost more than everything else of a submit.
+    All copies of a job start with `data/<job>.`. The layout is flat because two new directories for each job would
+    dominate the cost of a submit in a folder store.
     """
     return f"{JOB_DATA}{job}.{sha256}"
 
 
 def upload(sha256: str) -> str:
-    """An upload that no job owns yet; the broker alone reads it."""
+    """Return the key of an upload that no job owns yet; only the broker reads it."""
     return f"uploads/{sha256}"
 
 
@@ -35,22 +36,26 @@ def final(attempt: str) -> str:
     return f"attempts/{attempt}/final.json"
 
 
-BEATS = "beats/"
+HEARTBEATS = "heartbeats/"
 
 
-def beat(attempt: str, node: int) -> str:
-    return f"{BEATS}{attempt}/{node}"
+def heartbeat(attempt: str, node: int) -> str:
+    return f"{HEARTBEATS}{attempt}/{node}"
 
 
-def attempt_of_beat(key: str) -> str:
-    """The attempt that a key below `beats/` belongs to."""
-    return key.removeprefix(BEATS).split("/", 1)[0]
+def attempt_of_heartbeat(key: str) -> str:
+    """Return the attempt that a key below `heartbeats/` belongs to."""
+    return key.removeprefix(HEARTBEATS).split("/", 1)[0]
 
 
-def node_of_beat(key: str) -> int | None:
-    """The machine of its attempt, from 0; None: it is not a key of `beat`."""
+def node_of_heartbeat(key: str) -> int | None:
+    """Return the number of the machine within its attempt, from 0, or None if the key is not a heartbeat's."""
     node = key.rpartition("/")[2]
-    return int(node) if node.isascii() and node.isdigit() and key == beat(attempt_of_beat(key), int(node)) else None
+    return (
+        int(node)
+        if node.isascii() and node.isdigit() and key == heartbeat(attempt_of_heartbeat(key), int(node))
+        else None
+    )
 
 
 def logs(attempt: str) -> str:
@@ -58,7 +63,7 @@ def logs(attempt: str) -> str:
 
 
 def log_chunk(attempt: str, node: int, boot: str, number: int) -> str:
-    """Chunks of one boot sort in the order in which they were written."""
+    """Return the key of a log chunk. Chunks of one boot sort in the order in which they were written."""
     return f"attempts/{attempt}/log/{node}/{boot}-{number:010d}"
 
 
@@ -67,12 +72,13 @@ def checkpoints(job: str) -> str:
 
 
 COMPLETE = "results-"
-"""Before the nonce, which has no letter as late: of one step the results sort as the newest, whatever was saved
-before them."""
+"""Prefix of the nonce of final results. A nonce has no letter as late as r, so results sort as the newest of their
+step.
+"""
 
 
 def checkpoint(job: str, attempt: str, step: int, nonce: str, *, complete: bool = False) -> str:
-    """The folder of one checkpoint; the nonce keeps an uncommitted folder from ever being used again."""
+    """Return the folder of one checkpoint; the nonce ensures that an uncommitted folder is never used again."""
     return f"checkpoints/{job}/{attempt}/{step:010d}-{COMPLETE if complete else ''}{nonce}/"
 
 
@@ -81,55 +87,57 @@ _MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/\d{{1,18}}-[^/]+/{re.escape(MA
 
 
 FILES = "files/"
-"""Below a checkpoint's folder, what is in it: apart, so that a file of any name is not taken for the protocol's own."""
+"""Folder of a checkpoint's files. It keeps user files apart, so that no file name collides with the protocol's own."""
 
 
 def is_manifest(key: str) -> bool:
-    """Whether it is a checkpoint's, and no file of that name within one."""
+    """Return True if the key is a checkpoint's manifest, not a file of that name within a checkpoint."""
     return _MANIFEST.fullmatch(key) is not None
 
 
-def manifests(among: Iterable[str]) -> Iterator[str]:
-    """The manifests' keys. A machine may write what it likes below `checkpoints/`: others are left out."""
-    return filter(is_manifest, among)
+def manifests(listed: Iterable[str]) -> Iterator[str]:
+    """Return the keys of manifests. A machine may write other objects below `checkpoints/`; those are left out."""
+    return filter(is_manifest, listed)
 
 
-def files_of(manifest: str) -> str:
-    """What the keys of a checkpoint's files begin with."""
+def files_prefix(manifest: str) -> str:
+    """Return the prefix of the keys of a checkpoint's files."""
     return manifest.removesuffix(MANIFEST) + FILES
 
 
 def step_of(manifest: str) -> int:
-    """The step that a manifest's key carries."""
+    """Return the step in a manifest's key."""
     return int(manifest.split("/")[-2].partition("-")[0])
 
 
-def rows(job: str, attempt: str, identity: str, nonce: str) -> str:
-    """The folder of what an attempt made of the job's rows; `identity`: a hash of all that they depend on. Among its
-    checkpoints, whose rights and retention it shares, and never taken for one.
+def token_cache(job: str, attempt: str, identity: str, nonce: str) -> str:
+    """Return the folder of an attempt's token cache.
+
+    `identity` is a hash of everything that the tokens depend on. The folder lies among the attempt's checkpoints,
+    shares their permissions and retention, and never matches a checkpoint's key.
     """
-    return f"{checkpoints(job)}{attempt}/rows-{identity}-{nonce}/"
+    return f"{checkpoints(job)}{attempt}/token-cache-{identity}-{nonce}/"
 
 
-_ROWS = re.compile(r"checkpoints/[^/]+/[^/]+/rows-[^/]+/.+", re.DOTALL)
-_ROWS_MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/rows-[^/]+/{re.escape(MANIFEST)}")
+_TOKEN_CACHE = re.compile(r"checkpoints/[^/]+/[^/]+/token-cache-[^/]+/.+", re.DOTALL)
+_TOKEN_CACHE_MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/token-cache-[^/]+/{re.escape(MANIFEST)}")
 
 
-def is_of_rows(key: str) -> bool:
-    """Whether it is a part of tokenised rows."""
-    return _ROWS.fullmatch(key) is not None
+def is_in_token_cache(key: str) -> bool:
+    """Return True if the object is part of a token cache."""
+    return _TOKEN_CACHE.fullmatch(key) is not None
 
 
-def rows_manifests(among: Iterable[str]) -> Iterator[str]:
-    """The manifests of tokenised rows."""
-    return filter(_ROWS_MANIFEST.fullmatch, among)
+def token_cache_manifests(among: Iterable[str]) -> Iterator[str]:
+    """Return the keys of manifests of token caches."""
+    return filter(_TOKEN_CACHE_MANIFEST.fullmatch, among)
 
 
-def rows_identity(manifest: str) -> str:
-    """The identity that a manifest's key carries."""
-    return manifest.split("/")[-2].removeprefix("rows-").rpartition("-")[0]
+def token_cache_identity(manifest: str) -> str:
+    """Return the identity in the key of a token cache's manifest."""
+    return manifest.split("/")[-2].removeprefix("token-cache-").rpartition("-")[0]
 
 
 BROKER_LEASE = "broker/lease"
 BLOB_STORE = "broker/store"
-"""Which blob store this is; brokers alone read it."""
+"""Id of the blob store; only brokers read it."""

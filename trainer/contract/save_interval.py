@@ -1,22 +1,22 @@
-"""How long to train between two saves. The trainer keeps to it, and a quote counts on it.
+"""Training time between two saves; the trainer applies it, and quotes include it.
 
     sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C
 
-is Daly's estimate (A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22, 2006,
-equation 37) of what loses least time, Young's sqrt(2 C M) (CACM 17, 1974) in the first order: C is what a save costs,
-M the mean time between losses. C is taken as all the work of a snapshot and its upload. Training goes on meanwhile,
-so that is too much, and the interval rather too long; but never longer than what the user may lose.
+is Daly's estimate of the interval with the least lost time (A higher order estimate of the optimum checkpoint interval
+for restart dumps, FGCS 22, 2006, equation 37). Its first order is Young's sqrt(2 C M) (CACM 17, 1974). C is the cost of
+a save, M the mean time between losses. C counts all work of a snapshot and its upload. Training continues during the
+upload, so C is too high and the interval rather too long, but never longer than the loss that the user accepts.
 """
 
 import math
 
-from trainer.contract.train import OFTENER, CheckpointConfig
+from trainer.contract.train import MAX_FREQUENCY, CheckpointConfig
 
 SLACK_S = 1.0
 
 
 def daly_s(cost_s: float, losses_per_hour: float) -> float:
-    """Seconds; infinite where nothing is ever lost."""
+    """Return Daly's interval in seconds; infinite if no losses are expected."""
     if losses_per_hour <= 0:
         return math.inf
     mean_s = 3600 / losses_per_hour
@@ -26,18 +26,19 @@ def daly_s(cost_s: float, losses_per_hour: float) -> float:
     return math.sqrt(2 * cost_s * mean_s) * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
 
 
-def interval_s(cost_s: float, losses_per_hour: float, most_s: float) -> float:
-    """Seconds between the beginnings of two saves, each of which takes `cost_s`: with that the work that may be lost
-    is the `most_s` that the user allows, unless a save takes more than half of it; then the next one follows at
-    once.
+def interval_s(cost_s: float, losses_per_hour: float, max_loss_s: float) -> float:
+    """Return seconds between the starts of two saves, each of which takes `cost_s`.
+
+    The work at risk then stays within `max_loss_s`, the limit of the user. If a save takes more than half of the limit,
+    the next save follows at once.
     """
-    wanted = min(daly_s(cost_s, losses_per_hour), most_s - cost_s)
-    return max(wanted, min(most_s, max(most_s / OFTENER, cost_s)))
+    wanted = min(daly_s(cost_s, losses_per_hour), max_loss_s - cost_s)
+    return max(wanted, min(max_loss_s, max(max_loss_s / MAX_FREQUENCY, cost_s)))
 
 
-def told(cost_s: float, losses_per_hour: float, config: CheckpointConfig) -> str:
-    """The interval and where it comes from, for people."""
-    most_s = config.most_s
+def interval_message(cost_s: float, losses_per_hour: float, config: CheckpointConfig) -> str:
+    """Return the interval and its reasons, for the log."""
+    most_s = config.max_loss_s
     chosen = interval_s(cost_s, losses_per_hour, most_s)
     best = daly_s(cost_s, losses_per_hour)
     words = f"saves every {chosen:.0f} s, as a save takes {cost_s:.2f} s"

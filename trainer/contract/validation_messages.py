@@ -1,4 +1,4 @@
-"""Validation errors in words that name the place and the fix: of the broker's documents and of the trainer's own."""
+"""Wording of validation errors with place and fix, for documents of the broker and the trainer."""
 
 import difflib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.contract.base import SHAPES
+from trainer.contract.base import PATTERN_MESSAGES
 
 MAX_ERRORS = 50
 PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
@@ -18,17 +18,17 @@ LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s
 TAG = re.compile(r"^Input tag '(.*)' found using '(\w+)' does not match any of the expected tags: (.*)$", re.DOTALL)
 TAGLESS = re.compile(r"^Unable to extract tag using discriminator '(\w+)'$")
 NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
-"""Top-level fields whose values may be confidential: they are not repeated in an error."""
+"""Top-level fields whose values may be confidential; errors do not repeat them."""
 
 
-def worded(error: ValidationError, model: type[BaseModel], given: Any) -> dict[str, str]:
-    """What is wrong, by place; that of the whole is empty. `given`: the input as plain objects."""
+def error_messages(error: ValidationError, model: type[BaseModel], given: Any) -> dict[str, str]:
+    """Return error messages by place; the empty place is the whole document. `given` is the input as plain objects."""
     merged: dict[str, list[str]] = {}
-    for detail in _counted(error.errors(include_url=False)):
+    for detail in _without_follow_ups(error.errors(include_url=False)):
         path = _path(detail, given)
         place = ".".join(map(str, path))
         if place not in merged and len(merged) == MAX_ERRORS:
-            continue  # words take time, and a body has room for hundreds of thousands of errors
+            continue  # wording is slow, and a request may hold hundreds of thousands of errors
         text = _message(detail, path, model)
         found = merged.setdefault(place, [])
         if text not in found:
@@ -36,13 +36,13 @@ def worded(error: ValidationError, model: type[BaseModel], given: Any) -> dict[s
     return {place: ", or ".join(messages) for place, messages in merged.items()}
 
 
-def alone(error: ValidationError) -> str:
-    """What is wrong with a value that is in no document."""
-    return _told(error.errors(include_url=False)[0], echoed=True)
+def value_error_message(error: ValidationError) -> str:
+    """Return the error message of a value that is not part of a document."""
+    return _plain_message(error.errors(include_url=False)[0], echoed=True)
 
 
-def _counted(found: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Without lists that are too short only because their wrong items were not counted."""
+def _without_follow_ups(found: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Drop errors of lists that are too short only because their wrong items were not counted."""
     if all(detail["type"] != "too_short" for detail in found):
         return found
     above = {detail["loc"][:depth] for detail in found for depth in range(len(detail["loc"]))}
@@ -50,7 +50,7 @@ def _counted(found: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _path(detail: ErrorDetails, given: Any) -> tuple[int | str, ...]:
-    """Pydantic's location without the names of union branches, which are no part of the input."""
+    """Return pydantic's location without the names of union branches, which are not part of the input."""
     path: list[int | str] = []
     here = given
     for i, part in enumerate(detail["loc"]):
@@ -74,7 +74,7 @@ def _step(here: Any, part: int | str) -> tuple[Any] | None:
 def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[BaseModel]) -> str:
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown(str(path[-1]) if path else "", _known_keys(model, path[:-1]))
+            return _unknown_key_message(str(path[-1]) if path else "", _known_keys(model, path[:-1]))
         case "missing":
             return "is missing; add it"
         case "value_error":
@@ -83,15 +83,15 @@ def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[Base
             return TAGLESS.sub(r"\1 is missing; add it", detail["msg"])
         case "union_tag_invalid":
             return TAG.sub(r"\2 must be one of \3, not '\1'", detail["msg"])
-    return _told(detail, echoed=not (path and path[0] in NEVER_ECHOED))
+    return _plain_message(detail, echoed=not (path and path[0] in NEVER_ECHOED))
 
 
-def _told(detail: ErrorDetails, *, echoed: bool) -> str:
-    text = SHAPES.get(detail.get("ctx", {}).get("pattern", ""), detail["msg"])
+def _plain_message(detail: ErrorDetails, *, echoed: bool) -> str:
+    text = PATTERN_MESSAGES.get(detail.get("ctx", {}).get("pattern", ""), detail["msg"])
     text = text.replace("Input should be", "must be").replace("Input should", "must")
     for python, plain in PLAIN.items():
         text = text.replace(python, plain)
-    text = LENGTH.sub(partial(_length, "character" if isinstance(detail["input"], str) else "item"), text)
+    text = LENGTH.sub(partial(_length_message, "character" if isinstance(detail["input"], str) else "item"), text)
     text = text[:1].lower() + text[1:]
     value = detail["input"]
     if isinstance(value, str | int | float | bool) and echoed:
@@ -100,11 +100,11 @@ def _told(detail: ErrorDetails, *, echoed: bool) -> str:
     return text
 
 
-def _length(unit: str, found: re.Match[str]) -> str:
+def _length_message(unit: str, found: re.Match[str]) -> str:
     return f"must have at {found[1]} {found[2]} {unit}{'' if found[2] == '1' else 's'}"
 
 
-def _unknown(key: str, known: tuple[str, ...]) -> str:
+def _unknown_key_message(key: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if near:
         return f"unknown key; did you mean {near[0]}?"
@@ -117,7 +117,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The keys that `model` allows at a path of its input."""
+    """Return the keys that `model` allows at a path of its input."""
     top = _schema(model)
     places = list(_branches(top, top))
     for part in path:
@@ -127,7 +127,7 @@ def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[st
 
 
 def _branches(schema: dict[str, Any], top: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema with references resolved and unions opened."""
+    """Yield the schema with references resolved and unions expanded."""
     if "$ref" in schema:
         yield from _branches(top["$defs"][schema["$ref"].rsplit("/", 1)[-1]], top)
         return

@@ -1,4 +1,4 @@
-"""The one reader of specs and configurations: YAML 1.2 as plain data, no key twice, and the line of every key."""
+"""Reader of specs and configurations: YAML 1.2 as plain data, without duplicate keys, with the line of every key."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class BadYaml(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars: `on` and `no` are words, `1e-4` is a number, a date stays as it is written."""
+    """Loader with YAML 1.2's scalars: `on` and `no` are strings, `1e-4` is a number, a date stays a string."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
 
@@ -47,22 +47,23 @@ _Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(node.va
 
 @dataclass(frozen=True, kw_only=True)
 class YamlDocument:
-    """`lines` maps a path (keys and indices as strings) to its 1-based line; () is the document."""
+    """Parsed YAML. `lines` maps a path (keys and indices as strings) to its 1-based line; () is the document."""
 
     name: str
     data: Any
     lines: dict[Path, int]
 
     def place(self, path: Path) -> str:
-        """`file:line` of the deepest part of `path` that is written in the file."""
+        """Return `file:line` of the deepest part of `path` that the file contains."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.name}:{self.lines.get(path, 1)}"
 
 
 def parse(text: str, name: str, *, may_be_empty: bool = False) -> YamlDocument:
-    """Raises BadYaml for what is not YAML, holds a key twice, or is no mapping. `may_be_empty`: no mapping is one
-    without keys.
+    """Parse a document. With `may_be_empty` an empty text is a mapping without keys.
+
+    Raises: BadYaml if the text is not YAML, holds a key twice, or is not a mapping.
     """
     if name.endswith(".json"):
         text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE)  # JSON may indent by tabs
@@ -88,7 +89,7 @@ def parse(text: str, name: str, *, may_be_empty: bool = False) -> YamlDocument:
 
 
 def parse_value(text: str) -> Any:
-    """One value by the same rules, as in `--set key=value`; what is not YAML stays a string."""
+    """Parse one value by the same rules, as in `--set key=value`; text that is not YAML stays a string."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from trainer.contract import yaml_document as yamlfile
 from trainer.contract.base import Config
 from trainer.contract.train import CheckpointConfig, TrainConfig
-from trainer.contract.validation_messages import worded
+from trainer.contract.validation_messages import error_messages
 
 C = TypeVar("C", bound=Config)
 
@@ -79,4 +79,4 @@ def _valid(kind: type[C], found: Any, *place: str) -> C:
 
 def first_problem(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[str, str]:
     """(place, message) of the first thing that is wrong."""
-    return next(iter(worded(error, kind, found).items()))
+    return next(iter(error_messages(error, kind, found).items()))

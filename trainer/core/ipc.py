@@ -50,7 +50,7 @@ class WorkerJob(Document):
 
 
 class Status(Document):
-    """The worker's progress (`status.json`); the fields are those of `Beat` and `Final`."""
+    """The worker's progress (`status.json`); the fields are those of `Heartbeat` and `Final`."""
 
     phase: Phase = "loading"
     message: str = ""

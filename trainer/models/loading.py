@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from trainer.contract.architectures import misuse
+from trainer.contract.architectures import model_misuse_message
 from trainer.contract.train import LowRank, QloraConfig, TrainConfig
 from trainer.core.errors import Fault, UserFault
 from trainer.models import (
@@ -118,7 +118,7 @@ def check_kind(config: TrainConfig, architecture: str) -> None:
     import transformers
 
     found = config_of(config)
-    wrong = misuse(config.task, found.to_dict())
+    wrong = model_misuse_message(config.task, found.to_dict())
     known = brings(config, found, architecture) or type(found) in getattr(transformers, architecture)._model_mapping
     if not wrong and not known:
         takes = TAKES.get(architecture, "a model of texts")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainer.contract.architectures import STRETCHED
+from trainer.contract.architectures import SCALED_ROTARY
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import loading as models
@@ -38,6 +38,6 @@ def _reach(config: Any) -> int | None:
     rope = getattr(config, "rope_parameters", None) or {}
     if not isinstance(made, int) or made < 1:  # XLNet's say -1
         return None
-    if rope.get("rope_type") not in STRETCHED:
+    if rope.get("rope_type") not in SCALED_ROTARY:
         return made
     return max(made, int((rope.get("original_max_position_embeddings") or made) * rope.get("factor", 1.0)))

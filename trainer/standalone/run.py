@@ -240,7 +240,7 @@ def gpus() -> int:
 
 def _publish(store: Path, manifest: str, output: Path) -> None:
     """Copies the results out of the complete checkpoint, which stays where it is. Raises NoRoom."""
-    folder = store / keys.files_of(manifest)
+    folder = store / keys.files_prefix(manifest)
     sources = [folder / name for name in RESULTS if (folder / name).exists()]
     wanted = sum(room.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
     with _with_room("the results", output, wanted):

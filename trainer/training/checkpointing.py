@@ -93,7 +93,7 @@ class CheckpointManager:
                 "made_on": self._parallel.describe(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "base": self._base.name(),
-                "likeness": self._likeness,
+                "fingerprint": self._likeness,
             }
         )
         grown = (
@@ -177,10 +177,10 @@ class CheckpointManager:
             shutil.rmtree(folder)
         self._report.say(f"resumed at step {progress.step}")
         here = self._parallel.describe()
-        if progress.made_on != here:
+        if progress.environment != here:
             self._report.event(
                 "moved",
-                f"the checkpoint was made on {progress.made_on}, this is {here}: the data goes "
+                f"the checkpoint was made on {progress.environment}, this is {here}: the data goes "
                 "on exactly, the numbers within rounding",
             )
         return progress
@@ -193,7 +193,7 @@ class CheckpointManager:
     def _load_state(self, stored: StoredSnapshot, micro_rows: int) -> Progress:
         """Raises KeyError, ValueError when the tensors are not those of this job."""
         self._base.check(stored.progress.base)
-        likeness.check(self._job.train, stored.progress.likeness, self._likeness)
+        likeness.check(self._job.train, stored.progress.fingerprint, self._likeness)
         self._parallel.settle(self._model)
         parallel.load_model(self._parameters, stored)
         progress = self._selection.restore(stored, self._parameters)

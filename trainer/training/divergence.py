@@ -39,33 +39,33 @@ class Rollback(Exception):
 
 def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> tuple[Verdict, GuardState, str]:
     """What becomes of the step that has just been computed: (verdict, the state after it, what to tell people)."""
-    care, step = progress.care, progress.step + 1
+    care, step = progress.guard, progress.step + 1
     if math.isfinite(loss) and math.isfinite(norm):
         after, told = _watched(config, care, step, loss, norm)
         return "go", after, told
     what = f"step {step}: {'the loss' if not math.isfinite(loss) else 'the norm of the gradients'} is no finite number"
-    row = care.bad + 1
-    after = care.model_copy(update={"bad": row, "skipped": care.skipped + 1})
+    row = care.bad_steps + 1
+    after = care.model_copy(update={"bad_steps": row, "skipped": care.skipped + 1})
     if row <= config.skip:
         return "skip", after, f"{what}; its rows are left out, {row} of {config.skip} in a row"
-    if len(care.jumps) < config.rollbacks:
-        target = max(0, progress.step - care.bad - config.back_steps)
+    if len(care.row_skips) < config.rollbacks:
+        target = max(0, progress.step - care.bad_steps - config.back_steps)
         return "back", after, f"{what}, {row} in a row; going back to step {target} and on after these rows"
     fix = "lower train.optim.lr, look for broken rows, or raise train.guard"
-    return "stop", after, f"{what}, {row} in a row, after {len(care.jumps)} times back; {fix}"
+    return "stop", after, f"{what}, {row} in a row, after {len(care.row_skips)} times back; {fix}"
 
 
 def rollback_plan(config: GuardConfig, progress: Progress, global_batch: int) -> tuple[RowSkip, ...]:
     """All jumps of the way that leads past the bad steps of `progress`, the newest last."""
-    target = max(0, progress.step - progress.care.bad - config.back_steps)
-    return (*progress.care.jumps, RowSkip(step=target, samples=progress.samples + global_batch))
+    target = max(0, progress.step - progress.guard.bad_steps - config.back_steps)
+    return (*progress.guard.row_skips, RowSkip(step=target, samples=progress.samples + global_batch))
 
 
 def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
     """`progress` with the jumps that are due before its next step: a step begun with other rows begins anew."""
     for jump in jumps:
-        if jump.step == progress.step and jump not in progress.care.jumps:
-            care = progress.care.model_copy(update={"jumps": (*progress.care.jumps, jump)})
+        if jump.step == progress.step and jump not in progress.guard.row_skips:
+            care = progress.guard.model_copy(update={"row_skips": (*progress.guard.row_skips, jump)})
             ahead = max(progress.samples, jump.samples)
             progress = progress.model_copy(
                 update={"care": care, "samples": ahead, "micro_batch_index": 0, "micro_loss": 0.0}
@@ -79,13 +79,13 @@ def _watched(config: GuardConfig, care: GuardState, step: int, loss: float, norm
         for name, value, before in (("loss", loss, care.losses), ("gradient norm", norm, care.norms))
         if _stands_out(value, before, config.deviations)
     ]
-    tell = bool(strange) and step >= care.told + ENOUGH
+    tell = bool(strange) and step >= care.reported_at + ENOUGH
     after = care.model_copy(
         update={
-            "bad": 0,
+            "bad_steps": 0,
             "losses": (*care.losses, loss)[-WINDOW:],
             "norms": (*care.norms, norm)[-WINDOW:],
-            "told": step if tell else care.told,
+            "reported_at": step if tell else care.reported_at,
         }
     )
     return after, f"step {step}: {' and '.join(strange)}" if tell else ""

@@ -163,7 +163,7 @@ class Steps(ABC):
         verdict, care, told = guard.check_step(self._config.guard, self._progress, row["loss"], norm)
         if verdict == "back":
             jumps = guard.rollback_plan(self._config.guard, self._progress, self._config.rows_a_step)
-        self._progress = self._progress.model_copy(update={"care": care})
+        self._progress = self._progress.model_copy(update={"guard": care})
         if told:
             self._report.event(
                 {"go": "spike", "skip": "skipped", "back": "rolled_back", "stop": "diverged"}[verdict], told

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from broker.api.schemas.base import FieldProblem, ProblemView
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
-from trainer.contract.validation_messages import worded
+from trainer.contract.validation_messages import error_messages
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -74,7 +74,7 @@ def of_validation(error: ValidationError, model: type[BaseModel], given: Any, ro
 
     `given`: the input as plain objects; `root`: field name for faults of the whole.
     """
-    found = worded(error, model, given)
+    found = error_messages(error, model, given)
     return InvalidInput(*(Problem(field=place or root, message=message) for place, message in found.items()))
 
 

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from broker.api.schemas.queries import HEADERS, JobRef
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
-from trainer.contract.validation_messages import alone
+from trainer.contract.validation_messages import value_error_message
 
 JOB_ID: TypeAdapter[JobId] = TypeAdapter(JobRef)
 KEY = HEADERS["Idempotency-Key"]
@@ -19,7 +19,7 @@ def job_id(request: Any) -> JobId:
     try:
         return JOB_ID.validate_python(request.job_id)
     except ValidationError as error:
-        raise InvalidInput(Problem(field="job_id", message=alone(error))) from None
+        raise InvalidInput(Problem(field="job_id", message=value_error_message(error))) from None
 
 
 def idempotency_key(request: Any) -> str | None:

@@ -24,7 +24,7 @@ from broker.api.schemas.queries import HEADERS
 from broker.domain.errors import InvalidInput
 from broker.domain.errors import Problem as Fault
 from broker.domain.tenancy import Scope
-from trainer.contract.validation_messages import alone
+from trainer.contract.validation_messages import value_error_message
 
 JSON = "application/json"
 BODY_S = 30.0
@@ -213,7 +213,7 @@ def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
     try:
         return kind.validate_python(request.match_info[name])
     except ValidationError as error:
-        raise InvalidInput(Fault(field=name, message=alone(error))) from None
+        raise InvalidInput(Fault(field=name, message=value_error_message(error))) from None
 
 
 def _query(model: type[BaseModel], request: web.Request) -> BaseModel:

@@ -7,18 +7,18 @@ from pydantic import Field
 
 from broker.api.schemas.base import Wire
 from broker.domain.spec import Name
-from trainer.contract.base import Config, Text, shaped
+from trainer.contract.base import Config, Text, matching
 
 Pattern = Annotated[
     str,
-    shaped(
+    matching(
         r"^([a-z_]+(\.[a-z_]+)*(\.\*)?|\*)$",
         "must be a kind of event, for example job.succeeded or attempt.*",
         max_length=64,
     ),
 ]
 """A kind of event (`job.succeeded`), or a prefix (`attempt.*`)."""
-SettingName = Annotated[str, shaped(r"^[a-z_]+$", "must be a-z and _", max_length=32)]
+SettingName = Annotated[str, matching(r"^[a-z_]+$", "must be a-z and _", max_length=32)]
 
 
 class ChannelRequest(Config):

@@ -12,7 +12,7 @@ from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.money import LedgerCategory, LedgerKind
 from broker.domain.spec import IdleKind, JobSpec, Usd
 from trainer.contract.base import Config
-from trainer.contract.documents import Beat, Final
+from trainer.contract.documents import Final, Heartbeat
 
 
 class JobView(Wire):
@@ -72,7 +72,7 @@ class AttemptView(Wire):
     """Reason why the machine counts as idle; null: it does not."""
     resume_from: tuple[str, ...]
     """Keys of the manifests offered for resuming, newest first."""
-    beat: Beat | None
+    beat: Heartbeat | None
     """Latest heartbeat of node 0: step, loss, tokens/s."""
     final: Final | None
 

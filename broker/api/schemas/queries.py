@@ -9,7 +9,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import JobState
 from broker.domain.spec import Accelerator, Moment, Name
 from broker.domain.spending import SpendBy
-from trainer.contract.base import Config, Text, shaped
+from trainer.contract.base import Config, Text, matching
 
 HEADERS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
@@ -19,14 +19,14 @@ HEADERS: dict[str, dict[str, Any]] = {
 MAX_SEQ = 2**31 - 1
 """Highest sequence number of an event."""
 
-JobRef = Annotated[JobId, shaped(r"^[a-z2-7]{13}$", "must be the whole id of a job, which `gpubroker ls` shows")]
+JobRef = Annotated[JobId, matching(r"^[a-z2-7]{13}$", "must be the whole id of a job, which `gpubroker ls` shows")]
 ChannelRef = Annotated[
-    str, shaped(r"^([a-z2-7]{13}|log)$", "must be the id of a channel, which `gpubroker channel ls` shows")
+    str, matching(r"^([a-z2-7]{13}|log)$", "must be the id of a channel, which `gpubroker channel ls` shows")
 ]
-TokenId = Annotated[str, shaped(r"^[a-z2-7]{8}$", "must be the id of a token, which `gpubroker token ls` shows")]
+TokenId = Annotated[str, matching(r"^[a-z2-7]{8}$", "must be the id of a token, which `gpubroker token ls` shows")]
 AttemptNumber = Annotated[int, Field(ge=1, le=100_000)]
 Label = Annotated[
-    Text, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", "must be a label, as key:value", max_length=320)
+    Text, matching(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", "must be a label, as key:value", max_length=320)
 ]
 ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
 """Path of a file within a job's artifacts. At 512 bytes it fits into a request line when percent-encoded."""
@@ -132,12 +132,12 @@ class DownloadQuery(Config):
 class UploadQuery(Config):
     name: Annotated[
         str,
-        shaped(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
+        matching(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
     ]
     """File name for users; its ending determines the format."""
     format: UploadFormat | None = None
     """Format of the file. Absent: by the ending of its name. tar: a folder of code, or of pictures."""
-    sha256: Annotated[str, shaped(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
+    sha256: Annotated[str, matching(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
     """Expected hash of the bytes; other bytes are refused. Absent: not checked."""
 
 
@@ -175,7 +175,7 @@ class AuditQuery(Config):
     actor: Annotated[Text, Field(max_length=200)] | None = None
     action: (
         Annotated[
-            str, shaped(r"^[a-z_]+(\.[a-z_]+)?$", "must be an action, for example job.submit or job", max_length=64)
+            str, matching(r"^[a-z_]+(\.[a-z_]+)?$", "must be an action, for example job.submit or job", max_length=64)
         ]
         | None
     ) = None

@@ -8,9 +8,9 @@ from pydantic import Field
 from broker.api.schemas.base import Wire
 from broker.domain.spec import Name
 from broker.domain.tenancy import Scope
-from trainer.contract.base import Config, Text, shaped
+from trainer.contract.base import Config, Text, matching
 
-Member = Annotated[str, shaped(r"^[UW][A-Z0-9]{2,30}$", "must be a member ID, as U012ABCDEF")]
+Member = Annotated[str, matching(r"^[UW][A-Z0-9]{2,30}$", "must be a member ID, as U012ABCDEF")]
 """Member ID, as shown in a Slack profile."""
 
 

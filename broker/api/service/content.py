@@ -110,7 +110,7 @@ class Content:
             raw = await self._blobs.get(key)
             manifest = None if raw is None else _parse(raw)
             if manifest is not None and manifest.job == job.id:
-                return keys.files_of(key), manifest
+                return keys.files_prefix(key), manifest
         return None
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:

@@ -82,7 +82,7 @@ class Policies:
 
     async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: DrainBudget) -> Refusal | None:
         """Return the effect of the job's policies if it were submitted now. Nothing is written."""
-        whose, every_s = (job.team, job.owner), job.spec.checkpoint.least_s
+        whose, every_s = (job.team, job.owner), job.spec.checkpoint.min_interval_s
         now, applied = await self._store.applied([whose])
 
         def least(line: QuoteLine) -> Decimal:

@@ -43,7 +43,11 @@ class Scope:
 
     @property
     def write_prefixes(self) -> tuple[str, ...]:
-        return (f"{self.root}{keys.BEATS}{self.attempt}/", self.root + keys.logs(self.attempt), self.own_checkpoints)
+        return (
+            f"{self.root}{keys.HEARTBEATS}{self.attempt}/",
+            self.root + keys.logs(self.attempt),
+            self.own_checkpoints,
+        )
 
     @property
     def write_objects(self) -> tuple[str, ...]:

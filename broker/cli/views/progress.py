@@ -16,7 +16,7 @@ from broker.api.schemas.jobs import EventView, JobDetail
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
 from broker.domain.job import JobState
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 PLAIN_EVERY_S = 15.0
 
@@ -84,7 +84,7 @@ def _warnings(job: JobDetail) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _left(job: JobDetail, beat: Beat | None) -> float | None:
+def _left(job: JobDetail, beat: Heartbeat | None) -> float | None:
     if beat is None or beat.phase != "training" or not beat.rows_per_s or job.spec.train is None:
         return None
     return (beat.total_steps - beat.step) * job.spec.train.rows_a_step / beat.rows_per_s

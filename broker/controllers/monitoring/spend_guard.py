@@ -115,7 +115,7 @@ class Guard:
         return reports
 
     def _drain_usd(self, row: Leased) -> Decimal:
-        caps, every_s = self._context.provider_of(row.attempt).caps, row.job.spec.checkpoint.least_s
+        caps, every_s = self._context.provider_of(row.attempt).caps, row.job.spec.checkpoint.min_interval_s
         return min_budget_usd(row.attempt.line, caps, every_s, self._context.tempo)
 
 

@@ -14,7 +14,7 @@ from broker.domain.ids import AttemptId
 from broker.domain.spec import MAX_NODES
 from broker.lifecycle.liveness import progress_of
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat, Final
+from trainer.contract.documents import Final, Heartbeat
 
 MAX_BEAT = 64 * 1024
 """Maximum bytes of a heartbeat. A larger object, which a host may write, is not read into memory."""
@@ -27,7 +27,7 @@ class HeartbeatRecord:
     etag: str
     changed: float
     """Time at which the e_tag was seen to change."""
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     """The content of the latest heartbeat; None: not read yet, or invalid."""
     progress: tuple[Any, ...] = ()
     """See `liveness.progress_of`."""
@@ -69,7 +69,7 @@ class HeartbeatReader:
         if now - self._listed < self._context.rhythm.look_s / 2:
             return
         try:
-            listed = await self._context.blobs.list(keys.BEATS)
+            listed = await self._context.blobs.list(keys.HEARTBEATS)
         except BlobsUnavailable:
             self._readable = False
             raise
@@ -82,10 +82,10 @@ class HeartbeatReader:
                 watch.progressed += now - self._listed
         self._listed, self._readable = now, True
         for blob in listed:
-            node = keys.node_of_beat(blob.key)
+            node = keys.node_of_heartbeat(blob.key)
             if blob.bytes > MAX_BEAT or node is None or node >= MAX_NODES:
                 continue
-            key = AttemptId(keys.attempt_of_beat(blob.key)), node
+            key = AttemptId(keys.attempt_of_heartbeat(blob.key)), node
             known = self._watched.get(key)
             if known is None:
                 self._watched[key] = HeartbeatRecord(etag=blob.etag, changed=now, progressed=now)
@@ -125,11 +125,11 @@ class HeartbeatReader:
         watch = self._watched.get((attempt, node))
         if watch is None or watch.beat is not None:
             return watch
-        data = await self._context.blobs.get(keys.beat(attempt, node))
+        data = await self._context.blobs.get(keys.heartbeat(attempt, node))
         if data is None:
             return None
         try:
-            watch.beat = Beat.model_validate_json(data)
+            watch.beat = Heartbeat.model_validate_json(data)
         except ValidationError:
             return watch  # a host may write anything under its own key: it proves life, and no progress
         if (progress := progress_of(watch.beat)) != watch.progress:

@@ -158,7 +158,7 @@ def attempt_spec(attempt: Attempt, job: Job, context: ControllerContext, sizes: 
         checkpoint=spec.checkpoint,
         probe=probed(job.workload, attempt.line.plan),
         resume_from=attempt.resume_from,
-        rows_bytes=attempt.line.rows_bytes if train is not None else 0,
+        token_cache_bytes=attempt.line.rows_bytes if train is not None else 0,
         env=spec.env,
         secrets=spec.secrets,
         world=world(attempt.line.plan, nodes=spec.resources.nodes, gpus=gpus),

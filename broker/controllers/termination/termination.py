@@ -263,7 +263,7 @@ class Termination:
         """Delete the heartbeats of an ended attempt, which would make every LIST longer. A failure does no harm."""
         try:
             for node in range(attempt.line.nodes):
-                await self._context.blobs.delete(keys.beat(attempt.id, node))
+                await self._context.blobs.delete(keys.heartbeat(attempt.id, node))
         except BlobsUnavailable:
             return
 

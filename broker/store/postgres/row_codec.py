@@ -33,7 +33,7 @@ from broker.domain.tenancy import AuditEntry, Team
 from broker.domain.workload import RunObservation, Workload
 from broker.ports import Token, Upload
 from broker.store.rules.fences import clean
-from trainer.contract.documents import Beat, Final
+from trainer.contract.documents import Final, Heartbeat
 
 Record = asyncpg.Record
 
@@ -41,7 +41,7 @@ _SPEC = TypeAdapter(JobSpec)
 _WORKLOAD = TypeAdapter(Workload)
 _LINE = TypeAdapter(QuoteLine)
 _HANDLES = TypeAdapter(tuple[Handle, ...])
-_BEAT = TypeAdapter(Beat)
+_BEAT = TypeAdapter(Heartbeat)
 _FINAL = TypeAdapter(Final)
 _REMEDY = TypeAdapter(PlanAdjustment)
 _OBSERVATION = TypeAdapter(RunObservation)

@@ -234,7 +234,7 @@ def test_store_outage_is_survived(bench: Bench) -> None:
 
 
 def test_outage_that_lasts_ends_the_attempt(bench: Bench) -> None:
-    agent = script(bench, SAVER, limits=Limits(beat_s=0.1, poll_s=0.1, deadman_s=0, outage_s=1, drain_s=2))
+    agent = script(bench, SAVER, limits=Limits(heartbeat_s=0.1, poll_s=0.1, deadman_s=0, outage_s=1, drain_s=2))
     until(lambda: agent.beat and agent.beat.phase == "training", "the start")
     shutil.rmtree(bench.root)
     bench.root.touch()

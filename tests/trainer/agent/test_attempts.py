@@ -66,11 +66,11 @@ def test_the_last_word_has_the_peak_and_the_speed_of_its_own_steps(bench: WarmBe
 
 def test_another_device_and_version_are_allowed_and_people_hear_of_it(bench: WarmBench, train: TrainConfig) -> None:
     first = ended(bench, train, at=(3, 1))
-    assert "moved" not in {one.kind for one in first.told}
+    assert "moved" not in {one.kind for one in first.messages}
     key, manifest = bench.committed()[0]
     state = bench.files(key) / "state.json"
     told = json.loads(state.read_text())
-    here, told["made_on"] = told["made_on"], ELSEWHERE
+    here, told["environment"] = told["environment"], ELSEWHERE
     state.write_text(json.dumps(told))
     content = state.read_bytes()
     changed = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
@@ -78,7 +78,7 @@ def test_another_device_and_version_are_allowed_and_people_hear_of_it(bench: War
     bench.put(key, manifest.model_copy(update={"files": files}))
     last = ended(bench, train)
     assert last.resumed_from == 3
-    (moved,) = [one.message for one in last.told if one.kind == "moved"]
+    (moved,) = [one.message for one in last.messages if one.kind == "moved"]
     assert moved.startswith(f"the checkpoint was made on {ELSEWHERE}, this is {here}: the data goes on exactly")
     assert [row["step"] for row in bench.metrics(bench.committed()[0][0])] == list(range(1, STEPS + 1))
 

@@ -14,7 +14,7 @@ from trainer.agent.upload.heartbeat import Beater
 from trainer.agent.upload.log_buffer import LogBuffer, Redactor
 from trainer.agent.upload.log_shipper import Shipper
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat, Final, Limits, Outcome
+from trainer.contract.documents import Final, Heartbeat, Limits, Outcome
 from trainer.core.ipc import RunFolder
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
@@ -34,7 +34,7 @@ class Away(Objects):
         return await super().read(key)
 
     async def write(self, key: str, data: bytes) -> None:
-        if key.startswith(keys.BEATS) and self.tries:
+        if key.startswith(keys.HEARTBEATS) and self.tries:
             self.tries -= 1
             raise ObjectStoreError("away")
         await super().write(key, data)
@@ -46,7 +46,7 @@ class Mate:
     def __init__(self, folder: Path, node: int = 1) -> None:
         env = Environment(blobs="", installation="inst", attempt="a", node=node, workdir=folder)
         self.state = AgentState(env=env, run=RunFolder(root=folder))
-        self.state.limits = Limits(beat_s=0.01, drain_s=0)
+        self.state.limits = Limits(heartbeat_s=0.01, drain_s=0)
         self.objects = Away.open(f"file://{folder}", {}, "inst")
         self.beater, log = Beater(self.objects, self.state), LogBuffer(Redactor({}))
         shipper = Shipper(self.objects, log, env, self.state)
@@ -57,9 +57,9 @@ class Mate:
         async with background(self.beater.run()):
             await self.word.hear(outcome, "", self.heard.append)
 
-    async def beat(self) -> Beat | None:
-        data = await self.objects.read(keys.beat("a", 1))
-        return Beat.model_validate_json(data) if data else None
+    async def beat(self) -> Heartbeat | None:
+        data = await self.objects.read(keys.heartbeat("a", 1))
+        return Heartbeat.model_validate_json(data) if data else None
 
     async def has_beaten(self, times: int) -> bool:
         """That it is done."""
@@ -81,7 +81,7 @@ def mate(tmp_path: Path) -> Mate:
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN])
 async def test_a_machine_that_is_done_beats_until_the_first_one_has_spoken(mate: Mate, outcome: Outcome) -> None:
     """Where the store fails as well."""
-    mate.objects.hidden, mate.state.limits = 3, Limits(beat_s=0.01)
+    mate.objects.hidden, mate.state.limits = 3, Limits(heartbeat_s=0.01)
     waiting = asyncio.create_task(mate.waits(outcome))
     assert await mate.has_beaten(10)
     assert not waiting.done()
@@ -108,7 +108,7 @@ async def test_it_waits_no_longer_than_it_may_once_it_is_told_to_end(mate: Mate,
 
 async def test_it_waits_for_the_drain_that_is_under_way(mate: Mate) -> None:
     """In which the first machine still saves."""
-    mate.state.limits = Limits(beat_s=0.01, drain_s=600)
+    mate.state.limits = Limits(heartbeat_s=0.01, drain_s=600)
     mate.state.end(Outcome.DRAINED, "told")
     waiting = asyncio.create_task(mate.waits(Outcome.DRAINED))
     assert await mate.has_beaten(5)
@@ -141,8 +141,8 @@ async def test_the_last_beat_says_so_though_the_store_is_away_for_a_moment(
     shipper = Shipper(objects, LogBuffer(Redactor({})), env, state)
     word = FinalReport(objects, env, state, beater=Beater(objects, state), shipper=shipper)
     assert await word.speak(Outcome.COMPLETED, "", 0, pulled=False) is Outcome.COMPLETED
-    beat, final = await objects.read(keys.beat("a", 0)), await objects.read(keys.final("a"))
+    beat, final = await objects.read(keys.heartbeat("a", 0)), await objects.read(keys.final("a"))
     assert beat is not None
     assert final is not None
-    assert Beat.model_validate_json(beat).phase == "done"
+    assert Heartbeat.model_validate_json(beat).phase == "done"
     assert Final.model_validate_json(final).outcome is Outcome.COMPLETED

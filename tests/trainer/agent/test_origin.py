@@ -98,7 +98,7 @@ async def test_what_was_named_comes_first(source: Source, tmp_path: Path) -> Non
 async def test_where_nothing_is_sound_it_is_not_looked_for_forever(source: Source, tmp_path: Path) -> None:
     named = await source.goes_on(2)
     for key in await source.goes_on(1):
-        await source.objects.delete(keys.files_of(key) + "state")
+        await source.objects.delete(keys.files_prefix(key) + "state")
     step, told = await started(source, named, tmp_path)
     assert step is None
     assert len(told) == 3, "each once"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.agent.upload.save_interval import SaveInterval
-from trainer.contract.save_interval import daly_s, interval_s, told
+from trainer.contract.save_interval import daly_s, interval_message, interval_s
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import RunFolder
 
@@ -42,17 +42,17 @@ def test_no_other_interval_wastes_much_less(cost: float, per_hour: float) -> Non
 def test_it_stays_within_what_may_be_lost_and_what_saves_may_cost(cost: float, per_hour: float, most: float) -> None:
     config = CheckpointConfig(every_s=most)
     chosen = interval_s(cost, per_hour, most)
-    assert config.least_s <= chosen <= most
-    assert chosen + cost <= most * (1 + 1e-9) or chosen == pytest.approx(min(most, max(cost, config.least_s)))
+    assert config.min_interval_s <= chosen <= most
+    assert chosen + cost <= most * (1 + 1e-9) or chosen == pytest.approx(min(most, max(cost, config.min_interval_s)))
 
 
 def test_people_read_where_it_comes_from() -> None:
-    spot = told(1.0, 0.27, CheckpointConfig())
+    spot = interval_message(1.0, 0.27, CheckpointConfig())
     assert spot.startswith("saves every 163 s, as a save takes 1.00 s and a loss is expected every 3.7 h (Daly: 163 s)")
-    assert told(2.0, 0, CheckpointConfig()) == (
+    assert interval_message(2.0, 0, CheckpointConfig()) == (
         "saves every 298 s, as a save takes 2.00 s; at most 300 s of work may be lost"
     )
-    assert "up to 80 s may be lost, more than the 60 s of checkpoint.every_s" in told(
+    assert "up to 80 s may be lost, more than the 60 s of checkpoint.every_s" in interval_message(
         40.0, 0, CheckpointConfig(every_s=60)
     )
 

@@ -20,7 +20,7 @@ from trainer.agent.upload import token_cache as rows
 from trainer.batching.examples import Example
 from trainer.batching.mmap_dataset import MmapDataset
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Outcome, RowsManifest
+from trainer.contract.documents import Outcome, TokenCacheManifest
 from trainer.contract.train import TrainConfig
 from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
 from trainer.objectstore.objects import Objects, ObjectStoreError
@@ -69,7 +69,7 @@ async def test_they_lie_below_the_attempt_and_are_taken_for_no_checkpoint(token_
     key = await token_store.sent(1)
     found = await token_store.keys()
     assert all(one.startswith(f"{keys.checkpoints(JOB)}a1/rows-{IDENTITY}-") for one in found)
-    assert all(map(keys.is_of_rows, found))
+    assert all(map(keys.is_in_token_cache, found))
     assert not [*keys.manifests(found)]
     assert key.endswith(keys.MANIFEST)
 
@@ -110,7 +110,7 @@ def manifest(**changes: Any) -> Callable[[Path], None]:
 def swapped(folder: Path) -> None:
     """Every piece verifies, and they are not those of one another."""
     path = folder / keys.MANIFEST
-    made = RowsManifest.model_validate_json(path.read_bytes())
+    made = TokenCacheManifest.model_validate_json(path.read_bytes())
     first = next(one for one in made.pieces if one.path.startswith(ROWS))
     path.write_text(made.model_copy(update={"pieces": tuple(p for p in made.pieces if p != first)}).model_dump_json())
 
@@ -335,7 +335,7 @@ PLANTED = "planted: this row was never read"
 
 def plant(bench: Bench, key: str) -> None:
     """As if the attempt had found one bad row: whoever takes its rows over says so, and whoever reads them does not."""
-    folder, made = bench.path(key).parent, RowsManifest.model_validate_json(bench.path(key).read_bytes())
+    folder, made = bench.path(key).parent, TokenCacheManifest.model_validate_json(bench.path(key).read_bytes())
     (piece,) = [one for one in made.pieces if one.path.startswith(NOTE)]
     path = folder / "files" / piece.path
     path.write_text(json.dumps({**json.loads(path.read_text()), "bad": 1, "faults": [PLANTED]}))
@@ -348,7 +348,7 @@ def plant(bench: Bench, key: str) -> None:
 def found(bench: Bench, attempt: str) -> list[str]:
     root = bench.path("")
     below = bench.path(keys.checkpoints(JOB)) / attempt
-    return [*keys.rows_manifests(path.relative_to(root).as_posix() for path in below.rglob(keys.MANIFEST))]
+    return [*keys.token_cache_manifests(path.relative_to(root).as_posix() for path in below.rglob(keys.MANIFEST))]
 
 
 def trains(agent: Agent) -> bool:

@@ -125,7 +125,7 @@ def test_trackers_that_work_and_that_fail_beside_a_training(bench: Bench, tiny_m
     )  # fmt: skip
     final = agent.wait()
     assert final.outcome is Outcome.COMPLETED, final.message
-    failed = [one.message for one in final.told if one.kind == "tracker_failed"]
+    failed = [one.message for one in final.messages if one.kind == "tracker_failed"]
     assert len(failed) == 1
     assert failed[0].startswith("mlflow: ")
     assert KEY not in agent.log + final.model_dump_json()

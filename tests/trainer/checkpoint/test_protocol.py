@@ -71,7 +71,7 @@ async def test_files_named_like_the_protocol_s_own_come_back(objects: Objects, t
         assert {file.path for file in manifest.files} == set(OWN)
         await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2), None)
     assert await checkpoint.own(objects, ORIGIN) == [made[2], made[1]]
-    assert not [key for key in await objects.keys(ORIGIN.folder) if key.startswith(keys.files_of(made[0]))]
+    assert not [key for key in await objects.keys(ORIGIN.folder) if key.startswith(keys.files_prefix(made[0]))]
     assert await checkpoint.verified(objects, made[2])
     for key, step in ((made[2], 3), (made[1], 2)):
         assert await restored(objects, [key], tmp_path / "back") == (step, [])
@@ -83,7 +83,7 @@ async def test_files_named_like_the_protocol_s_own_come_back(objects: Objects, t
 @pytest.mark.parametrize("harm", ["altered", "cut", "missing", "no manifest", "garbage"])
 async def test_falls_back_to_the_one_before(objects: Objects, store: Path, tmp_path: Path, harm: str) -> None:
     good, bad = await save(objects, tmp_path, 1), await save(objects, tmp_path, 2)
-    victim = store / keys.files_of(bad) / "sub" / "b.bin"
+    victim = store / keys.files_prefix(bad) / "sub" / "b.bin"
     match harm:
         case "altered":
             victim.write_bytes(b"\1" * victim.stat().st_size)
@@ -104,7 +104,7 @@ async def test_falls_back_to_the_one_before(objects: Objects, store: Path, tmp_p
 
 async def test_nothing_usable_leaves_nothing(objects: Objects, store: Path, tmp_path: Path) -> None:
     bad = await save(objects, tmp_path, 2)
-    (store / keys.files_of(bad) / "a.json").write_text("forged 2")
+    (store / keys.files_prefix(bad) / "a.json").write_text("forged 2")
     step, _ = await restored(objects, [bad], tmp_path / "back")
     assert step == -1
     assert not (tmp_path / "back").exists()
@@ -262,7 +262,7 @@ async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects,
         left = await checkpoint.own(objects, ORIGIN)
         assert len(left) <= 4
         for at in (keys.step_of(left[0]), keys.step_of(left[1:2][0] if left[1:] else left[0])):
-            bad = Progress(step=at + 2, care=GuardState(bad=2))
+            bad = Progress(step=at + 2, guard=GuardState(bad_steps=2))
             jumps = guard.rollback_plan(wary, bad, 4)
             found = await checkpoint.restore(
                 objects, left, tmp_path / "back", kind="script", tell=lambda line: None, jumps=jumps

@@ -97,7 +97,7 @@ def gone_on(method: str, folder: Path, *, moved: bool = False, other: bool = Fal
     train = tiny_jobs.train(kind, folder / "model").model_copy(update={"max_steps": 1})
     restore = workers.finished(folder / "before", train, data)
     state = json.loads((restore / "state.json").read_text())
-    assert state["likeness"]["tokens"]
+    assert state["fingerprint"]["tokens"]
     now = shutil.copytree(train.model, folder / "moved") if moved else Path(train.model)
     if other:
         permuted(now)

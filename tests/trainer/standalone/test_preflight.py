@@ -17,7 +17,7 @@ from tests.trainer.batching.test_chats import TEMPLATE, turn
 from tests.trainer.support import digits
 from tests.trainer.support import tiny_models as heads
 from trainer import preflight, tasks
-from trainer.contract.architectures import BOTH_WAYS
+from trainer.contract.architectures import BIDIRECTIONAL
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import Fault, UserFault
 from trainer.dataset.prompts import DataError
@@ -390,4 +390,4 @@ def test_all_kinds_that_read_both_ways_are_known() -> None:
 
     masked = set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     pairs = set(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
-    assert masked - pairs <= BOTH_WAYS
+    assert masked - pairs <= BIDIRECTIONAL

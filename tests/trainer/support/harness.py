@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from cryptography.fernet import Fernet
 
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Beat, DataFile, Desired, Final, Grant, Limits, Manifest, Sealed
+from trainer.contract.documents import AttemptSpec, DataFile, Desired, Final, Grant, Heartbeat, Limits, Manifest, Sealed
 
 INSTALLATION = "inst"
 JOB = "job1"
-FAST = Limits(beat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, drain_s=300)
+FAST = Limits(heartbeat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, drain_s=300)
 
 
 def until(fact: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
@@ -65,12 +65,12 @@ class Agent:
         return Final.model_validate_json(self.bench.path(keys.final(self.attempt)).read_bytes())
 
     @property
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         return self.beat_of(0)
 
-    def beat_of(self, node: int) -> Beat | None:
-        path = self.bench.path(keys.beat(self.attempt, node))
-        return Beat.model_validate_json(path.read_bytes()) if path.exists() else None
+    def beat_of(self, node: int) -> Heartbeat | None:
+        path = self.bench.path(keys.heartbeat(self.attempt, node))
+        return Heartbeat.model_validate_json(path.read_bytes()) if path.exists() else None
 
     @property
     def log(self) -> str:
@@ -192,7 +192,7 @@ class Bench:
 
     def files(self, manifest: str) -> Path:
         """The folder of what a checkpoint holds."""
-        return self.path(keys.files_of(manifest))
+        return self.path(keys.files_prefix(manifest))
 
     def torn(self, attempt: str) -> list[Path]:
         """Folders of checkpoints that are being written."""

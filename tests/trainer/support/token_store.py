@@ -29,7 +29,7 @@ class TokenStore:
         self.told: list[str] = []
 
     def spec(self, number: int, **changes: Any) -> AttemptSpec:
-        fields = {"installation": "inst", "job": JOB, "data": DATA, "rows_bytes": MB, **changes}
+        fields = {"installation": "inst", "job": JOB, "data": DATA, "token_cache_bytes": MB, **changes}
         return AttemptSpec(attempt=f"a{number}", number=number, **fields)
 
     def machine(self, number: int) -> RunFolder:
@@ -57,7 +57,7 @@ class TokenStore:
         return manifest
 
     async def manifests(self) -> list[str]:
-        return [*keys.rows_manifests(await self.keys())]
+        return [*keys.token_cache_manifests(await self.keys())]
 
     async def keys(self) -> list[str]:
         return await self.objects.keys(keys.checkpoints(JOB))

@@ -13,7 +13,7 @@ from tests.trainer.support import tiny_jobs, workers
 from tests.trainer.support.harness import Bench
 from tests.trainer.support.tiny_jobs import KINDS, POISONED
 from trainer.batching import sampler as order
-from trainer.contract.checkpoint_format import GuardState, Progress, RowSkip, on_the_way
+from trainer.contract.checkpoint_format import GuardState, Progress, RowSkip, has_due_row_skips
 from trainer.contract.documents import ExitCode, Outcome
 from trainer.contract.guard import GuardConfig, SelectionConfig
 from trainer.contract.train import TrainConfig
@@ -33,7 +33,7 @@ def told(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
     for loss in losses:
         verdict, care, words = guard.check_step(config, progress, loss, 1.0)
         found.append((verdict, words))
-        progress = progress.model_copy(update={"care": care, "step": progress.step + 1})
+        progress = progress.model_copy(update={"guard": care, "step": progress.step + 1})
         if verdict in ("back", "stop"):
             break
     return found
@@ -59,13 +59,16 @@ def test_a_norm_that_is_no_number_counts_as_a_loss_that_is_none() -> None:
 
 def test_it_goes_back_before_the_first_bad_step_and_passes_their_rows() -> None:
     config = GuardConfig(skip=2, back_steps=10)
-    bad = Progress(step=52, samples=520, care=GuardState(bad=2))
+    bad = Progress(step=52, samples=520, guard=GuardState(bad_steps=2))
     jumps = guard.rollback_plan(config, bad, 10)
     assert jumps == (RowSkip(step=40, samples=530),)
-    assert guard.rollback_plan(config, bad.model_copy(update={"step": 7, "care": GuardState(bad=2)}), 10)[0].step == 0
+    assert (
+        guard.rollback_plan(config, bad.model_copy(update={"step": 7, "guard": GuardState(bad_steps=2)}), 10)[0].step
+        == 0
+    )
 
     at = guard.skip_rows(Progress(step=40, samples=400, micro_batch_index=3), jumps)
-    assert (at.samples, at.micro_batch_index, at.care.jumps) == (530, 0, jumps)
+    assert (at.samples, at.micro_batch_index, at.guard.row_skips) == (530, 0, jumps)
     assert guard.skip_rows(at, jumps) == at
     assert guard.skip_rows(Progress(step=39, samples=390), jumps).samples == 390
 
@@ -177,7 +180,7 @@ def way(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[
     jumps: tuple[RowSkip, ...] = ()
     left: list[Path] = []
     for number in range(20):
-        restore = max((s for s in left if on_the_way(s, jumps)), default=None) if stored and jumps else None
+        restore = max((s for s in left if has_due_row_skips(s, jumps)), default=None) if stored and jumps else None
         worker = workers.Worker(folder / str(number), train, data, restore=restore, jumps=jumps).start()
         ended = worker.end()
         if ended.code != ExitCode.BACK:
@@ -202,5 +205,5 @@ def test_an_agent_starts_the_worker_again_and_says_what_happened(bench: Bench, t
     wary = train(tmp_path, guard={"skip": 0, "rollbacks": 4, "back_steps": 1}, max_steps=3, eval_every_steps=2)
     agent = bench.start(train=wary, data=bench.data(tiny_jobs.data(KIND), "csv"), checkpoint={"every_s": 1})
     assert agent.wait().outcome is Outcome.COMPLETED, agent.log
-    assert {"rolled_back", "left_out"} <= {one.kind for one in agent.final.told}, agent.final.told
+    assert {"rolled_back", "left_out"} <= {one.kind for one in agent.final.messages}, agent.final.messages
     assert [row["step"] for row in bench.metrics(bench.committed()[0][0])] == [1, 2, 3]

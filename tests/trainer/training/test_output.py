@@ -177,7 +177,7 @@ def test_fewer_steps_than_are_done_are_noticed(tmp_path: Path) -> None:
 async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path: Path) -> None:
     key = await committed(objects, tmp_path / "made")
     assert await deliver.verified(objects, key)
-    await objects.delete(keys.files_of(key) + "adapter/adapter_model.safetensors")
+    await objects.delete(keys.files_prefix(key) + "adapter/adapter_model.safetensors")
     assert not await deliver.verified(objects, key)
 
 

@@ -15,7 +15,16 @@ from pydantic import ValidationError
 from trainer.agent.base.background import background
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.gpus import GpuUsage
-from trainer.contract.documents import TOLD, AgentMessage, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase
+from trainer.contract.documents import (
+    MAX_MESSAGES,
+    AgentMessage,
+    AttemptSpec,
+    CheckpointRef,
+    Heartbeat,
+    Limits,
+    Outcome,
+    Phase,
+)
 from trainer.core.ipc import RunFolder, Status
 
 MESSAGE = 500
@@ -176,12 +185,12 @@ class AgentState:
                 kind, message = json.loads(line)
                 self.tell(kind, message)
         self._lines = max(self._lines, len(lines))
-        return tuple(self._told[-TOLD:])
+        return tuple(self._told[-MAX_MESSAGES:])
 
-    def beat(self, seq: int, load: GpuUsage | None) -> Beat:
+    def beat(self, seq: int, load: GpuUsage | None) -> Heartbeat:
         """The sign of life number `seq`."""
         status = self.status()
-        return Beat(
+        return Heartbeat(
             attempt=self.env.attempt,
             node=self.env.node,
             boot=self.boot,
@@ -201,5 +210,5 @@ class AgentState:
             gpu_power_w=load and load.power_w,
             checkpoint=self.checkpoint,
             notice_s=self.notice_s,
-            told=self.told(),
+            messages=self.told(),
         )

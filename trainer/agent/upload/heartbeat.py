@@ -18,7 +18,7 @@ DRIVER_S = 3.0
 
 
 class Beater:
-    """Puts `beats/<attempt>/<node>` again and again."""
+    """Puts `heartbeats/<attempt>/<node>` again and again."""
 
     def __init__(self, objects: Objects, state: AgentState) -> None:
         self._objects, self._state = objects, state
@@ -32,7 +32,7 @@ class Beater:
         while True:
             await self.once()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._state.limits.beat_s):
+                async with asyncio.timeout(self._state.limits.heartbeat_s):
                     await self._hurry.wait()
             self._hurry.clear()
 
@@ -51,13 +51,13 @@ class Beater:
         beat = self._state.beat(self._seq, await self._load())
         counted = {
             "message": self.redact(beat.message),
-            "told": redacted(beat.told, self.redact),
+            "messages": redacted(beat.messages, self.redact),
             "sent_bytes": self._objects.sent_bytes,
             "received_bytes": self._objects.received_bytes,
             "network_bytes": _network_bytes(),
         }
         beat = beat.model_copy(update=counted)
-        await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
+        await self._objects.write(keys.heartbeat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
     async def _load(self) -> gpus.GpuUsage | None:
         """Of this node's GPUs; None without one, or while the driver hangs."""

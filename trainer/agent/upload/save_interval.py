@@ -24,16 +24,16 @@ class SaveInterval:
         self._run, self._config, self._losses, self._tell = run, config, losses_per_hour, tell
         self._costs: deque[float] = deque(maxlen=LATEST)
         self._told_s = 0.0
-        self.every_s = config.most_s
+        self.every_s = config.max_loss_s
         """Seconds, until the next save."""
 
     def saved(self, cost_s: float) -> None:
         """A checkpoint was committed, so many seconds after its snapshot began."""
         self._costs.append(cost_s)
         cost_s = mean(self._costs)
-        self.every_s = interval.interval_s(cost_s, self._losses, self._config.most_s)
+        self.every_s = interval.interval_s(cost_s, self._losses, self._config.max_loss_s)
         with contextlib.suppress(OSError):  # a full disk: the worker keeps to the last one
             replace(self._run.interval, f"{self.every_s:.3f}")
         if not self._told_s / TOLD_AGAIN <= self.every_s <= self._told_s * TOLD_AGAIN:
             self._told_s = self.every_s
-            self._tell("interval", interval.told(cost_s, self._losses, self._config))
+            self._tell("interval", interval.interval_message(cost_s, self._losses, self._config))

@@ -20,7 +20,7 @@ from trainer.agent.base.prepare import insist
 from trainer.agent.base.state import AgentState
 from trainer.checkpoint.protocol import side_by_side
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, ManifestFile, RowsManifest
+from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, ManifestFile, TokenCacheManifest
 from trainer.core import disk_space as room
 from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
@@ -57,12 +57,12 @@ async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, say: Say) -> 
     return ""
 
 
-async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tuple[str, RowsManifest]]:
+async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tuple[str, TokenCacheManifest]]:
     """Those of this job's data, the last attempt's first. Raises StoreError."""
-    found: list[tuple[str, RowsManifest]] = []
-    for key in keys.rows_manifests(await objects.keys(keys.checkpoints(spec.job))):
+    found: list[tuple[str, TokenCacheManifest]] = []
+    for key in keys.token_cache_manifests(await objects.keys(keys.checkpoints(spec.job))):
         try:
-            manifest = RowsManifest.model_validate_json(await objects.read(key) or b"")
+            manifest = TokenCacheManifest.model_validate_json(await objects.read(key) or b"")
         except ValidationError:
             say(f"tokenised rows {key} cannot be used: the manifest cannot be read")
             continue
@@ -72,13 +72,13 @@ async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tup
     return sorted(found, key=lambda one: one[1].number, reverse=True)
 
 
-async def _bring(objects: Objects, key: str, manifest: RowsManifest, folder: Path) -> None:
+async def _bring(objects: Objects, key: str, manifest: TokenCacheManifest, folder: Path) -> None:
     """All or nothing. Raises BadContent, StoreError, OSError."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="rows-") as temporary:
         aside = Path(temporary)
         for name in FILES:
             pieces = [piece for piece in manifest.pieces if piece.path.partition("/")[0] == name]
-            await _join(objects, keys.files_of(key), pieces, aside / name)
+            await _join(objects, keys.files_prefix(key), pieces, aside / name)
         note = rows_note(aside)
         if note is None or note.get("identity") != manifest.identity:
             raise BadContent("its parts do not belong together")
@@ -114,7 +114,7 @@ class Sender:
         self._objects, self._state, self._spec, self._say = objects, state, spec, say
         self._nonce = secrets.token_hex(4)
         self._sent: list[ManifestFile] = []
-        self._known, self._over = known, state.env.node > 0 or not spec.rows_bytes
+        self._known, self._over = known, state.env.node > 0 or not spec.token_cache_bytes
 
     async def run(self) -> None:
         """Until they are there, or it is given up; may be cancelled, and goes on where it was."""
@@ -146,8 +146,8 @@ class Sender:
 
     def _too_large(self, size: int) -> str:
         """Why they are not sent; empty: they are. Raises OSError."""
-        if size > self._spec.rows_bytes:
-            most = room.format_bytes(self._spec.rows_bytes)
+        if size > self._spec.token_cache_bytes:
+            most = room.format_bytes(self._spec.token_cache_bytes)
             return f"they have {room.format_bytes(size)}, and no more than {most} are worth their traffic and time"
         url = urlsplit(self._state.env.blobs)
         if url.scheme == "file" and size * SPARE > (free := shutil.disk_usage(unquote(url.path)).free):
@@ -157,7 +157,7 @@ class Sender:
     async def _send(self, identity: str) -> None:
         """Raises StoreError, OSError; the next call goes on behind what was sent."""
         spec, root = self._spec, self._state.run.root
-        target = keys.rows(spec.job, spec.attempt, identity, self._nonce)
+        target = keys.token_cache(spec.job, spec.attempt, identity, self._nonce)
         for name, number in [*_pieces(root)][len(self._sent) :]:
             await self._quiet()
             data = await asyncio.to_thread(_read, root / name, number)
@@ -165,7 +165,7 @@ class Sender:
             await self._objects.write(f"{target}{keys.FILES}{path}", data)
             self._sent.append(ManifestFile(path=path, bytes=len(data), sha256=digest))
         assert spec.data is not None
-        manifest = RowsManifest(
+        manifest = TokenCacheManifest(
             job=spec.job, attempt=spec.attempt, number=spec.number, identity=identity, data_sha256=spec.data.sha256,
             pieces=tuple(self._sent),
         )  # fmt: skip
@@ -184,7 +184,7 @@ class Sender:
         """What else of this attempt's rows lies in the store: what was begun, or found to be no good."""
         own = f"{keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
         with contextlib.suppress(ObjectStoreError):
-            found = [key for key in await self._objects.keys(own) if keys.is_of_rows(key)]
+            found = [key for key in await self._objects.keys(own) if keys.is_in_token_cache(key)]
             doomed = [key for key in found if not kept or not key.startswith(kept)]
             for key in sorted(doomed, key=lambda key: not key.endswith(f"/{keys.MANIFEST}")):
                 await self._objects.delete(key)

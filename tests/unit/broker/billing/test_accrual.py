@@ -23,7 +23,7 @@ from broker.domain.workload import MemoryNeed
 from broker.lifecycle.signals import is_drain_over
 from tests.support import build
 from tests.support.build import tempo
-from trainer.contract.documents import Beat, CheckpointRef
+from trainer.contract.documents import CheckpointRef, Heartbeat
 
 CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
 prices = st.decimals(min_value="0.0001", max_value="100", places=4)
@@ -231,8 +231,10 @@ def test_spend_stays_under_the_cap_when_drained_in_time(
 def test_a_measured_save_shortens_the_lead_but_not_below_half_a_minute() -> None:
     plain = priced("1")
     saved = CheckpointRef(manifest="m", step=1, save_s=14)
-    measured = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved))
-    quick = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved.model_copy(update={"save_s": 0.1})))
+    measured = replace(plain, beat=Heartbeat(attempt="x", boot="b", seq=1, checkpoint=saved))
+    quick = replace(
+        plain, beat=Heartbeat(attempt="x", boot="b", seq=1, checkpoint=saved.model_copy(update={"save_s": 0.1}))
+    )
     lead = [drain_lead_s(a, CAPS, tempo()) for a in (plain, measured, quick)]
     assert lead == [10 + drain + 7 + 30 + 10 + 1 for drain in (60, 42, 30)]
 
@@ -297,7 +299,7 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     price: Decimal, quantum: int, reason: Reason, early: float
 ) -> None:
     """It may begin just before the cap would be near, and has no lead of its own: its trainer does nothing any more."""
-    saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
+    saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     attempt, tick = priced(price, quantum, beat=saved), 10.0
     lead = drain_lead_s(attempt, CAPS, tempo(tick_s=tick, drain_s=600))
     job = build.active_job(cap_usd=accrued(attempt, build.at(3000 + lead)))
@@ -312,7 +314,7 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
 
 def test_cap_drain_has_three_times_the_last_save() -> None:
     """A drain has its time and one for the cap three times the last save."""
-    saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
+    saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     spec = {"deadline": build.at(10_000).isoformat()}
     rich = build.active_job(cap_usd=Decimal(1000), spec_changes=spec)
 
@@ -329,7 +331,7 @@ def test_cap_drain_has_three_times_the_last_save() -> None:
 def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     """They were kept free under the cap when it began; while it lasts they are sent, not awaited once more."""
     facts = HostFacts(egress_usd_per_gib=Decimal(1))
-    saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE.model_copy(update={"bytes": GIB}))
+    saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE.model_copy(update={"bytes": GIB}))
     attempt = priced("1", beat=saved, reason=Reason.CAPPED, draining_since=build.at(1000))
     attempt = replace(attempt, line=replace(attempt.line, offer=replace(attempt.line.offer, facts=facts)))
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)

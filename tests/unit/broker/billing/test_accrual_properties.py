@@ -25,7 +25,7 @@ from broker.domain.workload import MemoryNeed
 from broker.lifecycle.signals import due_signal
 from tests.support import build
 from tests.support.build import tempo
-from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
 prices = st.decimals(min_value="0.0001", max_value="100", places=4)
@@ -52,8 +52,8 @@ def seen(price: str | None, *, moves: bool = True, number: int = 1) -> Observed:
     return Observed(handle=handle, state=InstanceState.RUNNING, usd_per_hour=rate, price_moves=moves)
 
 
-def beat(boot: str = "b", **counters: Any) -> Beat:
-    return Beat(attempt="x", boot=boot, seq=1, **counters)
+def beat(boot: str = "b", **counters: Any) -> Heartbeat:
+    return Heartbeat(attempt="x", boot=boot, seq=1, **counters)
 
 
 def final(boot: str = "b", **counters: Any) -> Final:

@@ -15,7 +15,7 @@ from broker.domain.job import Attempt, AttemptState, Reason
 from broker.domain.money import ZERO, LedgerCategory
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendBy
 from tests.support.build import JOB_ID, at, attempt, line
-from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 HOUR = 3600.0
 WAYS: tuple[SpendBy, ...] = ("job", "user", "team", "cloud", "gpu", "day", "month")
@@ -30,9 +30,9 @@ def ended(reason: Reason = Reason.PREEMPTED, **changes: Any) -> Attempt:
     return attempt(AttemptState.ENDED, **(values | changes))
 
 
-def beat(step: int, saved: int | None = None, resumed: int | None = None) -> Beat:
+def beat(step: int, saved: int | None = None, resumed: int | None = None) -> Heartbeat:
     ref = CheckpointRef(manifest="m", step=saved) if saved is not None else None
-    return Beat(attempt="a", boot="b", seq=1, step=step, checkpoint=ref, resumed_from=resumed)
+    return Heartbeat(attempt="a", boot="b", seq=1, step=step, checkpoint=ref, resumed_from=resumed)
 
 
 def paid(*attempts: PaidAttempt, slices: tuple[Slice, ...] = ()) -> Paid:

@@ -26,10 +26,10 @@ from broker.lifecycle.liveness import (
 )
 from broker.lifecycle.state_machine import AttemptEvent
 from tests.support import build
-from trainer.contract.documents import Beat, CheckpointRef, Final, Outcome
+from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 PATIENCE = LivenessTimeouts()
-BEAT = Beat(attempt="x", boot="b", seq=1, phase="training", step=3)
+BEAT = Heartbeat(attempt="x", boot="b", seq=1, phase="training", step=3)
 NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
 
 

@@ -72,8 +72,10 @@ EVERYTHING = [*files(10), *files(20), *files(30), (DATA, 7), (LOG, 5), (SPEC, 3)
 
 @pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
 def test_tokenised_rows_stay_with_the_checkpoints_of_a_job_that_may_go_on(state: JobState) -> None:
-    whole = [keys.rows(build.JOB_ID, ATTEMPT.id, "e" * 64, "n") + name for name in ("files/rows.bin/0", keys.MANIFEST)]
-    torn = keys.rows(build.JOB_ID, ATTEMPT.id, "e" * 64, "m") + "files/rows.bin/0"
+    whole = [
+        keys.token_cache(build.JOB_ID, ATTEMPT.id, "e" * 64, "n") + name for name in ("files/rows.bin/0", keys.MANIFEST)
+    ]
+    torn = keys.token_cache(build.JOB_ID, ATTEMPT.id, "e" * 64, "m") + "files/rows.bin/0"
     found = [*files(10), *((key, 7) for key in (*whole, torn))]
     job = build.job(state=state, finished_at=build.at(0))
     kept = sort_objects(job, [ATTEMPT], found)
@@ -87,8 +89,8 @@ def test_tokenised_rows_stay_with_the_checkpoints_of_a_job_that_may_go_on(state:
 def test_at_rest_the_last_attempt_s_tokenised_rows_stay_alone() -> None:
     """Ids of attempts have no order, and neither has what is listed."""
     tries = [replace(ATTEMPT, id=attempt_id(build.JOB_ID, number), number=number) for number in range(1, 6)]
-    made = {one.id: keys.rows(build.JOB_ID, one.id, "e" * 64, "n") + keys.MANIFEST for one in tries}
-    other = keys.rows(build.JOB_ID, tries[0].id, "f" * 64, "n") + keys.MANIFEST
+    made = {one.id: keys.token_cache(build.JOB_ID, one.id, "e" * 64, "n") + keys.MANIFEST for one in tries}
+    other = keys.token_cache(build.JOB_ID, tries[0].id, "f" * 64, "n") + keys.MANIFEST
     job = rested(JobState.CAPPED)
     for last in range(1, 6):
         there = [made[one.id] for one in tries[:last]]

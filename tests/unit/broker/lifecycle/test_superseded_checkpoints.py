@@ -38,7 +38,7 @@ def files(step: int, of: Attempt, *, committed: bool = True) -> list[str]:
 
 
 def rows(of: Attempt, *, committed: bool = True, identity: str = "e" * 64, nonce: str = "n") -> list[str]:
-    folder = keys.rows(build.JOB_ID, of.id, identity, nonce)
+    folder = keys.token_cache(build.JOB_ID, of.id, identity, nonce)
     return [folder + "files/rows.bin/000000", *([folder + keys.MANIFEST] if committed else [])]
 
 

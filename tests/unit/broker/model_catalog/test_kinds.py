@@ -8,7 +8,7 @@ from broker.model_catalog.config_defaults import SAME_CODE
 from broker.model_catalog.encoder_shape import ENCODERS
 from broker.model_catalog.task_shape import task_shape
 from broker.sizing.estimate import EstimateError, estimate
-from trainer.contract.architectures import BOTH_WAYS
+from trainer.contract.architectures import BIDIRECTIONAL
 
 BASE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5, "num_attention_heads": 8, "vocab_size": 1000,
@@ -44,7 +44,7 @@ def test_the_counts_are_those_of_its_classes(kind: str) -> None:
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("kind", sorted(BOTH_WAYS - ENCODERS - SAME_CODE.keys()))
+@pytest.mark.parametrize("kind", sorted(BIDIRECTIONAL - ENCODERS - SAME_CODE.keys()))
 def test_no_other_encoder_is_taken_for_a_decoder(kind: str) -> None:
     with pytest.raises(
         EstimateError, match=rf"is an encoder \({kind}\) that nobody estimates; known are bert, camembert"

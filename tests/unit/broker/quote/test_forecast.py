@@ -22,15 +22,15 @@ from broker.quote.forecast import (
     watch,
 )
 from tests.support import build
-from trainer.contract.documents import Beat, CheckpointRef
+from trainer.contract.documents import CheckpointRef, Heartbeat
 from trainer.contract.save_interval import interval_s
 
 CAPS = Caps(spot=True, teardown_s=0)
 LINE = build.line(usd_per_hour=Decimal("3.6"), spot=False)
 
 
-def beat(step: int, total: int = 100, **changes: Any) -> Beat:
-    return Beat(**{"attempt": "x", "boot": "b", "seq": step, "step": step, "total_steps": total, **changes})
+def beat(step: int, total: int = 100, **changes: Any) -> Heartbeat:
+    return Heartbeat(**{"attempt": "x", "boot": "b", "seq": step, "step": step, "total_steps": total, **changes})
 
 
 def at_step(step: int, **changes: Any) -> Attempt:

@@ -4,11 +4,11 @@ from typing import Any
 
 from broker.reporting.agent_messages import MOST, new_agent_messages
 from tests.support import build
-from trainer.contract.documents import AgentMessage, Beat, Final, Outcome
+from trainer.contract.documents import AgentMessage, Final, Heartbeat, Outcome
 
 
-def beat(*seqs: int, boot: str = "b") -> Beat:
-    return Beat(attempt="a", boot=boot, seq=1, told=tuple(told(seq) for seq in seqs))
+def beat(*seqs: int, boot: str = "b") -> Heartbeat:
+    return Heartbeat(attempt="a", boot=boot, seq=1, messages=tuple(told(seq) for seq in seqs))
 
 
 def told(seq: int) -> AgentMessage:
@@ -20,7 +20,7 @@ def heard(before: dict[str, Any], after: dict[str, Any]) -> list[int]:
 
 
 def test_each_thing_is_heard_once_in_its_order() -> None:
-    final = Final(attempt="a", outcome=Outcome.COMPLETED, boot="b", told=(told(2), told(3)))
+    final = Final(attempt="a", outcome=Outcome.COMPLETED, boot="b", messages=(told(2), told(3)))
     assert heard({}, {"beat": beat(1, 2)}) == [1, 2]
     assert heard({"beat": beat(1, 2)}, {"beat": beat(1, 2)}) == []
     assert heard({"beat": beat(1, 2)}, {"beat": beat(1, 2), "final": final}) == [3]

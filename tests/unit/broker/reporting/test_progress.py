@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 
 from broker.reporting.progress import steps, steps_redone
-from trainer.contract.documents import Beat, Final, Outcome
+from trainer.contract.documents import Final, Heartbeat, Outcome
 
 
 @dataclass(frozen=True)
 class Ran:
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     final: Final | None = None
 
 
 def ran(end: int, start: int | None = None) -> Ran:
-    return Ran(beat=Beat(attempt="a", boot="b", seq=1, step=end, resumed_from=start))
+    return Ran(beat=Heartbeat(attempt="a", boot="b", seq=1, step=end, resumed_from=start))
 
 
 def test_steps_come_from_the_last_word_as_well() -> None:

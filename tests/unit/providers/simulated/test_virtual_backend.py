@@ -16,7 +16,7 @@ from providers.simulated.virtual_backend import VirtualBackend
 from tests.unit.providers.clocks import SteppedClock
 from tests.unit.providers.waiting import until
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Beat, Desired, Final, Manifest, Outcome
+from trainer.contract.documents import AttemptSpec, Desired, Final, Heartbeat, Manifest, Outcome
 from trainer.contract.train import CheckpointConfig
 
 OURS = Installation("aaaa")
@@ -60,9 +60,9 @@ class World:
         data = await self.blobs.get(keys.final(attempt))
         return Final.model_validate_json(data) if data else None
 
-    async def beat(self, attempt: str) -> Beat | None:
-        data = await self.blobs.get(keys.beat(attempt, 0))
-        return Beat.model_validate_json(data) if data else None
+    async def beat(self, attempt: str) -> Heartbeat | None:
+        data = await self.blobs.get(keys.heartbeat(attempt, 0))
+        return Heartbeat.model_validate_json(data) if data else None
 
     async def states(self) -> dict[str, InstanceState]:
         return {o.handle.name: o.state for o in await self.body.machines()}

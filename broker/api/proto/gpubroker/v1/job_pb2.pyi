@@ -376,7 +376,7 @@ class Attempt(_message.Message):
     def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., traffic_usd: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., idle: _Optional[_Union[IdleKind, str]] = ..., evidence: _Optional[str] = ..., observed_runs: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s", "received_bytes", "sent_bytes", "network_bytes", "told", "gpu_memory_bytes", "gpu_power_w")
+    __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s", "received_bytes", "sent_bytes", "network_bytes", "messages", "gpu_memory_bytes", "gpu_power_w")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -397,7 +397,7 @@ class Beat(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     NETWORK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TOLD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_POWER_W_FIELD_NUMBER: _ClassVar[int]
     attempt: str
@@ -420,12 +420,12 @@ class Beat(_message.Message):
     received_bytes: int
     sent_bytes: int
     network_bytes: int
-    told: _containers.RepeatedCompositeFieldContainer[Told]
+    messages: _containers.RepeatedCompositeFieldContainer[AgentMessage]
     gpu_memory_bytes: int
     gpu_power_w: float
-    def __init__(self, attempt: _Optional[str] = ..., node: _Optional[int] = ..., boot: _Optional[str] = ..., seq: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., loss: _Optional[float] = ..., heldout_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., rows_per_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., gpu_utilisation: _Optional[float] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., notice_s: _Optional[float] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., network_bytes: _Optional[int] = ..., told: _Optional[_Iterable[_Union[Told, _Mapping]]] = ..., gpu_memory_bytes: _Optional[int] = ..., gpu_power_w: _Optional[float] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[str] = ..., node: _Optional[int] = ..., boot: _Optional[str] = ..., seq: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., loss: _Optional[float] = ..., heldout_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., rows_per_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., gpu_utilisation: _Optional[float] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., notice_s: _Optional[float] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., network_bytes: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ..., gpu_memory_bytes: _Optional[int] = ..., gpu_power_w: _Optional[float] = ...) -> None: ...
 
-class Told(_message.Message):
+class AgentMessage(_message.Message):
     __slots__ = ("seq", "kind", "message")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -450,7 +450,7 @@ class CheckpointRef(_message.Message):
     def __init__(self, manifest: _Optional[str] = ..., step: _Optional[int] = ..., save_s: _Optional[float] = ..., stall_s: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Final(_message.Message):
-    __slots__ = ("attempt", "outcome", "message", "exit_code", "step", "total_steps", "resumed_from", "checkpoint", "heldout_loss_before", "heldout_loss_after", "peak_memory_bytes", "tokens_per_s", "boot", "received_bytes", "sent_bytes", "ran_out", "bad_host", "told")
+    __slots__ = ("attempt", "outcome", "message", "exit_code", "step", "total_steps", "resumed_from", "checkpoint", "heldout_loss_before", "heldout_loss_after", "peak_memory_bytes", "tokens_per_s", "boot", "received_bytes", "sent_bytes", "ran_out", "bad_host", "messages")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -468,7 +468,7 @@ class Final(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RAN_OUT_FIELD_NUMBER: _ClassVar[int]
     BAD_HOST_FIELD_NUMBER: _ClassVar[int]
-    TOLD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     outcome: Outcome
     message: str
@@ -486,8 +486,8 @@ class Final(_message.Message):
     sent_bytes: int
     ran_out: RanOut
     bad_host: bool
-    told: _containers.RepeatedCompositeFieldContainer[Told]
-    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., ran_out: _Optional[_Union[RanOut, str]] = ..., bad_host: bool = ..., told: _Optional[_Iterable[_Union[Told, _Mapping]]] = ...) -> None: ...
+    messages: _containers.RepeatedCompositeFieldContainer[AgentMessage]
+    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., ran_out: _Optional[_Union[RanOut, str]] = ..., bad_host: bool = ..., messages: _Optional[_Iterable[_Union[AgentMessage, _Mapping]]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("seq", "at", "kind", "message", "attempt_id", "data")

@@ -13,7 +13,7 @@ READS = [
     f"team/abcd/attempts/{ATTEMPT}/",
 ]  # fmt: skip
 WRITES = [
-    f"team/abcd/beats/{ATTEMPT}/", f"team/abcd/attempts/{ATTEMPT}/log/", f"team/abcd/checkpoints/{JOB}/{ATTEMPT}/",
+    f"team/abcd/heartbeats/{ATTEMPT}/", f"team/abcd/attempts/{ATTEMPT}/log/", f"team/abcd/checkpoints/{JOB}/{ATTEMPT}/",
 ]  # fmt: skip
 LEASE, FINAL = "team/abcd/broker/lease", f"team/abcd/attempts/{ATTEMPT}/final.json"
 

@@ -89,7 +89,7 @@ async def test_the_agent_reads_with_one_and_writes_with_the_other() -> None:
         with contextlib.suppress(ObjectStoreError):
             await objects.keys(f"checkpoints/{JOB}/")
         with contextlib.suppress(ObjectStoreError):
-            await objects.write(f"beats/{ATTEMPT}/0", b"1")
+            await objects.write(f"heartbeats/{ATTEMPT}/0", b"1")
         with contextlib.suppress(ObjectStoreError):
             await objects.delete(f"checkpoints/{JOB}/{ATTEMPT}/x")
     used = [

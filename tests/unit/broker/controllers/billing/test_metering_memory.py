@@ -14,7 +14,7 @@ from tests.support import build
 from tests.unit.broker.controllers.observation.test_inventory import Scripted
 from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 OTHER = AttemptId("b" * 13)
 
@@ -23,10 +23,10 @@ class Beating:
     """A blob store with the beats of two attempts."""
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
-        return [BlobInfo(key=keys.beat(of, 0), bytes=1, etag="e") for of in (build.attempt().id, OTHER)]
+        return [BlobInfo(key=keys.heartbeat(of, 0), bytes=1, etag="e") for of in (build.attempt().id, OTHER)]
 
     async def get(self, key: str) -> bytes:
-        return Beat(attempt="a", boot="b", seq=1).model_dump_json().encode()
+        return Heartbeat(attempt="a", boot="b", seq=1).model_dump_json().encode()
 
 
 class OneLives:

@@ -17,7 +17,7 @@ from broker.ports import Blobs, Change, Lane, Provider
 from tests.conformance.samples import ManualClock, running
 from tests.support import build
 from tests.support.memory_store.store import MemoryStore
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 WHERE = ("provider", "cloud", "region", "accelerator")
 
@@ -55,7 +55,7 @@ class Desk:
         self.seq += 1
         (one,) = await self.store.claim_attempts(Lane.LIVENESS, owner="l", lease_s=1, limit=1)
         values = {"attempt": one.attempt.id, "boot": "b", "seq": self.seq, "phase": "training", "total_steps": 1000}
-        beaten = replace(one.attempt, beat=Beat(**(values | changes)))
+        beaten = replace(one.attempt, beat=Heartbeat(**(values | changes)))
         assert await self.store.apply([Change(attempt=(one.attempt, beaten))]) == [True]
 
     async def told(self, job: Job) -> list[Event]:

@@ -17,7 +17,7 @@ from broker.ports import BlobInfo, Blobs, Store
 from tests.support import build
 from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Beat
+from trainer.contract.documents import Heartbeat
 
 LOOK_S = 2.0
 OWN = build.attempt().id
@@ -27,16 +27,16 @@ class Flaky:
     """A blob store with the first machine's beat, if there is any, and those of others."""
 
     away = False
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
 
     def __init__(self) -> None:
-        self.mates: dict[str, Beat] = {}
+        self.mates: dict[str, Heartbeat] = {}
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         if self.away:
             raise BlobsUnavailable("503")
         one = self.beat
-        found = [BlobInfo(key=keys.beat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
+        found = [BlobInfo(key=keys.heartbeat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
         return found + [BlobInfo(key=key, bytes=9, etag=mate.boot + str(mate.seq)) for key, mate in self.mates.items()]
 
     async def get(self, key: str) -> bytes | None:
@@ -96,7 +96,7 @@ async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -
     """Whether the store was away, or the database, so that nobody looked: a machine that has worked all the time is not
     hung when both are back, and one that has stuck is not young again for one call that failed."""
     watched = Watched()
-    watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
+    watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
     await watched.looks(*[False] * 10)
     assert await watched.beats.latest(OWN) is not None
     before = await watched.ages()
@@ -115,7 +115,7 @@ async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -
 async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
     """Between its reading of the beats and its judgement: a listing that wrongly called them stopped was believed."""
     watched = Watched()
-    watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
+    watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
     watched.store.mates = mate(1)
     await watched.looks(False)
     one = build.attempt(AttemptState.TRAINING, running_at=build.T0)
@@ -127,8 +127,8 @@ async def test_paused_broker_counts_no_silence_it_did_not_observe() -> None:
     assert [seen.beat_age_s, seen.progress_age_s, seen.peers_silent_s] == [2 * LOOK_S] * 3
 
 
-def mate(node: int, **changes: Any) -> dict[str, Beat]:
-    return {keys.beat(OWN, node): Beat(attempt=OWN, node=node, boot="b", seq=1, phase="training", **changes)}
+def mate(node: int, **changes: Any) -> dict[str, Heartbeat]:
+    return {keys.heartbeat(OWN, node): Heartbeat(attempt=OWN, node=node, boot="b", seq=1, phase="training", **changes)}
 
 
 async def test_most_silent_machine_decides_until_it_is_done() -> None:
@@ -147,7 +147,7 @@ async def test_most_silent_machine_decides_until_it_is_done() -> None:
     watched.store.mates |= mate(2)
     await watched.looks(False)
     assert beats.peers_silent_s(OWN, 3) == 2 * LOOK_S
-    watched.store.mates[keys.beat(OWN, 1)] = Beat(attempt=OWN, node=1, boot="b", seq=2, phase="done")
+    watched.store.mates[keys.heartbeat(OWN, 1)] = Heartbeat(attempt=OWN, node=1, boot="b", seq=2, phase="done")
     await watched.looks(False)
     assert await beats.finished(OWN, 3) == 1
     await watched.looks(False)
@@ -160,6 +160,6 @@ async def test_most_silent_machine_decides_until_it_is_done() -> None:
 async def test_what_is_no_beat_of_a_machine_is_not_watched(name: str) -> None:
     """A machine may write any number of keys below its own."""
     watched = Watched()
-    watched.store.mates = {f"{keys.BEATS}{OWN}/{name}": Beat(attempt=OWN, boot="b", seq=1)}
+    watched.store.mates = {f"{keys.HEARTBEATS}{OWN}/{name}": Heartbeat(attempt=OWN, boot="b", seq=1)}
     await watched.looks(False)
     assert not watched.beats._watched

@@ -28,7 +28,7 @@ from broker.estimator.speed.hardware import TABLE
 from broker.estimator.speed.throughput import step_seconds
 from broker.lifecycle.recovery import adjust_plan
 from tests.support import build
-from trainer.contract.documents import Beat, Final, Outcome
+from trainer.contract.documents import Final, Heartbeat, Outcome
 
 SHAPE = ModelShape(
     name="secret-name", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
@@ -102,7 +102,7 @@ def test_preempted_run_counts_by_its_last_heartbeat_if_long_enough() -> None:
     """One that was preempted counts by its last beat if it ran for long enough."""
 
     def preempted(step: int, resumed: int) -> RunObservation | None:
-        beat = Beat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)
+        beat = Heartbeat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)
         return observed(JOB, ended(final=None, beat=beat, reason=Reason.PREEMPTED))
 
     long = preempted(60, 50)
