@@ -121,7 +121,7 @@ def configure(home: Path, lifetime_s: float) -> None:
             "simulated": {"seed": 1911, "sold_out": 0, "lifetimes_s": [lifetime_s, *[LONG_S] * 20]},
         },
         "rhythm": {"poll_s": 0.5, "look_s": 1, "list_s": 1, "billing_s": 2, "sweep_s": 15, "market_s": 10},
-        "limits": {"beat_s": 2, "poll_s": 2, "log_s": 2},
+        "limits": {"heartbeat_s": 2, "poll_s": 2, "log_s": 2},
     }
     (home / MARK).touch()
     (home / CONFIG_FILE).write_text(yaml.safe_dump(config, sort_keys=False))

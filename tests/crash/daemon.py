@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "rhythm": {
         "poll_s": 0.1, "look_s": 0.2, "list_s": 0.2, "billing_s": 0.3, "sweep_s": 1, "market_s": 5, "deadman_s": 1,
     },
-    "limits": {"beat_s": 0.3, "poll_s": 0.3, "log_s": 0.5, "drain_s": 10},
+    "limits": {"heartbeat_s": 0.3, "poll_s": 0.3, "log_s": 0.5, "drain_s": 10},
 }  # fmt: skip
 COUNT = """
 import os, sys, time, pathlib

@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "rhythm": {
         "poll_s": 0.05, "look_s": 0.1, "list_s": 0.1, "billing_s": 0.2, "sweep_s": 0.5, "market_s": 1, "deadman_s": 0.5,
     },
-    "limits": {"beat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},
+    "limits": {"heartbeat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},
 }  # fmt: skip
 LOOK_S = 0.03
 SETTLE_S = 300.0

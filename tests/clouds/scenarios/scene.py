@@ -49,7 +49,7 @@ LARGE = 50_000_000
 SECRETS = ("test-key", "GPUBROKER_ATTEMPT_KEY=", "GPUBROKER_STORE_OPTIONS=")
 """Parts of what must be in no argument list."""
 RHYTHM = {"poll_s": 0.5, "look_s": 1.0, "list_s": 1.0, "billing_s": 5.0, "sweep_s": 5.0, "market_s": 5.0}
-LIMITS = {"beat_s": 2.0, "poll_s": 2.0, "log_s": 2.0, "drain_s": 60.0}
+LIMITS = {"heartbeat_s": 2.0, "poll_s": 2.0, "log_s": 2.0, "drain_s": 60.0}
 CLOUDS = ("runpod", "vast", "lambda", "aws")
 GUARD_S = 1800.0
 """Ends a hang, and nothing else: four machines that train share the cores of this one."""
