@@ -1,9 +1,10 @@
-"""Opens an obstore store by URL; says in one line what is wrong when that fails."""
+"""Blob stores by URL: opens them with obstore, and knows the list prices of their storage."""
 
 import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,14 @@ from broker.runtime.private_files import private_folder
 
 CALL_S = 20.0
 """Longest wait for one call, retries included."""
+
+S3, R2, GCS, AZURE = Decimal("0.023"), Decimal("0.015"), Decimal("0.020"), Decimal("0.018")
+"""List prices of a GiB-month of ordinary storage in dollars, checked 2026-11; an operator may overrule them.
+
+S3 Standard $0.023 (us-east-1, first 50 TB), Cloudflare R2 $0.015, Google Cloud Storage Standard $0.020 (us regions),
+Azure Blob hot LRS $0.018. Other S3 services are priced as S3. Sources: docs/design/money.md.
+"""
+R2_HOST = ".r2.cloudflarestorage.com"
 
 _ENVIRONMENT = {
     "s3": (
@@ -86,3 +95,11 @@ def one_line(error: BaseException) -> str:
     """Obstore's message without its debug dump and the server's page."""
     text = str(error).split("\n\nDebug source", 1)[0]
     return " ".join(text.split())[:300] or type(error).__name__
+
+
+def storage_usd_per_gib_month(url: str, options: Mapping[str, str]) -> Decimal:
+    """Return the list price of the kind of store; 0 for a folder, which is on the operator's own disk."""
+    scheme = urlsplit(url).scheme
+    if scheme == "s3":
+        return R2 if any(R2_HOST in value.lower() for value in options.values()) else S3
+    return {"gs": GCS, "az": AZURE}.get(scheme, Decimal(0))

@@ -26,8 +26,7 @@ from broker.api.service.interfaces import DaemonHooks, Settings, nowhere
 from broker.api.service.jobs import Service
 from broker.api.service.quotes import QuoteService
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.blobs.connect import folder_of, options_of
-from broker.blobs.list_prices import storage_usd_per_gib_month
+from broker.blobs.connect import folder_of, options_of, storage_usd_per_gib_month
 from broker.controllers.base.context import ControllerContext, CostSettings, Intervals
 from broker.controllers.fleet import Fleet
 from broker.controllers.market.poller import MarketIntervals, MarketPoller
@@ -51,9 +50,8 @@ from broker.paths import CLIENT_FILE, CONFIG_FILE
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.model_lookup import HubClient
 from broker.reporting.digest import DigestPlan
-from broker.runtime.clock import SystemClock
+from broker.runtime.clock import DatabaseClock, SystemClock
 from broker.runtime.control_loop import run_forever
-from broker.runtime.database_clock import DatabaseClock
 from broker.runtime.peers import refuse_conflicting_brokers, seat_of
 from broker.runtime.private_files import write_private
 from broker.runtime.provider_gate import gated

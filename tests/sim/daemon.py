@@ -7,8 +7,8 @@ from collections.abc import Callable
 from broker.controllers.fleet import Fleet
 from broker.controllers.market.poller import MarketPoller
 from broker.domain.errors import GpubrokerError, StoreUnavailable
+from broker.runtime.clock import DatabaseClock
 from broker.runtime.control_loop import run_forever
-from broker.runtime.database_clock import DatabaseClock
 
 
 async def daemon(clock: DatabaseClock, market: MarketPoller, fleet: Fleet) -> None:

@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     _mutant(
         "money by the local clock", "spend_within_cap charged_in_full not_overbilled",
-        ("broker.runtime.database_clock.DatabaseClock.now", wrong.local_now),
+        ("broker.runtime.clock.DatabaseClock.now", wrong.local_now),
     ),
     _mutant(
         "the price of the purchase is charged on", "charged_in_full",

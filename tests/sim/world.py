@@ -19,7 +19,7 @@ from broker.controllers.termination.orphan_sweep import Sweep
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.ports import Blobs, Lane, Store
-from broker.runtime.database_clock import DatabaseClock
+from broker.runtime.clock import DatabaseClock
 from broker.runtime.secret_box import SecretBox
 from providers.local.machine import Machine
 from providers.simulated.config import SimulatedConfig
@@ -116,9 +116,9 @@ class World:
 
     def _seats(self) -> list[Slot]:
         """In every fourth house they disagree about the time."""
-        skewed = self._draw.random() < 0.25
+        clock_skew_message = self._draw.random() < 0.25
         brokers = self._draw.choice((1, 1, 2, 2, 3))
-        return [self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0) for n in range(brokers)]
+        return [self._slot(n, self._draw.uniform(-3600, 3600) if clock_skew_message else 0.0) for n in range(brokers)]
 
     def _config(self) -> SimulatedConfig:
         draw = self._draw

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from broker.domain.errors import GpubrokerError
 from broker.ports import Blobs, Clock, Store
-from broker.runtime.clock_skew import skewed
+from broker.runtime.clock import clock_skew_message
 from trainer.contract import object_keys as keys
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Readiness:
         return checks
 
     async def _look(self) -> dict[str, str]:
-        checks = {"database": OK, "blobs": OK, "broker": OK, "clock": skewed(self._skew()) or OK}
+        checks = {"database": OK, "blobs": OK, "broker": OK, "clock": clock_skew_message(self._skew()) or OK}
         try:
             await self._store.ping()
         except GpubrokerError as error:

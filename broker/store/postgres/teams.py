@@ -10,8 +10,8 @@ from broker.store.postgres import row_codec as rows
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES
 from broker.store.postgres.slack_users import slack_user
+from broker.store.rules import channels as channel_rules
 from broker.store.rules import fences
-from broker.store.rules import slack_users as slack_rules
 
 
 class PostgresTeams(PostgresPart):
@@ -31,7 +31,9 @@ class PostgresTeams(PostgresPart):
             await write_audit(connection, [fences.token_revoked(self._tenant, rows.token(row)) for row in found])
             for row in found:
                 gone = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
-                await write_audit(connection, [slack_rules.unlinked(self._tenant, slack_user(one)) for one in gone])
+                await write_audit(
+                    connection, [channel_rules.slack_unlinked(self._tenant, slack_user(one)) for one in gone]
+                )
             return bool(found)
 
     async def put_team(self, name: str, note: str) -> Team | None:

@@ -1,16 +1,16 @@
-"""What both stores say of channels: entries of the audit, and how long things are remembered."""
+"""Rules of notification channels and Slack links, for every store: limits of the outbox and audit entries."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from broker.domain.notifications import Channel
+from broker.domain.notifications import Channel, SlackUser
 from broker.domain.tenancy import AuditEntry, Tenant
 
 NOTICE_ID = re.compile(r"[A-Za-z0-9_:-]{1,200}")
-"""As the schema has it: a dot would blur what a webhook signs."""
+"""The same pattern as in the schema. A dot is not allowed, because it separates the parts that a webhook signs."""
 IDLE_S = 90 * 86_400.0
-"""How long an idle stream's state, a notice and its id are remembered."""
+"""Seconds for which the state of an idle stream, a notice and its id are kept."""
 TOO_OLD = "too old"
 TOO_MANY = "too many"
 
@@ -20,9 +20,11 @@ def added(tenant: Tenant, channel: Channel) -> AuditEntry:
 
 
 def changed(tenant: Tenant, before: Channel, after: Channel) -> AuditEntry:
-    """That a secret changed is told, never which it is."""
-    told = {**_shown(after), **({"secrets": "changed"} if before.sealed != after.sealed else {})}
-    return tenant.audit_entry("channel.change", before.id, team=before.team or "", before=_shown(before), after=told)
+    """Return the audit entry of a changed channel. It records that a secret changed, but not the secret."""
+    after_view = {**_shown(after), **({"secrets": "changed"} if before.sealed != after.sealed else {})}
+    return tenant.audit_entry(
+        "channel.change", before.id, team=before.team or "", before=_shown(before), after=after_view
+    )
 
 
 def removed(tenant: Tenant, channel: Channel) -> AuditEntry:
@@ -37,3 +39,23 @@ def _shown(channel: Channel) -> Mapping[str, Any]:
         "config": dict(channel.config),
         "enabled": channel.enabled,
     }
+
+
+def slack_linked(tenant: Tenant, link: SlackUser, before: SlackUser | None) -> AuditEntry:
+    """Return the audit entry of a new or changed link of a Slack user; `before` None: the link is new."""
+    rights_before = _slack_rights(before) if before is not None else None
+    return tenant.audit_entry(
+        "slack.link", _slack_target(link), team=link.team, before=rights_before, after=_slack_rights(link)
+    )
+
+
+def slack_unlinked(tenant: Tenant, link: SlackUser) -> AuditEntry:
+    return tenant.audit_entry("slack.unlink", _slack_target(link), team=link.team, before=_slack_rights(link))
+
+
+def _slack_target(link: SlackUser) -> str:
+    return f"{link.workspace}/{link.user}"
+
+
+def _slack_rights(link: SlackUser) -> dict[str, Any]:
+    return {"owner": link.owner, "scopes": list(link.scopes)}

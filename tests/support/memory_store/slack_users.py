@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.domain.notifications import SlackUser
+from broker.store.rules import channels as channel_rules
 from broker.store.rules import fences
-from broker.store.rules import slack_users as slack_rules
 from tests.support.memory_store.state import MemoryPart
 
 
@@ -16,7 +16,7 @@ class MemorySlackUsers(MemoryPart):
             raise fences.refused(f"link of {link.user}", "slack_users_team")
         before = state.slack_users.get(own)
         state.slack_users[own] = replace(link, name=fences.clean(link.name), linked_at=state.clock.now())
-        state.write_audit(slack_rules.linked(self._tenant, link, before))
+        state.write_audit(channel_rules.slack_linked(self._tenant, link, before))
 
     async def slack_users(self, workspace: str | None = None, user: str | None = None) -> Sequence[SlackUser]:
         links = (link for _, link in sorted(self._state.slack_users.items()) if self._sees(link.team))
@@ -26,5 +26,5 @@ class MemorySlackUsers(MemoryPart):
         own = (link.team, link.workspace, link.user)
         gone = self._state.slack_users.pop(own, None) if self._sees(link.team) else None
         if gone is not None:
-            self._state.write_audit(slack_rules.unlinked(self._tenant, gone))
+            self._state.write_audit(channel_rules.slack_unlinked(self._tenant, gone))
         return gone is not None

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import AuditFilter, Token
+from broker.store.rules import channels as channel_rules
 from broker.store.rules import fences
-from broker.store.rules import slack_users as slack_rules
 from tests.support.memory_store.state import MemoryPart
 
 
@@ -37,7 +37,7 @@ class MemoryTeams(MemoryPart):
         for own, link in list(state.slack_users.items()):
             if (link.team, link.owner) == whose:
                 del state.slack_users[own]
-                state.write_audit(slack_rules.unlinked(self._tenant, link))
+                state.write_audit(channel_rules.slack_unlinked(self._tenant, link))
 
     async def put_team(self, name: str, note: str) -> Team | None:
         if not self._tenant.operator:

@@ -9,7 +9,7 @@ import pytest
 
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Store
-from broker.runtime.database_clock import READ_S, TRIES, DatabaseClock
+from broker.runtime.clock import READ_S, TRIES, DatabaseClock
 from tests.conformance.samples import START
 
 
@@ -94,13 +94,13 @@ async def test_an_answer_that_took_long_is_not_believed() -> None:
 async def test_without_a_quick_answer_it_does_not_start() -> None:
     clock, database = clock_of(Host())
     database.trip_s = 30
-    with pytest.raises(StoreUnavailable, match="more than 1 s to say the time"):
+    with pytest.raises(StoreUnavailable, match="more than 1 s to report its time"):
         await clock.start()
     assert database.asked == TRIES
 
 
 async def test_a_wrong_clock_is_told_of_once_and_when_it_is_right_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "broker.runtime.database_clock")
+    caplog.set_level(logging.INFO, "broker.runtime.clock")
     clock, database = clock_of(Host(4.0))
     await clock.start()
     for skew_s in (3601.0, 3601.0, -2.0):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.blobs.list_prices import storage_usd_per_gib_month
+from broker.blobs.connect import storage_usd_per_gib_month
 from broker.daemon.app import costs_of
 from broker.daemon.config import DaemonConfig
 from broker.domain.spec import Retention
