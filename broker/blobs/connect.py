@@ -42,7 +42,7 @@ _ALIASES = {
     "endpoint": "aws_endpoint", "endpoint_url": "aws_endpoint", "aws_endpoint_url": "aws_endpoint",
     "aws_endpoint_url_s3": "aws_endpoint", "region": "aws_region",
 }  # fmt: skip
-"""Of S3: obstore refuses two names of one setting, which an option and a variable easily are."""
+"""Names of S3 settings and the one name used here: obstore refuses two names of one setting."""
 _HTTP_SETTING = re.compile(
     r"(aws_|google_|azure_)?(allow_http|allow_invalid_certificates|\w*timeout|default_content_type|http[12]_\w+"
     r"|pool_\w+|proxy_\w+|user_agent)"

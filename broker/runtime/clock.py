@@ -15,7 +15,7 @@ from broker.ports import Clock, Store
 log = logging.getLogger(__name__)
 
 READ_S = 15.0
-"""Seconds between two readings. A monotonic clock drifts by less than 1 ms in that time, unless its host is suspended."""
+"""Seconds between two readings. A monotonic clock drifts by less than 1 ms meanwhile, unless its host is suspended."""
 TRIP_S = 1.0
 """Longest round trip of a reading in seconds. A slower answer is ignored, because its moment is too uncertain."""
 TRIES = 10

@@ -37,7 +37,7 @@ from broker.lifecycle.launch import judge_launching
 from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.superseded_checkpoints import superseded
-from broker.runtime import database_clock as house_clock
+from broker.runtime import clock as database_clock
 from broker.store.rules import fences
 from tests.sim.loop import EPOCH, WHO
 from tests.support.memory_store import state as memory_state
@@ -227,7 +227,7 @@ _REFRESH = HeartbeatReader.refresh
 # --- money
 
 
-def local_now(self: house_clock.DatabaseClock) -> datetime:
+def local_now(self: database_clock.DatabaseClock) -> datetime:
     return self._own.now()
 
 
