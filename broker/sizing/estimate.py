@@ -11,6 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
+
 from broker.domain.errors import InvalidInput
 from broker.domain.gpu_names import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
@@ -98,7 +100,7 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
         raise EstimateError("; ".join(p.message for p in e.problems)) from None
 
 
-def _meant(gpu: str) -> list[Hardware]:
+def _candidates(gpu: str) -> list[Hardware]:
     """Return all GPUs of the table that the name may mean, the most common first."""
     asked = gpu_name(gpu)
     return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
@@ -108,7 +110,7 @@ def hardware_of(gpu: str | None) -> Hardware | None:
     """Return the first GPU of the table that the name may mean. Raise EstimateError."""
     if gpu is None:
         return None
-    candidates, asked, option = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
+    candidates, asked, option = _candidates(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
     if not candidates or not candidates[0].gpu:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
         near = "".join(f", the nearest is {name}" for name in nearest(asked))
@@ -116,9 +118,9 @@ def hardware_of(gpu: str | None) -> Hardware | None:
     return candidates[0]
 
 
-def _chosen(gpu: str | None) -> Iterator[str]:
+def _variant_notes(gpu: str | None) -> Iterator[str]:
     """Yield a note on the assumed variant if the name may mean GPUs of different memory."""
-    candidates = _meant(gpu) if gpu else []
+    candidates = _candidates(gpu) if gpu else []
     if len({h.memory_bytes for h in candidates}) > 1:
         first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in candidates)
         yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
@@ -143,7 +145,7 @@ def _speed(shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware | N
     return speed(replace(run, reference=task == "dpo"), hardware)
 
 
-def _said_of(task: str | None, rows: int) -> Iterator[str]:
+def _task_notes(task: str | None, rows: int) -> Iterator[str]:
     """Yield notes on the task's figures."""
     if task in PAIRED:
         yield f"{task}: each of {rows // 2} rows is two sequences"
@@ -168,36 +170,86 @@ def estimate(
     the model reads. `target_seq`: tokens that an encoder-decoder generates. `resolution`: pixels of a side of a UNet's
     images.
     """
-    _check_types(locals())
-    name, given = config_of(model, config)
-    (given, plain), (optimizer, named) = unquantised(given, method), optimizer_of(optimizer)
-    words: Any = {"method": method, "precision": precision, "sharding": sharding or ("ddp" if gpus > 1 else "none")}
-    words |= {"attention": attention, "norms": norms}  # checked there, with one line that names the choices
-    try:
-        version, others = stack_of(stack)
-        ask = sizes.EstimateOptions(
-            **words, optimizer=optimizer, length=seq, target=target_seq, accumulated=accumulate, gpus=gpus,
-            rows=micro_batch * (2 if task in PAIRED else 1), nodes=nodes, offload=offload, rank=lora_r,
-            checkpointing=gradient_checkpointing, targets=targets_of(lora_targets), dropout=lora_dropout,
-            trainable=trainable_parameters, transformers=version,
+    return answer(EstimateRequest.checked(locals()))
+
+
+class EstimateRequest(BaseModel):
+    """Arguments of `estimate`, checked by type; it documents them."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None
+    config: str | Path | InstanceOf[Mapping[str, Any]] | None
+    task: str | None
+    method: str
+    optimizer: str
+    precision: str
+    seq: int
+    target_seq: int | None
+    resolution: int | None
+    micro_batch: int
+    accumulate: bool
+    gpus: int
+    nodes: int
+    offload: bool
+    sharding: str | None
+    gradient_checkpointing: bool
+    lora_r: int
+    lora_targets: str
+    lora_dropout: float
+    trainable_parameters: int | None
+    attention: str
+    norms: str
+    stack: str | None
+    exact: bool
+    gpu: str | None
+
+    @classmethod
+    def checked(cls, arguments: Mapping[str, Any]) -> "EstimateRequest":
+        """Return the request. Raise EstimateError for an argument of another type."""
+        try:
+            return cls.model_validate(arguments)
+        except ValidationError as e:
+            name = str(e.errors()[0]["loc"][0])
+            value, kind = arguments[name], get_type_hints(cls)[name]
+            kinds = [get_origin(k) or k for k in get_args(kind) or (kind,)]
+            accepted = " or ".join(k.__name__ for k in kinds if k is not NoneType)
+            raise EstimateError(
+                f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {accepted}"
+            ) from None
+
+    def options(self, optimizer: str, version: str | None) -> sizes.EstimateOptions:
+        """Return the options of the memory estimate for the optimizer and version of transformers."""
+        # `sizes.check` refuses unknown choices in one line that names the known ones.
+        choices: Any = {
+            "method": self.method,
+            "precision": self.precision,
+            "sharding": self.sharding or ("ddp" if self.gpus > 1 else "none"),
+            "attention": self.attention,
+            "norms": self.norms,
+        }
+        return sizes.EstimateOptions(
+            **choices, optimizer=optimizer, length=self.seq, target=self.target_seq, accumulated=self.accumulate,
+            gpus=self.gpus, rows=self.micro_batch * (2 if self.task in PAIRED else 1), nodes=self.nodes,
+            offload=self.offload, rank=self.lora_r, checkpointing=self.gradient_checkpointing,
+            targets=targets_of(self.lora_targets), dropout=self.lora_dropout, trainable=self.trainable_parameters,
+            transformers=version,
         )  # fmt: skip
-        document = _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
+
+
+def answer(request: EstimateRequest) -> dict[str, Any]:
+    """Return the document of the estimate. Raise EstimateError."""
+    name, given = config_of(request.model, request.config)
+    given, config_notes = unquantised(given, request.method)
+    optimizer, optimizer_notes = optimizer_of(request.optimizer)
+    try:
+        version, stack_notes = stack_of(request.stack)
+        ask = request.options(optimizer, version)
+        document = _answer(name, given, ask, request, hardware_of(request.gpu))
     except sizes.InvalidEstimate as e:
         raise EstimateError(str(e)) from None
-    document["notes"] += [*plain, *named, *others, *_chosen(gpu)]
+    document["notes"] += [*config_notes, *optimizer_notes, *stack_notes, *_variant_notes(request.gpu)]
     return document
-
-
-def _check_types(asked: Mapping[str, Any]) -> None:
-    """Raise EstimateError for an argument whose type differs from the annotation of `estimate`."""
-    for name, kind in get_type_hints(estimate).items():
-        if name == "return":
-            continue
-        kinds = [get_origin(one) or one for one in get_args(kind) or (kind,)]
-        value, known = asked[name], tuple(kinds + ([int] if float in kinds else []))
-        if not isinstance(value, known) or (isinstance(value, bool) and bool not in kinds):
-            wanted = " or ".join(one.__name__ for one in kinds if one is not NoneType)
-            raise EstimateError(f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {wanted}")
 
 
 def targets_of(text: str) -> tuple[str, ...] | str:
@@ -212,22 +264,19 @@ def _answer(
     name: str,
     given: Mapping[str, Any],
     ask: sizes.EstimateOptions,
-    task: str | None,
-    resolution: int | None,
+    request: EstimateRequest,
     hardware: Hardware | None,
-    *,
-    exact: bool,
 ) -> dict[str, Any]:
     """Return the document of the estimate. Raise EstimateError or InvalidEstimate."""
+    task = request.task
     if (kind := traced.kind_of(given)) is not None:
-        ask = tabled.sized(given, ask, resolution)
+        ask = tabled.sized(given, ask, request.resolution)
         result = tabled.estimate(given, ask)
-        return _document(
-            name, kind, result, hardware, tabled.NO_SPEED, tracer.trace(given, None, ask, task) if exact else None
-        )
+        trace = tracer.trace(given, None, ask, task) if request.exact else None
+        return _document(name, kind, result, hardware, tabled.NO_SPEED, trace)
     shape = model_shape(name, given, task)
     task, is_inferred = task or built_for(given), task is None
-    tabled.refuse_resolution(shape.family, resolution)
+    tabled.refuse_resolution(shape.family, request.resolution)
     if task == "dpo" and ask.method == "full":
         raise EstimateError(
             "--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora"
@@ -237,9 +286,10 @@ def _answer(
         result = sizes.by_formula(result, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")
     by_class = [f"task {task}, by the config's architectures"] if is_inferred and task else []
     links_note = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
-    notes = *result.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows), *links_note
-    result, at = replace(result, notes=notes), _speed(shape, ask, hardware, task)
-    return _document(name, shape.family, result, hardware, at, tracer.trace(given, shape, ask, task) if exact else None)
+    notes = *result.notes, *by_class, *_config_notes(given, shape), *_task_notes(task, ask.rows), *links_note
+    result, step_speed = replace(result, notes=notes), _speed(shape, ask, hardware, task)
+    trace = tracer.trace(given, shape, ask, task) if request.exact else None
+    return _document(name, shape.family, result, hardware, step_speed, trace)
 
 
 def links(hardware: Hardware, each: int) -> str:
@@ -250,7 +300,7 @@ def links(hardware: Hardware, each: int) -> str:
     )
 
 
-def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
+def _config_notes(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
     """Yield notes on what was read differently from the config."""
     text = text_of(given)
     missing = filled(text)[1]
@@ -285,26 +335,21 @@ def _document(
     traced: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     categories, segment, peak = dict(result.by_category), result.segment, result.peak_allocated
-    tier, evidence, margin, additional = (
-        str(result.tier),
-        result.evidence,
-        result.margin,
-        result.device_margin - result.margin,
-    )
+    tier, evidence, margin = str(result.tier), result.evidence, result.margin
+    additional = result.device_margin - result.margin
     if traced is not None:
         categories = {**dict.fromkeys(categories, 0), **traced["by_category"], "context": result.context}
         categories["temporary"] += result.workspace
         peak, segment = traced["peak_allocated_bytes"] + result.workspace, traced["segment"]
         versions = " ".join(f"{k} {v}" for k, v in traced["versions"].items())
         tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", exact_margin(family, margin)
-    used = peak + result.context
     return {
         "model": name,
         "family": family,
         "parameters": result.parameters,
         "trainable_parameters": result.trainable,
         "peak_allocated_bytes": peak,
-        "device_used_bytes": used,
+        "device_used_bytes": peak + result.context,
         "by_category": categories,
         "segment": segment,
         "evidence": tier,
