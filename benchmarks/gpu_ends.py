@@ -74,7 +74,7 @@ def beside(folder: Path) -> Mapping[str, Any]:
         code, said = train(folder, "beside", 1)
     finally:
         holder.communicate()
-    told = line_of(said, "held by something else")
+    told = line_of(said, "in use by another process")
     right = code == ExitCode.INFRASTRUCTURE and bool(told)
     return {"case": "a third is held by another", "code": code, "told": told, "right": right}
 

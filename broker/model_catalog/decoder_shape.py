@@ -69,7 +69,7 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
     if family in BIDIRECTIONAL and model_misuse_message("causal_lm", config):
         known = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
-        raise _invalid(f"{name!r} is an encoder ({family}) that nobody estimates; known are {known}")
+        raise _invalid(f"{name!r} is an encoder ({family}) that is not supported; supported are {known}")
 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:

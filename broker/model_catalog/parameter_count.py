@@ -53,7 +53,7 @@ def positions(c: Config) -> int | None:
         return declared
     factor = rope.get("factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:
-        raise ValueError(f"rope_scaling with a factor that is no number from 0 to {MOST_STRETCHED}: {shown(factor)}")
+        raise ValueError(f"rope_scaling with a factor that is not a number from 0 to {MOST_STRETCHED}: {shown(factor)}")
     return max(declared, int(number(rope, "original_max_position_embeddings", default=declared) * factor))
 
 

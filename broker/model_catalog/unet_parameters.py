@@ -35,7 +35,7 @@ def unet(config: Mapping[str, Any]) -> int:
     """Return the count. Raise ValueError if a field is missing."""
     try:
         return _count(config)
-    except (KeyError, TypeError, IndexError) as e:
+    except (KeyError, TypeError, IndexError, OverflowError) as e:
         raise ValueError(f"no usable {e}") from None
 
 

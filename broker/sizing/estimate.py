@@ -48,7 +48,7 @@ def _read(path: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "is no text"
+        reason = e.strerror if isinstance(e, OSError) else "is not text"
         raise EstimateError(f"{file}: {reason}; give a transformers config.json") from None
 
 
@@ -64,7 +64,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
         if published is not None:
             return str(model), published.config
         if not Path(str(model)).is_dir():
-            raise EstimateError(f"{model}: not in the bundled catalogue, and no folder; give --config CONFIG.json")
+            raise EstimateError(f"{model}: not in the bundled catalogue, and not a folder; give --config CONFIG.json")
         config = Path(str(model))
     inline = isinstance(config, str) and config.lstrip().startswith("{")
     where, text = ("--config", str(config)) if inline else (str(config), _read(Path(config)))
@@ -92,7 +92,7 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
             shape = task_shape(name, config, task)
             if shape is None:
                 raise EstimateError(
-                    f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
+                    f"--task {task}: no memory model for {config.get('model_type')}; a job's first step measures it"
                 )
             return shape
         return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
@@ -123,7 +123,7 @@ def _variant_notes(gpu: str | None) -> Iterator[str]:
     candidates = _candidates(gpu) if gpu else []
     if len({h.memory_bytes for h in candidates}) > 1:
         first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in candidates)
-        yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
+        yield f"--gpu {gpu}: assumed to be {first}; it could also be {', '.join(others)}"
 
 
 def _speed(shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware | None, task: str | None) -> Speed | str:
@@ -305,9 +305,9 @@ def _config_notes(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
     text = text_of(given)
     missing = filled(text)[1]
     if missing:
-        yield f"the config lacks {', '.join(missing)}: {text['model_type']}'s defaults are taken"
+        yield f"the config lacks {', '.join(missing)}: {text['model_type']}'s defaults are used"
     if text.get("model_type") in SAME_CODE:
-        yield f"{text['model_type']} is estimated as the {shape.family} that its code is"
+        yield f"{text['model_type']} is estimated as {shape.family}, whose code it shares"
     others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
     if others:
         yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"

@@ -18,9 +18,7 @@ PAGED = "paged_adamw_8bit"
 
 def optimizer_of(name: str) -> tuple[str, tuple[str, ...]]:
     """Return (name of the estimated optimizer, notes)."""
-    paged = (
-        f"{PAGED}: taken for adamw_8bit, all of whose states are on the GPU; those that are moved to the host count too"
-    )
+    paged = f"{PAGED}: estimated as adamw_8bit with all states on the GPU, including those that it moves to the host"
     return HF_OPTIMIZERS.get(name, name), (paged,) if name == PAGED else ()
 
 

@@ -56,7 +56,7 @@ def _positive(config: Config, field: str, default: int) -> int:
 def refuse_resolution(family: str, resolution: int | None) -> None:
     """Raise InvalidEstimate if a resolution is given for a model that reads no latents."""
     if resolution is not None:
-        raise sizes.InvalidEstimate(f"--resolution {resolution}: {family} is no UNet; leave it out")
+        raise sizes.InvalidEstimate(f"--resolution {resolution}: {family} is not a UNet; leave it out")
 
 
 def estimate(config: Config, ask: sizes.EstimateOptions) -> shown.Estimate:
@@ -64,9 +64,7 @@ def estimate(config: Config, ask: sizes.EstimateOptions) -> shown.Estimate:
     kind = str(traced.kind_of(config))
     table = traced.find(config)
     if table is None:
-        raise sizes.InvalidEstimate(
-            f"no table of traces is of such a {kind}; known are {', '.join(traced.names(kind))}"
-        )
+        raise sizes.InvalidEstimate(f"no trace table matches this {kind}; known are {', '.join(traced.names(kind))}")
     _check(kind, ask)
     name, tables = table
     segments = tables.get(traced.key_of(ask.method, "bf16-autocast", ask.checkpointing))
@@ -111,7 +109,7 @@ def _check(kind: str, ask: sizes.EstimateOptions) -> None:
     ):
         if given not in known:
             words = " or ".join(w for w in known if w) or "none"
-            raise sizes.InvalidEstimate(f"{option} {given}: the tables of {kind} have {words} alone")
+            raise sizes.InvalidEstimate(f"{option} {given}: the tables of {kind} have only {words}")
 
 
 def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:

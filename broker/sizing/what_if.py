@@ -149,7 +149,7 @@ def table(
         "points": [_row(point, timed=load.steps > 0) for point in points],
         "assumptions": [
             links(hardware, A_MACHINE),
-            f"the global batch stays {load.global_batch} rows; GPUs that it does not divide among stay idle",
+            f"the global batch stays {load.global_batch} rows; GPUs without an equal share of it stay idle",
             "training alone: no set-up, checkpoints, evaluation or preemptions",
         ],
     }

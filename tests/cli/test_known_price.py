@@ -17,6 +17,6 @@ async def test_mistral_7b_on_an_l40s_is_about_ten_minutes_and_45_cents(tmp_path:
     (line,) = found.document["lines"]
     assert line["plan"]["parallelism"] == "single"
     assert (line["tier"], line["runs"]) == ("transferred", 0)
-    assert "nothing fitted on the l40s" in line["evidence"]
-    for words in ("assumed: tokens are bytes / 3.6", "boot 2 min 00 s", "nothing fitted on the l40s", "$0."):
+    assert "no measurements on L40S" in line["evidence"]
+    for words in ("assumed: tokens are bytes / 3.6", "boot 2 min 00 s", "no measurements on L40S", "$0."):
         assert words in said

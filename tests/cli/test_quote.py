@@ -57,7 +57,7 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     market.items = [*real[:1], next(one for one in real if one.accelerator != real[0].accelerator)]
     lines = (await quoted(shell, "--json")).document["lines"]
     assert {line["tier"] for line in lines} == {"unchecked"}, "SmolLM2-135M is bound by the host that launches it"
-    assert all("a layer and pass; interval as if it took twice that" in line["evidence"] for line in lines)
+    assert all("a layer and pass; interval for a host twice as slow" in line["evidence"] for line in lines)
     said = (await quoted(shell)).out
     assert said.count(" *") == 2
     assert "speed of 1: unchecked (" in said
@@ -122,8 +122,8 @@ async def test_what_if_passes_over_hardware_that_nobody_knows(shell: Shell) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--what-if", "gpus=0"), "0 is no number of GPUs"),
-        (("--what-if", "gpus=abc"), "abc is no number of GPUs"),
+        (("--what-if", "gpus=0"), "0 is not a number of GPUs"),
+        (("--what-if", "gpus=abc"), "abc is not a number of GPUs"),
         (("--what-if", "gpus="), "write gpus=1,2,4,8"),
         (("--what-if", "gpus=4,2"), "ascending"),
         ((*WHAT_IF, "--gpu", "abacus"), "--gpu abacus: not known"),

@@ -76,12 +76,12 @@ def options(args: argparse.Namespace, family: str = "") -> TraceOptions:
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
     arguments.add_argument("--config", type=Path, required=True, help="a transformers config.json")
-    arguments.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
+    arguments.add_argument("--task", choices=tuple(BY_TASK), help="task to trace; default: the family's task")
     arguments.add_argument("--method", choices=("full", "lora", "qlora"), default="lora")
     arguments.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     arguments.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
     arguments.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
-    arguments.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
+    arguments.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder generates")
     arguments.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     arguments.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
     arguments.add_argument("--micro-batch", type=int, default=4)
@@ -93,8 +93,10 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
     arguments.add_argument("--lora-r", type=int, default=16)
     arguments.add_argument("--lora-dropout", type=float, default=0.05)
-    arguments.add_argument("--lora-targets", default="all-linear", help="attention, or names with commas between")
-    arguments.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="whose kernels to stand in for")
+    arguments.add_argument(
+        "--lora-targets", default="all-linear", help="all-linear, attention, or names separated by commas"
+    )
+    arguments.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="device whose kernels are emulated")
     return arguments
 
 

@@ -280,7 +280,7 @@ def segments(config: Mapping[str, Any], ask: TraceOptions) -> Mapping[str, dict[
     if ask.task == "text_to_image":
         return trace(config, (), ask)
     if any(config.get(k) for k in EXPERTS):
-        raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
+        raise ValueError("a mixture of experts cannot be traced, because the data decides which expert computes what")
     depths = depths_of(config)
     if _mixed(config, depths, ask.sequence):
         traced = trace(config, depths, ask)

@@ -71,8 +71,10 @@ def _await(store: Any, place: str, what: str, rank: int) -> None:
         if count != beats:
             beats, last_beat_at = count, now
         if store.check([f"{place}/failed/{rank}"]):
-            raise distributed.DistStoreError(f"process {rank} failed as it prepared its {what}")
+            raise distributed.DistStoreError(f"process {rank} failed while preparing its {what}")
         if now - last_beat_at > SILENT_S or now - began > PATIENCE_S:
-            message = f"process {rank}, which prepares its {what}, was last heard of {now - last_beat_at:.0f} s ago"
-            raise distributed.DistStoreError(f"{message} and waited for since {now - began:.0f} s")
+            message = (
+                f"process {rank}, which prepares its {what}, sent its last heartbeat {now - last_beat_at:.0f} s ago"
+            )
+            raise distributed.DistStoreError(f"{message}; the others have waited for {now - began:.0f} s")
         time.sleep(LOOK_S)

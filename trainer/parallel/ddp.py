@@ -217,7 +217,7 @@ class DataParallel:
         distributed.all_gather_object(places, (progress.step, progress.samples))
         if other := next((p for p in places if p != places[0]), None):
             raise Fault(
-                f"checkpoint: some processes stand at step {places[0][0]}, some at step {other[0]}, since a machine "
+                f"checkpoint: some processes are at step {places[0][0]}, some at step {other[0]}, since a machine "
                 "could not restore what the first one did; another attempt may"
             )
 

@@ -29,7 +29,7 @@ def check(device: torch.device) -> str:
         words.append(_pairs(device, started + LIMIT_S))
     took = time.monotonic() - started
     if took > LIMIT_S:
-        raise BadHost(f"host: {_name(device)} took {took:.0f} s for a check that takes seconds; another machine may do")
+        raise BadHost(f"host: {_name(device)} took {took:.0f} s for a check that takes seconds; try another machine")
     return f"host: {', '.join(words)}; checked in {took:.1f} s"
 
 
@@ -37,7 +37,7 @@ def _memory(device: torch.device) -> str:
     free, total = torch.cuda.mem_get_info(device)
     if free < FREE_SHARE * total:
         held = (total - free) / 2**30
-        raise BadHost(f"host: {held:.1f} GiB of {_name(device)}'s memory are held by something else")
+        raise BadHost(f"host: {held:.1f} GiB of {_name(device)}'s memory are in use by another process")
     return f"{free / 2**30:.0f} GiB free"
 
 
@@ -53,10 +53,10 @@ def _product(device: torch.device) -> str:
         for _ in range(TIMES[device.type]):
             product = left_factor @ right_factor
             if not bool(((product.float().sum(0) - column_sums).abs() <= 0.01 * column_sums.abs()).all()):
-                raise BadHost(f"host: {_name(device)} computes wrongly (a product of whole numbers in {kind})")
+                raise BadHost(f"host: {_name(device)} computes wrong results (a product of integers in {kind})")
             if not torch.equal(product, left_factor @ right_factor):
-                raise BadHost(f"host: {_name(device)} computes the same product twice and finds two results ({kind})")
-    return "products right"
+                raise BadHost(f"host: {_name(device)} computes the same product twice with different results ({kind})")
+    return "products correct"
 
 
 def _pairs(device: torch.device, until: float) -> str:
@@ -79,7 +79,7 @@ def _pairs(device: torch.device, until: float) -> str:
                 raise  # the other process is gone, and reports why
             raise BadHost(f"host: process {rank} does not reach {to}, or {source} does not reach it: {e}") from None
         if not bool((got == source * world + rank).all()):
-            raise BadHost(f"host: what process {source} sends to {rank} does not arrive as it was")
+            raise BadHost(f"host: data from process {source} to {rank} arrives corrupted")
     return f"{world} processes reach each other"
 
 

@@ -60,7 +60,7 @@ class FullyShardedParallel(DataParallel):
         if self.groups % shard:
             raise UserFault(f"world.parallelism.shard: {shard} does not divide {self.groups} processes")
         if shard == 1 < self.groups:
-            raise UserFault("world.parallelism.shard: 1 divides no model; set kind to ddp, or shard to more")
+            raise UserFault("world.parallelism.shard: 1 shards no model; set kind to ddp, or shard to more")
         self._owners = shard * self.alike
         """Number of processes that hold one copy together."""
         several = {"tensor": how.tensor, "context": how.context}
@@ -81,17 +81,19 @@ class FullyShardedParallel(DataParallel):
 
     def validate(self, config: TrainConfig) -> None:
         if config.quantised is not None:
-            raise UserFault("train.method.kind: qlora's base cannot be divided by FSDP; use lora, or a plan with DDP")
+            raise UserFault("train.method.kind: FSDP cannot shard qlora's base; use lora, or a plan with DDP")
         if self._context is not None and config.task != "causal_lm":
             raise UserFault(f"world.parallelism.context: only for causal_lm, this is {config.task}; set it to 1")
         if self._layers is None:
             return
         if self._mesh is None and self._how.offload:
-            raise UserFault("world.parallelism.offload: only shares are kept in host memory, and tensor makes none")
+            raise UserFault("world.parallelism.offload: only shards are kept in host memory, and tensor makes none")
         if self._type is torch.float16:
-            raise UserFault("train.precision: fp16's scaler does not know tensor parallelism; use bf16 or fp32")
+            raise UserFault(
+                "train.precision: fp16's gradient scaler does not support tensor parallelism; use bf16 or fp32"
+            )
         if config.adapters is not None and config.adapters.dora:
-            raise UserFault("train.method.dora: not with tensor parallelism; set one of the two otherwise")
+            raise UserFault("train.method.dora: not with tensor parallelism; remove one of the two")
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         """Build the model. Only the first process reads the weights, into host memory, and distributes the shards."""
@@ -206,7 +208,7 @@ def of(how: Parallelism, accelerator: Accelerator, precision: str) -> DataParall
         return DataParallel(accelerator)
     if accelerator.num_processes == 1:
         asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(how, name)) > 1]
-        switches.notice(f"{' and '.join(asked) or 'fsdp'}: one process trains here alone, so nothing is divided")
+        switches.notice(f"{' and '.join(asked) or 'fsdp'}: a single process trains here, so nothing is sharded")
         return DataParallel(accelerator)
     return FullyShardedParallel(accelerator, how, precision)
 

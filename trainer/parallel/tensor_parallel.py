@@ -57,7 +57,7 @@ def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:
     for style, module in _planned(bare, plan):
         learns = any(p.requires_grad for p in module.parameters())
         if style not in STYLES and (style != PARTIAL or learns):
-            raise UserFault(f"world.parallelism.tensor: a {kind} model has {style} layers, which are not divided here")
+            raise UserFault(f"world.parallelism.tensor: a {kind} model has {style} layers, not supported here")
     config = bare.config.get_text_config()
     for name in DIVIDED:
         if (count := getattr(config, name, None)) and count % ways:

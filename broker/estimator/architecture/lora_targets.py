@@ -138,7 +138,7 @@ def _refused(shape: ModelShape, roles: Mapping[str, str]) -> Iterator[tuple[str,
     parents = {(before, behind.rpartition(".")[0], many) for _, before, behind, many in _in_layers(shape, roles)}
     for before, parent, many in sorted(parents):
         for number in range(many):
-            yield f"{before}{number}{parent}", "which is no linear module: peft refuses it"
+            yield f"{before}{number}{parent}", "which is not a linear module: peft refuses it"
     for name in _UNESTIMATED.get(shape.family, ()):
         yield name, "whose adapter is not estimated"
 
@@ -168,7 +168,7 @@ def _pattern(written: str) -> Callable[[str], bool]:
         return SchemaValidator(schema).isinstance_python
     except SchemaError:
         raise ValueError(
-            "is no regular expression that can be read; look-around and backreferences are not, give a list of names"
+            "is not a valid regular expression; look-around and backreferences are not supported, give a list of names"
         ) from None
 
 

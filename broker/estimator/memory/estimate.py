@@ -102,7 +102,7 @@ def adapted_modules(
         architecture = f"{shape.family}{near}; it has {', '.join(known_endings)}"
         raise InvalidEstimate(f"--lora-targets {written[:200] or '(none)'} matches no module of {architecture}")
     notes = [
-        f"LoRA target {name} matches no module of {shape.family}, and is left out{nearest(name, known_endings)}"
+        f"LoRA target {name} matches no module of {shape.family}, and is ignored{nearest(name, known_endings)}"
         for name in chosen.missing
     ]
     if chosen.partly:
@@ -158,7 +158,7 @@ def _check_pair(shape: ModelShape, ask: EstimateOptions) -> None:
     """Raise InvalidEstimate for options that need an encoder-decoder, or that are not known for one."""
     if not shape.decoder_layers:
         if ask.target is not None:
-            raise InvalidEstimate(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
+            raise InvalidEstimate(f"--target-seq {ask.target}: {shape.family} is not an encoder-decoder; give --seq")
         return
     if ask.sharding not in ("none", "ddp"):
         raise InvalidEstimate(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
@@ -208,7 +208,8 @@ def _too_large(shape: ModelShape, ask: EstimateOptions, adapted: Collection[str]
     sides = {role: min(size) for role, size in linears(shape).items() if role in adapted}
     if sides and ask.method != "adapter" and ask.rank > (most := max(sides.values())):
         wide = family_spec(shape).names[max(sides, key=sides.__getitem__)]
-        yield f"--lora-r {ask.rank}: the widest adapted matrix, {wide}, has a rank of {most} at most; more does nothing"
+        limit = f"the widest adapted matrix, {wide}, has a rank of at most {most}; a higher rank has no effect"
+        yield f"--lora-r {ask.rank}: {limit}"
 
 
 def numerics(shape: ModelShape, ask: EstimateOptions) -> tuple[Numerics, tuple[str, ...]]:
@@ -247,7 +248,7 @@ def _evidence(shape: ModelShape, ask: EstimateOptions) -> tuple[Tier, str, float
         return tier, words, margin
     return (
         tier if tier == "formula" else "traced",
-        f"{words}; transformers {ask.transformers} was not read: {READ_WORDS}",
+        f"{words}; transformers {ask.transformers} was not checked: {READ_WORDS}",
         margin + UNREAD,
     )
 
@@ -270,7 +271,7 @@ def _formula(shape: ModelShape, ask: EstimateOptions) -> tuple[str, float] | Non
     if ask.sharding in ("hybrid", "tensor") or ask.offload:
         return f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
     if ask.method == "adapter":
-        return f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
+        return f"{family}: an adapter of unknown kind is estimated as a LoRA with its number of parameters", 0.25
     pair = shape.decoder_layers > 0  # its materialised attention was traced, but its quantised base was not
     untraced = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
     if untraced or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":

@@ -23,10 +23,10 @@ def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
     """Return (tier, words, margin) by family and number of devices, for a step that matches a traced step."""
     family = shape.family
     if family not in TRACED:
-        return "unchecked", f"architecture {family!r} is unknown and was taken for a llama: probe a step first", 1.4
+        return "unchecked", f"architecture {family!r} is unknown and was estimated as a llama: probe a step first", 1.4
     if shape.experts:
         margin = 0.10 if family == "mixtral" else 0.20
-        return "traced", f"{family}: experts are taken to get equally many tokens, as training seldom does", margin
+        return "traced", f"{family}: experts are assumed to get equally many tokens, which is rare in training", margin
     if several:
         return "traced", f"{family}: by formulas over a trace of one GPU; not measured like this", 0.10
     return "traced", f"{family}: equals a trace of the model's own code; not measured like this", 0.05

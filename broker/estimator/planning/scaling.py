@@ -63,10 +63,10 @@ class Point:
 def unmeasured(ask: sizes.EstimateOptions) -> str | None:
     """Return why the time cannot be estimated, or None if it can."""
     if ask.gpus > MOST_GPUS:
-        return f"no basis: no run was of more than 512 GPUs, and beyond {MOST_GPUS} nothing is said"
+        return f"no basis: no measured run had more than 512 GPUs, and the limit is {MOST_GPUS}"
     if ask.offload or ask.sharding == "tensor":
         what = "offload" if ask.offload else "tensor sharding"
-        return f"no basis: {what} is in no term of the model of time"
+        return f"no basis: the time model has no term for {what}"
     if ask.method == "adapter":
         return "no basis: no run of such an adapter was measured, and its kernels are not counted"
     return None
@@ -216,7 +216,7 @@ def counts_of(text: str) -> tuple[int, ...]:
             continue
         if not word.strip().isdecimal() or not 1 <= (number := int(word)) <= MOST_GPUS:
             shown_word = word.strip() or "nothing"
-            raise ValueError(f"--what-if {text}: {shown_word} is no number of GPUs from 1 to {MOST_GPUS}")
+            raise ValueError(f"--what-if {text}: {shown_word} is not a number of GPUs from 1 to {MOST_GPUS}")
         while is_continuing and counts and counts[-1] * _factor(counts) < number:
             counts.append(counts[-1] * _factor(counts))
         is_continuing = False

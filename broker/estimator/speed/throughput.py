@@ -100,7 +100,7 @@ def _uncompared(run: RooflineStep, hardware: Hardware) -> Basis | None:
         return SPREAD_COUNTED, "unchecked", what, _ASSUMED
     shape = run.shape
     if not shape.known:
-        what = f"architecture {shape.family!r} is unknown and was taken for a llama"
+        what = f"architecture {shape.family!r} is unknown and was estimated as a llama"
         return SPREAD_COUNTED, "unchecked", what, _ASSUMED
     if shape.labels or shape.decoder_layers:
         head = "an encoder" if family_spec(shape).encoder else "a decoder with such a head"
@@ -121,11 +121,16 @@ def _spread_of(run: RooflineStep, hardware: Hardware) -> Basis:
     several = run.sharding in ("ddp", "hybrid") or (run.nodes > 1 and not run.numerics.full)
     if run.shape.experts:
         if fitted and not several:
-            what = "experts counted by those that are active"
+            what = "only active experts are counted"
             return SPREAD_MIXTURE, "measured", what, "interval as wide as the worst of 10 runs of Mixtral"
         return SPREAD_COUNTED, "transferred", f"no run of a mixture of experts on the {gpu}", _ASSUMED
     if not fitted:
-        return SPREAD_UNMEASURED, "transferred", f"nothing fitted on the {gpu}: shares of other GPUs' runs", _WORST
+        return (
+            SPREAD_UNMEASURED,
+            "transferred",
+            f"no measurements on {gpu.upper()}; extrapolated from other GPUs",
+            _WORST,
+        )
     if several or run.reference:
         what = run.sharding.upper() if several else "a reference"
         what += f" over {run.nodes} machines" if several and run.nodes > 1 else ""
@@ -148,7 +153,7 @@ def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
         spread, tier, interval_source = (
             max(spread, slow_host_s / step_s),
             "unchecked",
-            "interval as if it took twice that",
+            "interval for a host twice as slow",
         )
         what += (
             f"; the host takes about as long to launch as the GPU to compute, by {1e3 * LAYER_LAUNCH_S:g} ms a layer "

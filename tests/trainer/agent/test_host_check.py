@@ -19,7 +19,7 @@ from trainer.parallel import device_check as devices
 
 
 def test_a_sound_machine_passes(tmp_path: Path) -> None:
-    assert "products right" in devices.check(torch.device("cpu"))
+    assert "products correct" in devices.check(torch.device("cpu"))
     assert host.disk(tmp_path) > 0
     assert list(tmp_path.iterdir()) == []
 
@@ -34,7 +34,7 @@ def test_a_device_that_computes_wrongly_is_found(monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
-    with pytest.raises(BadHost, match="the CPU computes wrongly"):
+    with pytest.raises(BadHost, match="the CPU computes wrong results"):
         devices.check(torch.device("cpu"))
 
 

@@ -58,7 +58,7 @@ def test_what_one_process_cannot_divide_is_said(
 
     found = shares.of(Parallelism.model_validate({"kind": "fsdp", **how}), Accelerator(cpu=True), "fp32")
     assert not found.divided
-    line = f"notice: {said}one process trains here alone, so nothing is divided\n"
+    line = f"notice: {said}a single process trains here, so nothing is sharded\n"
     assert capsys.readouterr().out == (line if said else "")
 
 

@@ -199,7 +199,7 @@ def test_fsdp_over_a_quantised_base_is_refused(model: Path, data: Path, tmp_path
     crew = Crew(tmp_path / "crew", job(model, method=NF4), data, each=2, how=Parallelism(kind="fsdp"))
     ended = crew.start().ends()[0]
     assert ended.code == ExitCode.USER_ERROR
-    assert ended.message.startswith("train.method.kind: qlora's base cannot be divided by FSDP; use lora")
+    assert ended.message.startswith("train.method.kind: FSDP cannot shard qlora's base; use lora")
 
 
 @pytest.mark.parametrize("name", optimizers.WHOLE)

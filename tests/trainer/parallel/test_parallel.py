@@ -267,7 +267,7 @@ def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
     """What does not arrive as it was sent ends the attempt before anything is loaded."""
     (ended,) = hire(2, harm=wrong_wire).start().ends()
     assert (ended.code, ended.bad_host, ended.pulled) == (ExitCode.INFRASTRUCTURE, True, False)
-    assert ended.message == "host: what process 1 sends to 0 does not arrive as it was"
+    assert ended.message == "host: data from process 1 to 0 arrives corrupted"
 
 
 def test_a_process_that_is_not_reached_is_named(hire: Hire) -> None:
@@ -321,7 +321,7 @@ def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -
     crew.runs[1].job.write_text(told_less.model_dump_json())
     ended = crew.start().ends()[0]
     assert ended.code == ExitCode.INFRASTRUCTURE
-    assert ended.message.startswith("checkpoint: some processes stand at step 1, some at step 0")
+    assert ended.message.startswith("checkpoint: some processes are at step 1, some at step 0")
 
 
 def test_a_killed_process_ends_the_others(hire: Hire) -> None:

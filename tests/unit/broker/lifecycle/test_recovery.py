@@ -156,7 +156,7 @@ def test_the_micro_batch_goes_first_then_checkpointing_then_the_machine() -> Non
     assert third.failed_plans == ("micro-batch 1 with checkpointing on l4 (22.4 GiB)",)
     left = workload_left(replace(least, remedy=third), ())
     small = fit(left, offer)
-    assert (small.drop, small.reason) == (DropReason.MEMORY, "it ran out of 22.4 GiB before; has 22.4")
+    assert (small.drop, small.reason) == (DropReason.MEMORY, "ran out of 22.4 GiB before; this has 22.4")
     assert fit(left, offer_of("l40s")).drop is None
 
 
@@ -301,10 +301,10 @@ def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
     again = adjust_plan(replace(job, remedy=changed), line_of(offer_of("h200-sxm", gpus=2), two.plan), host=False)
     assert again.oom_shards in (1, 2)
     after = adjusted_workload(replace(job, remedy=replace(again, oom_device_bytes=h200.gpu_memory_bytes, oom_shards=2)))
-    assert fit(after, offer_of("h200-sxm", gpus=2)).reason.startswith("it ran out of ")
+    assert fit(after, offer_of("h200-sxm", gpus=2)).reason.startswith("ran out of ")
     assert fit(after, offer_of("h200-sxm", gpus=8)).drop is None
     lora = adjusted_workload(replace(train_job(replace(WORK, method="qlora")), remedy=changed))
-    assert fit(lora, offer_of("h200-sxm", gpus=8)).reason.startswith("it ran out of "), "four bits are not divided"
+    assert fit(lora, offer_of("h200-sxm", gpus=8)).reason.startswith("ran out of "), "four bits are not divided"
 
 
 def test_the_next_quote_knows_what_did_not_do() -> None:

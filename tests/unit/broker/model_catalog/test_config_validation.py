@@ -19,7 +19,7 @@ VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
 @pytest.mark.parametrize(
     ("config", "change", "told"),
     [
-        (LLAMA, {"hidden_act": "silly"}, "hidden_act 'silly', which is no activation"),
+        (LLAMA, {"hidden_act": "silly"}, "hidden_act 'silly', which is not an activation"),
         (LLAMA, {"hidden_act": 3}, "hidden_act 3, which"),
         (LLAMA, {"model_type": "mistral", "sliding_window": -1}, "sliding_window -1"),
         (LLAMA, {"model_type": "mistral", "sliding_window": "4096"}, "sliding_window '4096'"),
@@ -27,7 +27,7 @@ VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
         (LLAMA, {"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern 0"),
         (MIXTRAL, {"num_local_experts": 0}, "num_local_experts 0"),
         (MIXTRAL, {"num_local_experts": "8"}, "num_local_experts '8'"),
-        (MIXTRAL, {"num_experts_per_tok": 5}, "num_experts_per_tok 5, which is no number from 1 to its 4 experts"),
+        (MIXTRAL, {"num_experts_per_tok": 5}, "num_experts_per_tok 5, which is not a number from 1 to its 4 experts"),
         (MIXTRAL, {"num_experts_per_tok": 0}, "num_experts_per_tok 0"),
         (LLAMA, {"hidden_size": 10**12}, "hidden_size 1000000000000, and no model has more than 1000000"),
         (LLAMA, {"num_hidden_layers": 10**12}, "num_hidden_layers 1000000000000"),
@@ -42,7 +42,7 @@ VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
         (LLAMA, {"model_type": "gpt2", "resid_pdrop": "0.1"}, "resid_pdrop '0.1'"),
         (LLAMA, {"tie_word_embeddings": "false"}, "tie_word_embeddings 'false'"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "is quantised"),
-        (T5, {"feed_forward_proj": "gated-silly"}, "feed_forward_proj 'gated-silly', which is no activation"),
+        (T5, {"feed_forward_proj": "gated-silly"}, "feed_forward_proj 'gated-silly', which is not an activation"),
         (T5, {"feed_forward_proj": [[]]}, "feed_forward_proj [[]], which"),
         (VIT, {"patch_size": 64}, "patch_size 64, larger than its image_size 32"),
         (VIT, {"hidden_dropout_prob": 1.5}, "hidden_dropout_prob 1.5"),

@@ -20,7 +20,7 @@ BASE: dict[str, Any] = {
 @pytest.mark.parametrize("task", [None, "text_classification", "token_classification"])
 def test_a_kind_of_the_same_code_is_estimated_as_that(kind: str, as_one: str, task: str | None) -> None:
     found, same = (estimate(config={"model_type": k, **BASE}, seq=512, task=task) for k in (kind, as_one))
-    assert found["notes"] == [f"{kind} is estimated as the {as_one} that its code is", *same["notes"]]
+    assert found["notes"] == [f"{kind} is estimated as {as_one}, whose code it shares", *same["notes"]]
     assert {**found, "notes": []} == {**same, "notes": []}
 
 
@@ -47,7 +47,7 @@ def test_the_counts_are_those_of_its_classes(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(BIDIRECTIONAL - ENCODERS - SAME_CODE.keys()))
 def test_no_other_encoder_is_taken_for_a_decoder(kind: str) -> None:
     with pytest.raises(
-        EstimateError, match=rf"is an encoder \({kind}\) that nobody estimates; known are bert, camembert"
+        EstimateError, match=rf"is an encoder \({kind}\) that is not supported; supported are bert, camembert"
     ):
         estimate(config={"model_type": kind, **BASE}, seq=512)
 

@@ -129,7 +129,7 @@ def test_what_a_config_leaves_out_is_the_architectures_default_and_is_said() -> 
 
 def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    for content, told in ((b"\xff\xfe\x00", "is no text"), (b"[1]", "is not a JSON object")):
+    for content, told in ((b"\xff\xfe\x00", "is not text"), (b"[1]", "is not a JSON object")):
         file.write_bytes(content)
         with pytest.raises(EstimateError, match=told):
             estimate(config=file)
@@ -175,7 +175,7 @@ def test_the_task_decides_what_is_estimated() -> None:
         (["--config", json.dumps(TINY), "--task", "x"], "--task x: not one of causal_lm"),
         (["--config", json.dumps(TINY), "--task", "image_classification"], "takes a model of images"),
         (["google-bert/bert-base-uncased", "--task", "dpo"], "sees what it is to predict"),
-        (["--config", '{"model_type": "swin"}', "--task", "image_classification"], "a job's first step tells"),
+        (["--config", '{"model_type": "swin"}', "--task", "image_classification"], "a job's first step measures it"),
         (["--config", json.dumps(TINY), "--seq", "128", "--task", "dpo", "--exact"], "no --task dpo"),
     ],
 )
@@ -211,7 +211,7 @@ def test_speed_of_several_gpus_and_of_a_quantised_base() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"gpu": "rtx4090"}, "nothing fitted on the rtx4090"),
+        ({"gpu": "rtx4090"}, "no measurements on RTX4090"),
         ({"gpu": "h100-sxm", "gpus": 8}, "none with DDP"),
         ({"gpu": "h100-sxm"}, "fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs"),
     ],
@@ -321,5 +321,5 @@ def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumul
 
 @pytest.mark.parametrize("config", [TINY | {"model_type": ["llama"]}, {"text_config": TINY | {"model_type": {}}}])
 def test_a_kind_that_is_no_word_is_refused_in_one_line(config: dict[str, Any]) -> None:
-    with pytest.raises(EstimateError, match="which is no word"):
+    with pytest.raises(EstimateError, match="which is not a word"):
         estimate(config=config)

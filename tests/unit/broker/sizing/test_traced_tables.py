@@ -70,14 +70,14 @@ def test_earlier_gradients_and_foreach_kernels_take_more() -> None:
     [
         (UNET, {"resolution": 500}, "--resolution 500: must be from 64 to 4096 and divisible by 8"),
         (UNET, {"target_seq": 5}, "--target-seq 5: a UNet writes no tokens; give --resolution"),
-        (UNET, {"precision": "fp32"}, "--precision fp32: the tables of unet have bf16-autocast or fp16-autocast alone"),
-        (UNET, {"method": "qlora"}, "--method qlora: the tables of unet have full or lora alone"),
-        (UNET, {"lora_targets": "to_q"}, "--lora-targets to_q: the tables of unet have all-linear or to_q,to_k"),
+        (UNET, {"precision": "fp32"}, "--precision fp32: the tables of unet have only bf16-autocast or fp16-autocast"),
+        (UNET, {"method": "qlora"}, "--method qlora: the tables of unet have only full or lora"),
+        (UNET, {"lora_targets": "to_q"}, "--lora-targets to_q: the tables of unet have only all-linear or to_q,to_k"),
         (UNET, {"micro_batch": 0}, "--micro-batch 0: must be at least 1"),
-        (UNET, {"gpus": 2}, "--sharding ddp: the tables of unet have none alone"),
+        (UNET, {"gpus": 2}, "--sharding ddp: the tables of unet have only none"),
         (WHISPER, {"target_seq": 500}, "--target-seq 500: must be from 1 to the model's 448 positions"),
-        (WHISPER, {"resolution": 512}, "--resolution 512: whisper is no UNet; leave it out"),
-        (WHISPER, {"stack": "transformers=4.48.1"}, "--stack 4.48.1: the tables of whisper have none alone"),
+        (WHISPER, {"resolution": 512}, "--resolution 512: whisper is not a UNet; leave it out"),
+        (WHISPER, {"stack": "transformers=4.48.1"}, "--stack 4.48.1: the tables of whisper have only none"),
     ],
 )
 def test_what_no_table_has_is_said_in_one_line(model: str, asked: dict[str, Any], words: str) -> None:
@@ -91,5 +91,5 @@ def test_what_no_table_has_is_said_in_one_line(model: str, asked: dict[str, Any]
     "config", [{"model_type": "whisper", "d_model": 100}, {"_class_name": "UNet2DConditionModel", "in_channels": 9}]
 )
 def test_another_model_of_that_kind_is_not_guessed(config: dict[str, Any]) -> None:
-    with pytest.raises(EstimateError, match=r"no table of traces is of such a (whisper|unet); known are"):
+    with pytest.raises(EstimateError, match=r"no trace table matches this (whisper|unet); known are"):
         estimate(config=config)

@@ -60,7 +60,7 @@ def test_a_spec_is_asked_as_its_job_would_run() -> None:
     [
         ({"gpu": None}, "give --gpu"),
         ({"gpu": "tpu"}, "--gpu tpu: not known"),
-        ({"said": "gpus=none"}, "none is no number of GPUs"),
+        ({"said": "gpus=none"}, "none is not a number of GPUs"),
         ({"global_batch": 0}, "--global-batch 0: must be from 1 to 1000000000"),
         ({"global_batch": 10**10}, "--global-batch 10000000000: must be from 1 to"),
         ({"rows": -1}, "--rows -1: must be from 1 to"),

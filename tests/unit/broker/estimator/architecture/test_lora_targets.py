@@ -66,13 +66,13 @@ def test_experts_are_linear_modules_until_transformers_5() -> None:
         (LLAMA, ("proj",), "proj matches no module of llama"),
         (LLAMA, r"q_proj|v_proj", "matches no module"),
         (LLAMA, (), "(none) matches no module"),
-        (LLAMA, ("mlp", "q_proj"), "mlp,q_proj: matches model.layers.0.mlp, which is no linear module"),
-        (LLAMA, r".*layers\.7\.mlp.*", "matches model.layers.7.mlp, which is no linear module: peft refuses it"),
+        (LLAMA, ("mlp", "q_proj"), "mlp,q_proj: matches model.layers.0.mlp, which is not a linear module"),
+        (LLAMA, r".*layers\.7\.mlp.*", "matches model.layers.7.mlp, which is not a linear module: peft refuses it"),
         (GPT2, ("wpe",), "matches transformer.wpe, whose adapter is not estimated"),
         (T5, ("lm_head",), "matches lm_head, whose adapter is not estimated"),
         (BERT, ("word_embeddings",), "whose adapter is not estimated"),
-        (LLAMA, r"(?<=a)q_proj", "is no regular expression that can be read; look-around"),
-        (LLAMA, r"(q", "is no regular expression"),
+        (LLAMA, r"(?<=a)q_proj", "is not a valid regular expression; look-around"),
+        (LLAMA, r"(q", "is not a valid regular expression"),
         (LLAMA, "q" * 1001, "is longer than 1000 characters"),
     ],
 )
@@ -97,7 +97,7 @@ def test_targets_of_some_layers_only_are_told() -> None:
     roles, notes = adapted_modules(LLAMA, ("layers.3.self_attn.q_proj", "o_proj", "nope"))
     assert roles == {"q", "o"}
     assert notes == (
-        "LoRA target nope matches no module of llama, and is left out",
+        "LoRA target nope matches no module of llama, and is ignored",
         "the LoRA targets are in some layers only, and are estimated as if in all: q_proj",
     )
 

@@ -134,7 +134,7 @@ def test_targets_are_matched_as_peft_matches_them() -> None:
     """fms-acceleration asks for c_attn of a Mistral beside its own names; peft takes those that there are."""
     found = estimate(MISTRAL_7B, replace(A100, targets=(*QKVO, "c_attn")))
     assert found.peak_allocated == estimate(MISTRAL_7B, A100).peak_allocated
-    assert found.notes == ("LoRA target c_attn matches no module of mistral, and is left out",)
+    assert found.notes == ("LoRA target c_attn matches no module of mistral, and is ignored",)
     assert adapted_modules(of("gpt2"), ("c_proj",)) == (frozenset({"o", "proj"}), ())
 
 
@@ -251,7 +251,7 @@ def test_a_rank_beyond_every_matrix_is_said() -> None:
     more = estimate(MISTRAL_7B, replace(A100, rank=4097))
     assert most.notes == ()
     assert more.notes == (
-        "--lora-r 4097: the widest adapted matrix, q_proj, has a rank of 4096 at most; more does nothing",
+        "--lora-r 4097: the widest adapted matrix, q_proj, has a rank of at most 4096; a higher rank has no effect",
     )
     assert estimate(MISTRAL_7B, replace(A100, method="full", rank=5000)).notes == ()
     assert estimate(MISTRAL_7B, replace(A100, method="adapter", trainable=9, rank=5000)).notes == ()

@@ -83,7 +83,7 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
     assert known.interval == (known.tokens_per_s / SPREAD_MEASURED, known.tokens_per_s * SPREAD_MEASURED)
     assert eight.spread == elsewhere.spread == SPREAD_UNMEASURED
     assert (known.tier, eight.tier, elsewhere.tier) == ("measured", "transferred", "transferred")
-    assert "nothing fitted on the rtx4090" in elsewhere.evidence
+    assert "no measurements on RTX4090" in elsewhere.evidence
     assert (paced(WORK, TABLE["cpu"]).spread, paced(WORK, TABLE["cpu"]).tier) == (SPREAD_CPU, "unchecked")
 
 
@@ -109,7 +109,7 @@ def test_multi_node_adapters_are_unchecked_and_full_fsdp_is_checked() -> None:
         ({"family": "gemma2"}, SPREAD_UNMEASURED, "no run of gemma2 was measured; interval as wide as the worst"),
         ({"family": "gpt2"}, SPREAD_UNMEASURED, "no run of gpt2"),
         ({"family": "qwen3_moe", "experts": 8, "active_experts": 2}, SPREAD_COUNTED, "no run of qwen3_moe"),
-        ({"family": "own", "known": False}, SPREAD_COUNTED, "'own' is unknown and was taken for a llama"),
+        ({"family": "own", "known": False}, SPREAD_COUNTED, "'own' is unknown and was estimated as a llama"),
     ],
 )
 def test_an_architecture_that_no_run_was_of_is_unchecked(changes: dict[str, Any], spread: float, said: str) -> None:
@@ -136,7 +136,7 @@ def test_host_bound_step_is_unchecked_with_a_wide_interval() -> None:
     assert terms(ideal(run, b200)).host > 0.5 * at.step_s
     assert (at.tier, at.spread) == ("unchecked", pytest.approx(late(run, b200)))
     assert at.spread > 1.5
-    assert "0.9 ms a layer and pass; interval as if it took twice that" in at.evidence
+    assert "0.9 ms a layer and pass; interval for a host twice as slow" in at.evidence
 
 
 def test_launches_that_might_bind_a_step_widen_its_interval_before_they_do() -> None:
