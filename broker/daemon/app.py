@@ -1,4 +1,4 @@
-"""The daemon: the only place where the rooms of the house are wired together."""
+"""The daemon: builds store, blob store, providers, controllers and APIs from the configuration, and runs them."""
 
 import asyncio
 import contextlib
@@ -66,19 +66,19 @@ from trainer.contract.documents import Limits
 log = logging.getLogger("gpubroker")
 
 LOCAL_OWNER = "local"
-"""Whose token client.json holds: the operator of this machine."""
+"""Owner of the token in client.json: the operator of this host."""
 CHECK_S = 30.0
 FIRST_PRICES_S = 10.0
-"""How long the first prices may keep the daemon from serving: a cloud that hangs must not."""
+"""Seconds for which the daemon waits for its first prices before it serves, because a cloud may hang."""
 
 
 class ProviderMissing(GpubrokerError):
-    """The configuration lost a provider that still has a live attempt."""
+    """Raised if the configuration lacks a provider that still has a live attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonComponents:
-    """What the daemon has built, before it serves."""
+    """Parts of the daemon that exist before it serves."""
 
     config: DaemonConfig
     installation: Installation
@@ -91,20 +91,20 @@ class DaemonComponents:
 
 
 async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lambda at: None) -> None:
-    """Serves until SIGTERM or SIGINT; `ready` is told where. Raises GpubrokerError when it cannot start, SchemaNewer
-    also when a newer broker migrates the database meanwhile.
+    """Serve until SIGTERM or SIGINT, and call `ready` with the addresses.
 
-    A kill -9 at any moment is as good: machines go on, and the next start finds everything in the store.
+    Raises GpubrokerError if the daemon cannot start, and SchemaNewer also if a newer broker migrates the database while
+    this one runs. A kill -9 at any moment is safe: machines keep training, and the next start reads the store.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         with with_room(config.home):
-            house = await stack.enter_async_context(building(config))
-            at = await stack.enter_async_context(listening(config, house.application))
-            await write_client_file(house, at)
-        work = asyncio.create_task(_work(house))
+            components = await stack.enter_async_context(building(config))
+            at = await stack.enter_async_context(listening(config, components.application))
+            await write_client_file(components, at)
+        work = asyncio.create_task(_work(components))
         stack.push_async_callback(_cancel, work)
         calm_garbage_collector()
         ready(at)
@@ -113,26 +113,26 @@ async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lamb
         await asyncio.wait((stopped, work), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             _outcome(work)
-        log.info("stopping; machines go on, `gpubroker serve` picks them up again")
+        log.info("stopping; running machines keep training, the next `gpubroker serve` reattaches to them")
 
 
 def calm_garbage_collector() -> None:
-    """What was built by now lives as long as the process: going through it again and again costs pauses of 10-30 ms."""
+    """Exclude existing objects from garbage collection: they live as long as the process, and a scan takes 10-30 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
-async def _work(house: DaemonComponents) -> None:
+async def _work(components: DaemonComponents) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(run_forever(house.clock, house.clock), name=house.clock.name)
-        group.create_task(run_forever(house.market, house.fleet.context.clock), name=house.market.name)
-        group.create_task(house.fleet.run(), name="fleet")
-        group.create_task(run_forever(house.sockets, house.fleet.context.clock), name=house.sockets.name)
+        group.create_task(run_forever(components.clock, components.clock), name=components.clock.name)
+        group.create_task(run_forever(components.market, components.fleet.context.clock), name=components.market.name)
+        group.create_task(components.fleet.run(), name="fleet")
+        group.create_task(run_forever(components.sockets, components.fleet.context.clock), name=components.sockets.name)
 
 
 def _outcome(work: asyncio.Task[None]) -> None:
-    """Raises what ended the work: SchemaNewer, or a fault of ours."""
+    """Raise the error that ended a controller: SchemaNewer, or a fault of the daemon."""
     try:
         work.result()
     except BaseExceptionGroup as group:
@@ -141,7 +141,7 @@ def _outcome(work: asyncio.Task[None]) -> None:
             ended = ended.exceptions[0]
         if ended is None:
             raise
-        log.error("%s; stopping, the machines go on", ended)
+        log.error("%s; stopping, running machines keep training", ended)
         raise ended from None
 
 
@@ -150,12 +150,12 @@ async def _cancel(task: asyncio.Task[object]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-# ----------------------------------------------------------------------------------------------------------- the rooms
+# ----------------------------------------------------------------------------------------------------------- the parts
 
 
 @asynccontextmanager
 async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
-    """Everything but the listening socket and the running controllers; closed in reverse order."""
+    """Build everything but the listening sockets and the running controllers; closed in reverse order."""
     make_home(config.home)
     check_blobs(folder_of(config.blobs_url), config.home)
     image = image_of(config.trainer, os.environ)
@@ -194,7 +194,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
 
 
 async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[ControllerContext, DatabaseClock, bool]:
-    """What the controllers are given, its clock, and whether the sweep only reports."""
+    """Build the context of the controllers; its clock is the database's."""
     dsn = config.database_url or await _embedded(stack, config.home)
     await migrate(dsn, before=partial(mark_new, config.home))
     store = await PostgresStore.connect(dsn)
@@ -233,7 +233,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
 
 
 async def _market(context: ControllerContext, config: DaemonConfig) -> MarketPoller:
-    """With its first prices, where they come soon."""
+    """Start the market, with its first prices if they arrive soon."""
     market = MarketPoller(context.providers, context.clock, MarketIntervals(poll_s=config.rhythm.market_s))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PRICES_S):
@@ -247,23 +247,26 @@ async def _embedded(stack: AsyncExitStack, home: Path) -> str:
 
 
 async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
-    """Nobody could watch or destroy a machine of a provider that is not configured. Raises ProviderMissing."""
-    for one in await store.live_attempts():
-        provider = one.attempt.line.offer.provider
+    """Raise ProviderMissing if a live attempt uses a provider that is not configured.
+
+    Without its provider, its machine could be neither watched nor destroyed.
+    """
+    for live in await store.live_attempts():
+        provider = live.attempt.line.offer.provider
         if provider not in configured:
             raise ProviderMissing(
-                f"attempt {one.attempt.id} of job {one.job.id} still runs at {provider!r}, which providers in "
-                f"{CONFIG_FILE} no longer names; put it back until that job has ended"
+                f"attempt {live.attempt.id} of job {live.job.id} still runs at {provider!r}, which providers in "
+                f"{CONFIG_FILE} no longer lists; restore it until that job has ended"
             )
 
 
 def grants_of(config: DaemonConfig) -> GrantSettings:
-    """How credentials for attempts are made."""
+    """Return the settings of the credentials of attempts."""
     return GrantSettings(**config.grants.model_dump())
 
 
 def costs_of(config: DaemonConfig) -> CostSettings:
-    """What the operator says of money and of keeping data."""
+    """Return the operator's settings of prices and retention."""
     kept, price = config.retention.model_dump(), config.storage_usd_per_gib_month
     if price is None:
         price = storage_usd_per_gib_month(config.blobs_url, options_of(config.blobs_url, config.blob_options))
@@ -276,8 +279,9 @@ def costs_of(config: DaemonConfig) -> CostSettings:
 
 
 def rhythm_of(config: DaemonConfig) -> Intervals:
-    """Where SkyPilot launches, no more is asked of it than it does at once: what waits for its turn is not yet sent, so
-    it costs nothing, and its price is looked at again.
+    """Return the polling intervals, with no more creates at once than SkyPilot launches at once.
+
+    A create that waits here is not sent yet: it costs nothing, and its price is checked again.
     """
     rhythm = Intervals(**config.rhythm.model_dump())
     if not config.providers.rented():
@@ -286,7 +290,7 @@ def rhythm_of(config: DaemonConfig) -> Intervals:
 
 
 def keep_of(config: DaemonConfig) -> OutboxRetention:
-    """How long the outbox waits for a channel."""
+    """Return the limits of deliveries that wait for a channel."""
     return OutboxRetention(age_s=config.notify.keep_days * 86_400, rows=config.notify.keep_deliveries)
 
 
@@ -324,7 +328,7 @@ def _service(
 
 
 async def _reach(providers: Mapping[str, Provider], handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
-    """A machine may be in a cloud that was taken out of the configuration meanwhile."""
+    """Return the command line that runs `command` on a machine, whose provider may no longer be configured."""
     if (provider := providers.get(handle.provider)) is None:
         return await nowhere(handle, command, tty)
     return await provider.reach(handle, command, tty=tty)
@@ -347,10 +351,13 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
 # --------------------------------------------------------------------------------------------------------- the network
 
 
-async def write_client_file(house: DaemonComponents, at: Addresses) -> None:
-    """How this user's CLI finds the daemon; a token that still works is kept, so that clients survive a restart."""
-    file = house.config.home / CLIENT_FILE
-    text = await _known_token(house.store, file) or await _new_token(house)
+async def write_client_file(components: DaemonComponents, at: Addresses) -> None:
+    """Write the file by which this user's CLI finds the daemon.
+
+    A token that is still valid is kept, so that clients survive a restart.
+    """
+    file = components.config.home / CLIENT_FILE
+    text = await _known_token(components.store, file) or await _new_token(components)
     told = {"url": at.url, "grpc": at.grpc, "certificate": at.certificate, "token": text}
     write_private(file, json.dumps(told).encode())
 
@@ -363,14 +370,14 @@ async def _known_token(store: Store, file: Path) -> str | None:
     return text if isinstance(text, str) and await store.token(hashed(text)) else None
 
 
-async def _new_token(house: DaemonComponents) -> str:
+async def _new_token(components: DaemonComponents) -> str:
     token_id, text = mint(os.urandom)
     token = Token(
         id=token_id,
         owner=LOCAL_OWNER,
         scopes=("read", "submit", "manage", "admin"),
-        created_at=house.fleet.context.clock.now(),
+        created_at=components.fleet.context.clock.now(),
         note=f"the operator of {socket.gethostname()}",
     )
-    await house.store.put_token(token, hashed(text))
+    await components.store.put_token(token, hashed(text))
     return text

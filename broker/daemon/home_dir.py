@@ -1,4 +1,4 @@
-"""The daemon's folders, which hold keys, the database and what people trained on: who else can look into them."""
+"""Folders of the daemon: created private, locked by one daemon, and refused if other users can change them."""
 
 import fcntl
 import logging
@@ -16,30 +16,31 @@ log = logging.getLogger(__name__)
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ANYBODY_WRITES = stat.S_IWOTH
-"""What a group may write is closed instead: under the umask 002 of many systems it is the user's own."""
+"""Mode bit of a folder that is refused. Group write access is removed instead, because umask 002 sets it on many
+systems for the user's own group."""
 LOCK = "lock"
 SPOOL = ".uploads"
-"""Of files that are on their way to the blob store."""
+"""Folder in the home for uploads that are not in the blob store yet."""
 WRITTEN = ("client.json", "installation", "master.key", "sweep-report-only")
 DRAFT = "[0-9a-f]" * 8
-"""How `broker.runtime.private_files` and `broker.runtime.secret_box` name what is not yet in its place."""
+"""Suffix pattern of files that `private_files` and `secret_box` have not yet renamed to their final name."""
 MARKS = (CONFIG_FILE, "installation", "master.key")
-"""What tells that a folder is a daemon's home, and not one that somebody has named by mistake."""
+"""Files that identify a folder as a daemon's home, as opposed to a folder that was named by mistake."""
 NOTHING = {"lost+found"}
-"""In the top folder of a new volume."""
+"""Entries of an empty folder at the top of a new volume."""
 
 
 class HomeInUse(GpubrokerError):
-    """Another daemon works in this home."""
+    """Raised if another daemon uses this home."""
 
 
 class HomeFull(GpubrokerError):
-    """The disk takes no more."""
+    """Raised if the disk of the home is full."""
 
 
 @contextmanager
 def with_room(home: Path) -> Iterator[None]:
-    """Says in one line that the disk is full. Raises HomeFull in place of such an OSError."""
+    """Context manager that raises HomeFull, a one-line error, in place of an OSError of a full disk."""
     try:
         yield
     except OSError as e:
@@ -50,18 +51,19 @@ def with_room(home: Path) -> Iterator[None]:
 
 
 def make_home(home: Path) -> None:
-    """Makes it with mode 0700; one that others could look into is closed to them, which the log says.
+    """Create the home with mode 0700. An existing home that others could read is closed to them, with a log line.
 
-    Raises InvalidInput for one that cannot be made or closed, that anybody can change, or that is no home of a daemon.
+    Raises InvalidInput for a folder that cannot be created or closed, that every user can change, or that is not the
+    home of a daemon.
     """
     try:
         private_folder(home)
         mode = _mode(home)
         if not mode & OTHERS:
             return
-        found = {entry.name for entry in home.iterdir()} - NOTHING
-        if mode & ANYBODY_WRITES or (found and found.isdisjoint(MARKS)):
-            raise _open("home", home, mode)
+        entries = {entry.name for entry in home.iterdir()} - NOTHING
+        if mode & ANYBODY_WRITES or (entries and entries.isdisjoint(MARKS)):
+            raise _exposed("home", home, mode)
         home.chmod(mode & ~OTHERS)
     except PermissionError:
         if home.is_dir() and home.stat().st_uid != os.geteuid():
@@ -69,14 +71,17 @@ def make_home(home: Path) -> None:
         raise _unusable(home, "Permission denied") from None
     except OSError as e:
         raise _unusable(home, e.strerror) from None
-    log.warning("home %s had mode %04o, open to others: keys, database and blobs; it is closed now", home, mode)
+    log.warning(
+        "home %s had mode %04o, so others could read keys, database and blobs; it is closed to them now", home, mode
+    )
 
 
 @contextmanager
 def holding(home: Path) -> Iterator[None]:
-    """While inside, no other daemon works in this home: it would take this one's address, launchers and SkyPilot server
-    for its own. The kernel lets go of a dead one's. What a killed one left half written, keys and tokens among it, is
-    removed. Raises HomeInUse.
+    """Lock the home against other daemons, which would use the same address, launchers and SkyPilot server.
+
+    The kernel releases the lock of a dead daemon. Half-written files that a killed daemon left, keys and tokens among
+    them, are removed. Raises HomeInUse.
     """
     lock = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -85,8 +90,7 @@ def holding(home: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise HomeInUse(
-                f"home {home} is in use by another gpubroker daemon (process {holder}): stop that one, or choose "
-                "another home"
+                f"home {home} is in use by another gpubroker daemon (process {holder}): stop it, or choose another home"
             ) from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -99,20 +103,20 @@ def holding(home: Path) -> Iterator[None]:
 
 
 def is_held(home: Path) -> bool:
-    """Whether a daemon works in this home."""
+    """Return True if a daemon uses this home."""
     return is_locked(home / LOCK)
 
 
 def check_blobs(folder: Path | None, home: Path) -> None:
-    """Of a blob store that is a folder outside of the home; it is made with mode 0700 where it is missing.
+    """Check a blob store that is a folder outside of the home, and create it with mode 0700 if it is missing.
 
-    Others may be meant to read what jobs leave there, so that is only told in the log. None is a bucket. Raises
-    InvalidInput for one that anybody can change, and for the folder of uploads on their way.
+    A folder that others can read is only logged, because they may be meant to read results. `folder` None: the store
+    is a bucket. Raises InvalidInput for a folder that every user can change, and for the folder of pending uploads.
     """
     if folder is None:
         return
     if folder.resolve().is_relative_to((home / SPOOL).resolve()):
-        message = f"{folder}: uploads on their way lie there, which each start removes; name another folder"
+        message = f"{folder}: each start removes the pending uploads in it; name another folder"
         raise InvalidInput(Problem(field="blobs", message=message))
     if folder.resolve().is_relative_to(home.resolve()):
         return
@@ -122,7 +126,7 @@ def check_blobs(folder: Path | None, home: Path) -> None:
     except OSError as e:
         raise InvalidInput(Problem(field="blobs", message=f"{folder}: {e.strerror}; name another folder")) from None
     if mode & ANYBODY_WRITES:
-        raise _open("blobs", folder, mode)
+        raise _exposed("blobs", folder, mode)
     if mode & OTHERS:
         log.warning("blobs: %s has mode %04o, so that others see data and results; chmod 700 closes it", folder, mode)
 
@@ -131,7 +135,7 @@ def _mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
-def _open(field: str, folder: Path, mode: int) -> InvalidInput:
+def _exposed(field: str, folder: Path, mode: int) -> InvalidInput:
     can = "change" if mode & ANYBODY_WRITES else "read"
     message = f"{folder} has mode {mode:04o}, so that others can {can} it; run chmod 700 on it, or name one below"
     return InvalidInput(Problem(field=field, message=message))

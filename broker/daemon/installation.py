@@ -1,4 +1,4 @@
-"""Whose machines a home answers for, and what a database that is new to it may do with them."""
+"""Checks at the start that home, database and blob store belong to the same installation."""
 
 import logging
 import os
@@ -17,77 +17,82 @@ log = logging.getLogger("gpubroker")
 
 INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
+"""File in the home: while it exists, the sweep reports orphans and destroys nothing."""
 FIRST_MIGRATION = "0001_initial.sql"
 MARK_LENGTH = 16
 MARK = re.compile(f"[a-z2-7]{{{MARK_LENGTH}}}")
 
 
 class OtherInstallation(GpubrokerError):
-    """The home's machines are of another installation than the database."""
+    """Raised if home and database belong to different installations."""
 
 
 class OtherBlobs(GpubrokerError):
-    """The blob store is not the one that the database's jobs lie in."""
+    """Raised if the blob store is not the one that holds the data of the database's jobs."""
 
 
 async def installation_of(store: Store, home: Path) -> Installation:
-    """The id that names our machines: the database's, or on a new one the home's.
+    """Return the installation id that names the machines: the database's, or the home's if the database is new.
 
-    Raises OtherInstallation, since nobody would list the home's machines any more.
+    Raises OtherInstallation if the two differ, because no broker would list the home's machines any more.
     """
     file = home / INSTALLATION_FILE
-    known = file.read_text().strip() if file.exists() else None
-    installation = await store.installation(Installation(known or base32(os.urandom(5), INSTALLATION_LENGTH)))
-    if known and installation != known:
+    home_id = file.read_text().strip() if file.exists() else None
+    installation = await store.installation(Installation(home_id or base32(os.urandom(5), INSTALLATION_LENGTH)))
+    if home_id and installation != home_id:
         raise OtherInstallation(
-            f"the database is of installation {installation} and the home {home} of {known}; correct database_url in "
-            f"{CONFIG_FILE}, or remove {file} by hand once no machine gb-{known}-… stands"
+            f"the database is of installation {installation} and the home {home} of {home_id}; correct database_url in "
+            f"{CONFIG_FILE}, or remove {file} by hand once no machine gb-{home_id}-… exists"
         )
-    if not known:
+    if not home_id:
         write_private(file, f"{installation}\n".encode(), durable=True)
     return installation
 
 
 async def mark_of(blobs: Blobs) -> str:
-    """Which blob store this is; one without a mark gets one. Raises BlobsUnavailable, OtherBlobs."""
+    """Return the mark that identifies the blob store, after writing one if it has none.
+
+    Raises BlobsUnavailable, and OtherBlobs if the mark is damaged.
+    """
     new = base32(os.urandom(10), MARK_LENGTH)
     try:
         if await blobs.get(keys.BLOB_STORE) is None:
             await blobs.put(keys.BLOB_STORE, new.encode(), if_absent=True)
     except AlreadyExists:
-        pass  # another broker's
+        pass  # another broker has just written its mark
     mark = (await blobs.get(keys.BLOB_STORE) or b"").decode(errors="replace").strip()
     if not MARK.fullmatch(mark):
         raise OtherBlobs(
-            f"{keys.BLOB_STORE} in the blob store is damaged, so whose it is cannot be told: remove that object, and "
-            "if this is the store of the database's jobs: gpubroker blobs adopt"
+            f"{keys.BLOB_STORE} in the blob store is damaged, so its owner is unknown: remove that object, and if "
+            "this is the store of the database's jobs: gpubroker blobs adopt"
         )
     return mark
 
 
 async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
-    """Of two brokers with a blob store each, one hears no beat of what the other buys, and ends it.
+    """Raise OtherBlobs if the blob store is not the one that the database's jobs use.
 
-    Raises OtherBlobs. A blob store that is away tells nothing, and keeps nobody.
+    A broker with another blob store sees no heartbeat of the other broker's machines, and destroys them. An unreachable
+    blob store does not keep the daemon from starting.
     """
     try:
         mark = await mark_of(blobs)
     except BlobsUnavailable as e:
-        log.warning("whether this is the blob store of the database's jobs cannot be told: %s", e)
+        log.warning("cannot check whether this is the blob store of the database's jobs: %s", e)
         return
     if await store.blob_store(mark) != mark:
         raise OtherBlobs(
-            "the blob store is not the one that this database's jobs lie in: correct `blobs`, which all brokers "
-            f"share; after a move copy all, {keys.BLOB_STORE} over the one that is there by now; if this is the right "
-            "one, and its mark was lost, or the old one is lost: gpubroker blobs adopt"
+            "the blob store is not the one that this database's jobs use: correct `blobs`, which all brokers "
+            f"share; after a move copy all objects, and overwrite {keys.BLOB_STORE}; if this is the right store and "
+            "its mark was lost, or the old store is lost: gpubroker blobs adopt"
         )
 
 
 def mark_new(home: Path, migrations: Sequence[str]) -> None:
-    """On a new database under an old home, machines may stand that this database never knew: look, do not touch.
+    """Restrict the sweep to reports if the database is new and the home is not.
 
-    Written before the first migration, after which the database looks like any other. Lasts over restarts, until a
-    person has looked and removes the mark.
+    Machines of the home may exist that a new database does not list. The mark is written before the first migration,
+    because afterwards a new database looks like any other. It remains until a user removes it.
     """
     if FIRST_MIGRATION in migrations and (home / INSTALLATION_FILE).exists():
         text = "The sweep only reports orphans (see the log) until this file is removed.\n"
@@ -95,6 +100,7 @@ def mark_new(home: Path, migrations: Sequence[str]) -> None:
 
 
 def only_report(home: Path) -> bool:
+    """Return True, with a warning in the log, if the sweep must only report orphans."""
     mark = home / REPORT_ONLY
     if mark.exists():
         log.warning("the database is new to this home: the sweep only reports orphans until you remove %s", mark)

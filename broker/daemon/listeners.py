@@ -1,4 +1,4 @@
-"""Where the daemon listens: HTTP, and gRPC beside it."""
+"""Listening sockets of the HTTP and gRPC APIs."""
 
 import resource
 from collections.abc import AsyncIterator
@@ -17,29 +17,32 @@ from broker.daemon.tls import Certificate
 from broker.domain.errors import GpubrokerError
 
 DRAIN_S = 2.0
-"""How long a stopping daemon lets its answers finish."""
+"""Seconds for which a stopping daemon waits for running answers."""
 FILES = 16_384
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class CannotListen(GpubrokerError):
-    """The address is taken or not ours."""
+    """Raised if the address is in use or is not an address of this host."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
-    """By which programs of this machine reach the daemon."""
+    """Addresses at which programs of this host reach the daemon; `url` is that of the HTTP API."""
 
     url: str
     grpc: str | None
-    """`host:port`; None: that door is off."""
+    """`host:port` of the gRPC API; None: gRPC is off."""
     certificate: str | None
-    """The file that both doors show; None: they speak plaintext."""
+    """Path of the certificate of both APIs; None: both use plain text."""
 
 
 @asynccontextmanager
 async def listening(config: DaemonConfig, application: web.Application) -> AsyncIterator[Addresses]:
-    """Raises CannotListen naming the address and the fix, InvalidInput for a certificate that cannot be used."""
+    """Listen on HTTP and gRPC while the context is open.
+
+    Raises CannotListen naming the address and the fix, InvalidInput for a certificate that cannot be used.
+    """
     certificate = Certificate(config.tls.certificate, config.tls.key) if config.tls else None
     _allow_files()
     async with AsyncExitStack() as stack:
@@ -47,20 +50,20 @@ async def listening(config: DaemonConfig, application: web.Application) -> Async
         scheme = "http" if certificate is None else "https"
         url = f"{scheme}://{_address(config.host, port)}"
         shown = str(config.tls.certificate.absolute()) if config.tls else None
-        beside = config.grpc_port
-        if beside is None:
+        grpc_port = config.grpc_port
+        if grpc_port is None:
             yield Addresses(url=url, grpc=None, certificate=shown)
             return
-        bound = await stack.enter_async_context(_grpc(config, beside, application, certificate))
+        bound = await stack.enter_async_context(_grpc(config, grpc_port, application, certificate))
         yield Addresses(url=url, grpc=_address(config.grpc_host, bound), certificate=shown)
 
 
 def _allow_files() -> None:
-    """Most systems let a process open 1024 files and more on request; each connection is one."""
+    """Raise the limit of open files: most systems allow 1024 by default, and each connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 @asynccontextmanager
@@ -96,9 +99,9 @@ async def _grpc(
     )
     credentials = None if certificate is None else _credentials(certificate)
     host, reflects = config.grpc_host, config.grpc.reflection
-    door = serving(parts, host, port, reflects=reflects, credentials=credentials, grace_s=DRAIN_S)
+    grpc_server = serving(parts, host, port, reflects=reflects, credentials=credentials, grace_s=DRAIN_S)
     try:
-        async with door as bound:
+        async with grpc_server as bound:
             yield bound
     except Taken:
         raise CannotListen(
@@ -107,11 +110,11 @@ async def _grpc(
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Asked at each handshake, so that a renewed certificate is used."""
+    """Return credentials that read the certificate at each handshake, so that a renewed one is used."""
     known = certificate.pem()
 
     def configuration() -> Any:
-        """None: as before."""
+        """Return the new certificate; None: unchanged."""
         nonlocal known
         now = certificate.pem()
         if now == known:

@@ -1,4 +1,4 @@
-"""Logging of the daemon: one line a record, and nothing in it that opens a door."""
+"""Logging of the daemon: one line a record, without tokens, passwords and keys."""
 
 import logging
 import re
@@ -6,7 +6,7 @@ import sys
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SECRET = re.compile(
-    r"(?P<token>\bgb_[A-Za-z0-9]+_)[A-Za-z0-9_\-]+"  # our own bearer tokens
+    r"(?P<token>\bgb_[A-Za-z0-9]+_)[A-Za-z0-9_\-]+"  # bearer tokens of gpubroker
     r"|(?P<bearer>[Bb]earer\s+)[^\s\"']+"
     r"|(?P<url>://[^/\s:@]*:)[^@\s/]+(?=@)"  # passwords in URLs
     r"|(?P<option>(?i:secret|password|token|access_key|api_key)[A-Za-z_]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',}&]+"
@@ -14,19 +14,19 @@ _SECRET = re.compile(
 
 
 def redact(text: str) -> str:
-    """`text` without tokens, passwords and keys."""
+    """Return `text` without tokens, passwords and keys."""
     return _SECRET.sub(lambda m: next(g for g in m.groups() if g is not None) + "[redacted]", text)
 
 
 class RedactingFormatter(logging.Formatter):
-    """Redacts the finished line, tracebacks included: whatever slipped in, it does not come out."""
+    """Formatter that redacts secrets in the finished line, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
 
 
 def set_up(level: str) -> None:
-    """Logs to stderr. Raises ValueError for an unknown level."""
+    """Log to stderr. Raises ValueError for an unknown level."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter(FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Slack's two halves, what we tell and what we are sent, wired to the store and the API."""
+"""Wiring of Slack: outgoing messages and incoming requests, with the store and the API."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ DAEMON = Caller(team=OPERATOR.team, owner=OPERATOR.owner, scopes=frozenset({"adm
 
 
 class SlackIntegration:
-    """`serving` joins the halves; before that the notifier draws no curves."""
+    """Both directions of Slack. Before `serving` is called, the notifier draws no loss curves."""
 
     def __init__(self, box: SecretBox, clock: Clock, *, api_url: str) -> None:
         self.notifier = SlackNotifier(box, clock, self._losses, api_url=api_url)
@@ -33,7 +33,7 @@ class SlackIntegration:
 
     @asynccontextmanager
     async def serving(self, service: Service) -> AsyncIterator[tuple[Slack, SlackSockets]]:
-        """What takes clicks and commands, and the controller that keeps Socket Mode open for it."""
+        """Return the handler of clicks and commands, and the controller that keeps Socket Mode open for it."""
         self._content = Content(service)
         incoming = Slack(service, self._app)
         sockets = SlackSockets(self._app, incoming.channels, incoming.take, self._clock, api_url=self._api_url)
@@ -45,7 +45,7 @@ class SlackIntegration:
             await self.notifier.close()
 
     async def _losses(self, job: Job) -> Losses:
-        """Of the last committed checkpoint; none where there is none, as of a script."""
+        """Return the loss history of the last committed checkpoint; empty if there is none, as for a script."""
         if self._content is None:
             return ()
         try:

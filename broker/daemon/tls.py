@@ -1,4 +1,4 @@
-"""The daemon's own certificate, for both doors; a renewed file is used from the next handshake on."""
+"""TLS certificate of the HTTP and gRPC APIs; a renewed file is used from the next handshake on."""
 
 import logging
 import ssl
@@ -12,7 +12,9 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """A chain and its key, read again when a file changes; of a pair that does not match, the one before stays in use.
+    """A certificate chain and its key, read again when a file changes.
+
+    If the new files do not match, the previous pair stays in use.
 
     Safe to use from several threads.
     """
@@ -22,15 +24,15 @@ class Certificate:
         self._paths = (certificate, key)
         self._lock = threading.Lock()
         try:
-            self._stamp = self._look()
+            self._stamp = self._read_stamp()
             self._load()
         except OSError as error:
             message = f"{error.filename or certificate}: {error.strerror or error}; give a readable PEM file"
             raise InvalidInput(Problem(field="tls", message=message)) from None
 
-    def _look(self) -> Stamp:
-        found = (path.stat() for path in self._paths)
-        return tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in found)
+    def _read_stamp(self) -> Stamp:
+        stats = (path.stat() for path in self._paths)
+        return tuple((s.st_mtime_ns, s.st_size, s.st_ino) for s in stats)
 
     def _load(self) -> None:
         chain, key = self._paths
@@ -38,7 +40,7 @@ class Certificate:
         try:
             context.load_cert_chain(chain, key, password=_no_password)
         except ssl.SSLError as error:
-            message = f"{chain} and {key} are no certificate and its key in PEM, without a password ({error.reason})"
+            message = f"{chain} and {key} are not a certificate and its key in PEM without a password ({error.reason})"
             raise InvalidInput(Problem(field="tls", message=message)) from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -48,34 +50,34 @@ class Certificate:
 
     def _refresh(self) -> None:
         try:
-            stamp = self._look()
+            stamp = self._read_stamp()
             if stamp == self._stamp:
                 return
             self._stamp = stamp
             self._load()
-            log.info("the certificate was read again")
+            log.info("loaded the renewed certificate")
         except (OSError, InvalidInput) as error:
-            log.warning("the certificate changed and cannot be used, so the one before stays: %s", error)
+            log.warning("the changed certificate cannot be used, so the previous one stays in use: %s", error)
 
     def context(self) -> ssl.SSLContext:
-        """For a listening socket."""
+        """Return the context of a listening socket."""
         with self._lock:
             self._refresh()
             return self._context
 
     def _renew(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """At each handshake; OpenSSL calls it also where the client names no host."""
+        """Select the context at each handshake; OpenSSL calls it even if the client names no host."""
         current = self.context()
         if current is not context:
             connection.context = current
 
     def pem(self) -> tuple[bytes, bytes]:
-        """(key, chain) as they are now."""
+        """Return the current key and chain."""
         with self._lock:
             self._refresh()
             return self._pem
 
 
 def _no_password() -> str:
-    """Else OpenSSL asks on the terminal."""
+    """Return an empty password; without this callback OpenSSL asks for one on the terminal."""
     return ""

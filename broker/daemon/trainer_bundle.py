@@ -1,4 +1,4 @@
-"""Where rented machines get the trainer: the operator's image, or else this installation's code by the blob store."""
+"""Source of the trainer on rented machines: the operator's image, or this installation's code in the blob store."""
 
 import asyncio
 import contextlib
@@ -16,26 +16,26 @@ from broker.domain.instance import TrainerBundle, TrainerImage
 from broker.ports import Blobs
 
 RECIPE = ("constraints-trainer.txt", "pyproject.toml", "deploy/trainer_install.sh", "deploy/trainer_requirements.py")
-"""What belongs to the `trainer` package for an installation, as paths of the repository."""
+"""Paths of the repository that an installation of the trainer consists of."""
 SIGNED_S = 3600.0
-"""How long a machine has for fetching the bundle: longer than any cloud's boot deadline."""
+"""Seconds for which a machine may download the bundle: longer than the boot deadline of any cloud."""
 PASSWORD = "GPUBROKER_REGISTRY_PASSWORD"
 
 
 def image_of(config: TrainerConfig, env: Mapping[str, str]) -> TrainerImage | None:
-    """The operator's image, if there is one. Raises InvalidInput when only one half of its login is there."""
+    """Return the operator's image; None if none is set. Raises InvalidInput if only user name or password is set."""
     if config.image is None:
         return None
     username, password = config.registry_username or "", env.get(PASSWORD, "")
     if bool(username) != bool(password):
         absent = f"set {PASSWORD}" if username else "set trainer.registry_username"
-        message = f"a private registry needs user name and password; {absent}, or leave both away"
+        message = f"a private registry needs user name and password; {absent}, or leave out both"
         raise InvalidInput(Problem(field="trainer.registry_username", message=message))
     return TrainerImage(reference=config.image, username=username, password=password)
 
 
 class TrainerSource:
-    """Asked before each launch; without an image the bundle is uploaded before the first one."""
+    """Trainer source of each launch. Without an image, the bundle is uploaded before the first launch."""
 
     def __init__(self, blobs: Blobs, image: TrainerImage | None) -> None:
         self._blobs, self._image = blobs, image
@@ -43,7 +43,7 @@ class TrainerSource:
         self._busy = asyncio.Lock()
 
     async def __call__(self) -> TrainerImage | TrainerBundle:
-        """Raises Rejected where the blob store cannot hand the bundle out, BlobsUnavailable."""
+        """Return the image or bundle. Raises Rejected if the blob store cannot sign a URL, and BlobsUnavailable."""
         if self._image is not None:
             return self._image
         async with self._busy:
@@ -69,7 +69,7 @@ def _key(name: str) -> str:
 
 
 def bundle() -> bytes:
-    """The trainer and its recipe as a tar: the same bytes for the same code, whoever installed it where."""
+    """Return the trainer and its install recipe as a tar: the same code gives the same bytes on every host."""
     root = files("broker") / "_trainer"
     recipe: Traversable = root if root.is_dir() else Path(__file__).parents[2]
     members = {path: (recipe / path).read_bytes() for path in RECIPE} | _package(files("trainer"), "trainer")

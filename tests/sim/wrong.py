@@ -228,7 +228,7 @@ _REFRESH = HeartbeatReader.refresh
 
 
 def local_now(self: database_clock.DatabaseClock) -> datetime:
-    return self._own.now()
+    return self._host_clock.now()
 
 
 def no_release(self: termination.Termination, *args: Any, **more: Any) -> Any:

@@ -58,7 +58,7 @@ def test_a_home_that_others_can_look_into_is_closed_and_that_is_said(
     with caplog.at_level(logging.WARNING):
         make_home(home)
     assert mode(home) == 0o700
-    told = f"home {home} had mode {bits:04o}, open to others: keys, database and blobs; it is closed now"
+    told = f"home {home} had mode {bits:04o}, so others could read keys, database and blobs; it is closed to them now"
     assert said(caplog) == [told]
     make_home(home)
     assert len(said(caplog)) == 1
@@ -106,7 +106,7 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
     check_blobs(tmp_path / "new", home)
     assert mode(tmp_path / "new") == 0o700
     for folder in (home / SPOOL, home / SPOOL / "below"):
-        with pytest.raises(InvalidInput, match=r"blobs: .*uploads on their way lie there"):
+        with pytest.raises(InvalidInput, match=r"blobs: .*each start removes the pending uploads"):
             check_blobs(folder, home)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=r"blobs: .*Not a directory"):
