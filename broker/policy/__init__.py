@@ -1,1 +1,1 @@
-"""Budgets, windows and dry runs of policies. Pure."""
+"""Pure rules of policies: budgets, windows and dry runs."""

@@ -1,8 +1,9 @@
-"""What a policy would have done to what the ledger says has happened.
+"""Simulates what a policy would have done to the past that the ledger records.
 
-The past is played again, attempt by attempt, by the rules that hold launches today. An attempt that is held starts when
-the policy lets it, with the same charges at the same pace, and what followed it in its job follows later; one that is
-drained goes on in the same way. Approval is taken to come at once. Other policies' part in the past is not undone.
+The past is replayed attempt by attempt by the rules that hold launches today. A held attempt starts when the policy
+allows it, with the same charges at the same pace. Later attempts of its job are delayed as well. A drained attempt
+resumes in the same way. Approval is assumed to be immediate. Effects that other policies had in the past are not
+undone.
 """
 
 import heapq
@@ -21,7 +22,7 @@ from broker.policy.windows import QUARTER, quarter, window_start
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """One attempt by the ledger. `charges` are (quarter-hour, dollars), oldest first."""
+    """One attempt in the ledger. `charges` are (quarter-hour, dollars), oldest first."""
 
     job_id: JobId
     number: int
@@ -47,7 +48,7 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What the ledger tells, up to `now`."""
+    """Contents of the ledger up to `now`."""
 
     now: datetime
     attempts: Sequence[Past] = ()
@@ -74,7 +75,7 @@ class DrainedAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A job for which approval would have been asked."""
+    """A job for which approval would have been requested."""
 
     job_id: JobId
     at: datetime
@@ -83,7 +84,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Crossed:
-    """A threshold that would have been told."""
+    """A threshold that users would have been notified about."""
 
     budget: str
     share: Decimal
@@ -101,15 +102,15 @@ class DryRun:
     asked: tuple[Asked, ...]
     crossed: tuple[Crossed, ...]
     usd_spent: Decimal
-    """What was paid in that time by those whom the policy covers."""
+    """Dollars charged in that time to the jobs that the policy covers."""
     usd_not_spent: Decimal
-    """Of it, what the policy would have held back to the end."""
+    """The part of `usd_spent` that the policy would have prevented by the end."""
 
 
 def dry_run(policy: Policy, since: datetime, history: History) -> DryRun:
-    """Plays the past from `since` under `policy`.
+    """Replay the past from `since` under `policy`.
 
-    `history` reaches back by the longest window more, so that every budget knows what it had spent then.
+    `history` reaches further back by the longest window, so that the spending of every budget is known at `since`.
     """
     return _Play(policy=policy, since=since, history=history).run()
 
@@ -123,13 +124,13 @@ class _Live:
     ends_at: datetime | None
     reserved: Decimal
     gap: timedelta
-    """After the end of the job's attempt before it."""
+    """Time since the end of the job's previous attempt."""
     charged: Decimal = ZERO
     held_since: datetime | None = None
     reason: str = ""
 
     def shift(self, by: timedelta) -> None:
-        """Everything that is still to come, later."""
+        """Delay everything that is still to come."""
         self.left = [(at + by, usd) for at, usd in self.left]
         self.ends_at = self.ends_at and self.ends_at + by
 
@@ -140,15 +141,15 @@ class _Play:
     since: datetime
     history: History
     total: Decimal = ZERO
-    """Charged in the replay up to now."""
+    """Dollars charged in the replay so far."""
     before: dict[datetime, Decimal] = field(default_factory=dict)
-    """`total` when a quarter-hour began."""
+    """`total` at the start of a quarter-hour."""
     running: list[_Live] = field(default_factory=list)
     waiting: list[_Live] = field(default_factory=list)
     later: dict[JobId, list[_Live]] = field(default_factory=dict)
-    """By job: the attempts after the one at hand, in their order."""
+    """Later attempts of each job, in their order."""
     agenda: list[tuple[datetime, int, bool, _Live]] = field(default_factory=list)
-    """Starts (True) and ends of what runs, in the order of time."""
+    """Starts (True) and ends of running attempts, in the order of time."""
     ticket: "count[int]" = field(default_factory=count)
     launches: int = 0
     held: list[Held] = field(default_factory=list)
@@ -186,7 +187,7 @@ class _Play:
         )
 
     def _enter(self, attempts: Sequence[Past]) -> None:
-        """The first attempt of every job is due when it was launched; the next ones follow it."""
+        """Schedule the first attempt of every job at its launch; later attempts follow it."""
         for past in sorted(attempts, key=lambda one: (one.job_id, one.number)):
             before = self.later.setdefault(past.job_id, [])
             ended = before[-1].past.ended_at if before else None
@@ -205,7 +206,7 @@ class _Play:
         heapq.heappush(self.agenda, (at, next(self.ticket), starts, live))
 
     def _step(self, at: datetime, until: datetime) -> None:
-        """One quarter-hour: what is charged and told, then what ends and starts, in the order of time."""
+        """Replay a quarter-hour: charges and thresholds, then ends and starts in the order of time."""
         self._charge(until)
         self._tell(at)
         self._retry(at)
@@ -214,7 +215,7 @@ class _Play:
             if starts:
                 one.shift(when - one.past.at)
                 self._launch(one, when)
-            elif one in self.running and one.ends_at == when:  # else it was drained meanwhile, and ends later
+            elif one in self.running and one.ends_at == when:  # a drained attempt ends later
                 self._end(one, when)
         self._charge(until)
 
@@ -248,7 +249,7 @@ class _Play:
         )
 
     def _tell(self, at: datetime) -> None:
-        """Thresholds once a period, and the drain for as long as its share is spent."""
+        """Record each threshold once a period, and drain while the share of a drain threshold is spent."""
         if at < self.since:
             return
         standing = self._standing(at)
@@ -268,7 +269,7 @@ class _Play:
         self.running = []
 
     def _launch(self, live: _Live, at: datetime) -> None:
-        """Starts it, or lets it wait. What was launched before the time in question is taken as it was."""
+        """Start an attempt, or let it wait. Launches before `since` are not held."""
         refusal = None
         if at >= self.since:
             self.launches += live.held_since is None

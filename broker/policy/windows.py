@@ -1,5 +1,7 @@
-"""When a budget's window begins. Spending is kept by quarter-hours, and a window that begins within one has all of it:
-what is counted is never less than what was spent.
+"""Windows of budgets.
+
+Spending is stored by quarter-hours. A window that begins within a quarter-hour includes all of it, so that spending is
+never counted too low.
 """
 
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -16,22 +18,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def quarter(at: datetime) -> datetime:
-    """The quarter-hour of `at`, by its start, in UTC."""
+    """Return the start of the quarter-hour of `at`, in UTC."""
     return at.astimezone(UTC) - (at - _EPOCH) % QUARTER
 
 
 def window_start(budget: Budget, zone: tzinfo, now: datetime) -> datetime:
-    """The first quarter-hour that counts against `budget` at `now`."""
+    """Return the first quarter-hour that counts against `budget` at `now`."""
     if budget.window is Window.ROLLING:
         return quarter(now - ROLLING[budget.per])
     return quarter(_first(budget.per, zone, now))
 
 
 def window_end(budget: Budget, zone: tzinfo, now: datetime) -> datetime | None:
-    """When everything spent is forgotten at once; None for a rolling window, which forgets bit by bit."""
+    """Return the time when all spending leaves the window; None: a rolling window, which it leaves gradually."""
     if budget.window is Window.ROLLING:
         return None
-    # Longer than any period and shorter than two: within the next one, whose start is asked for.
+    # A date within the next period: longer than any period and shorter than two.
     day = _first(budget.per, zone, now).astimezone(zone)
     ahead = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 31}[budget.per]
     later = day.replace(tzinfo=None, hour=12) + timedelta(days=ahead)
@@ -39,11 +41,11 @@ def window_end(budget: Budget, zone: tzinfo, now: datetime) -> datetime | None:
 
 
 def _first(per: BudgetPeriod, zone: tzinfo, now: datetime) -> datetime:
-    """Local midnight that began the day, the week (Monday) or the month of `now`."""
+    """Return the local midnight at the start of the day, the week (Monday) or the month of `now`."""
     day = now.astimezone(zone).date()
     if per is BudgetPeriod.WEEK:
         day -= timedelta(days=day.weekday())
     elif per is BudgetPeriod.MONTH:
         day = day.replace(day=1)
-    # fold=0: of two midnights the first, and one that a clock change skips is the moment of the change.
+    # fold=0: the first of two midnights; a midnight that a clock change skips is the moment of the change.
     return datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)

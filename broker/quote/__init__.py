@@ -1,1 +1,1 @@
-"""Ranks offers by expected dollars to finish, and explains each that is dropped. Pure."""
+"""Pure rules of quotes: costs on every offer, placement and forecasts."""

@@ -1,4 +1,4 @@
-"""The record of a purchase: every offer of its market, with the reason why it was kept or dropped."""
+"""Record of a purchase: every offer of the market, with the reason why it was kept or dropped."""
 
 import json
 import zlib
@@ -9,7 +9,7 @@ from broker.domain.offer import DropReason, OfferSummary, Quote
 
 
 def packed(quote: Quote) -> bytes:
-    """Compressed, about 10 bytes an offer: reasons are few and written once."""
+    """Return a compressed record of about 10 bytes an offer; each distinct reason is stored once."""
     reasons: dict[str, int] = {}
     rows = [
         (offer, str(price), drop, reasons.setdefault(reason, len(reasons)), None if cost is None else str(cost))
@@ -19,15 +19,15 @@ def packed(quote: Quote) -> bytes:
 
 
 def unpacked(document: bytes) -> Sequence[OfferSummary]:
-    """In the order in which the offers were ranked."""
-    told = json.loads(zlib.decompress(document))
+    """Return the offers in the order of their ranking."""
+    record = json.loads(zlib.decompress(document))
     return [
         OfferSummary(
             offer=offer,
             usd_per_hour=usd(price),
             drop=None if drop is None else DropReason(drop),
-            reason=told["reasons"][reason],
+            reason=record["reasons"][reason],
             usd_p50=None if cost is None else usd(cost),
         )
-        for offer, price, drop, reason, cost in told["offers"]
+        for offer, price, drop, reason, cost in record["offers"]
     ]

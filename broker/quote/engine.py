@@ -1,6 +1,6 @@
-"""Expected dollars to finish on every offer, and why an offer was dropped.
+"""Computes the expected dollars to finish on every offer, and why an offer was dropped.
 
-What a kind of machine takes is worked out in `quote_kinds`; here prices, hazards and the spec's limits come to it.
+`machine_cost` holds the costs of a kind of machine; this module adds prices, hazards and the limits of the spec.
 """
 
 from collections import Counter
@@ -20,9 +20,8 @@ from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.fit import fit
 from broker.estimator.preemption_rate import basis
-from broker.quote.machine_cost import MachineCost, few, kind_of, short
-from broker.quote.offer_index import OfferGroup, OfferIndex, shelf
-from broker.quote.ranking import rank
+from broker.quote.machine_cost import MachineCost, kind_of, scarcity_note, shortage_message
+from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
 from broker.quote.request import QuoteRequest, policy
 from broker.quote.token_cache import rows_bytes
 
@@ -31,7 +30,7 @@ CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
 UNKNOWN_CAPS = Caps(spot=True)
 
 _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
-"""All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
+"""Fields that `fit` reads, in addition to the link between the GPUs and the cores of a CPU."""
 
 
 def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
@@ -48,7 +47,7 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
 
 
 def _cores(offer: Offer) -> int:
-    """Of what computes, where that is a CPU."""
+    """Return the cores that compute, where a CPU computes."""
     return offer.vcpus if offer.emulated_on or not offer.gpus else 0
 
 
@@ -57,31 +56,32 @@ def _dollars(micros: int) -> Decimal:
 
 
 def _up(usd: float) -> Decimal:
-    """Rounded up to the micro-dollar, as `_assess` does."""
+    """Return dollars rounded up to the micro-dollar, as `_assess` does."""
     return _dollars(ceil(usd * 1e6))
 
 
 def _total(offer: Offer, kind: MachineCost, nodes: int, rate: float, seconds: float) -> Decimal:
     price = float(offer.usd_per_hour) * nodes
-    return _up((price + kind.aside_usd) * kind.billed(seconds) + kind.traffic(rate))
+    return _up((price + kind.bucket.total) * kind.billed(seconds) + kind.traffic(rate))
 
 
 def _assess(
     ask: QuoteRequest, offers: Sequence[Offer], sold: OfferGroup, kind: MachineCost, found: "_Evaluation"
 ) -> None:
-    """Offers of one kind of machine: what speaks against each, and what it costs to finish."""
+    """Fill the columns for offers of one kind of machine: drop reason and cost to finish."""
     drops, micros, nodes = found.drops, found.micros, ask.nodes
     if kind.drop is not None:
         for number in sold.numbers:
             drops[number] = kind.drop
         return
-    somewhere = ask.regions or sold.cores < kind.cores or sold.ram < kind.ram or sold.disk < kind.disk
-    # Zero means unknown in several catalogues, but a machine of one's own may be free.
+    host = kind.host
+    is_limited = bool(ask.regions) or sold.cores < host.cores or sold.ram < host.ram or sold.disk < host.disk
+    # Zero means unknown in several catalogues, but an own machine may be free.
     own, (hours, traffic) = kind.caps.trust == "own", kind.undisturbed
-    aside, limit, cap, timed, excluded = kind.aside_usd, ask.limit, ask.cap_micros, ask.timed, ask.excluded
+    aside, limit, cap, timed, excluded = kind.bucket.total, ask.limit, ask.cap_micros, ask.timed, ask.excluded
     for number, asked, rate, gone in zip(sold.numbers, sold.prices, sold.rates, sold.gone, strict=True):
         price = asked * nodes
-        if somewhere and (drop := _location_drop(ask, offers[number], kind)) is not None:
+        if is_limited and (drop := _location_drop(ask, offers[number], kind)) is not None:
             drops[number] = drop
         elif price <= 0 and (price < 0 or not own):
             drops[number] = DropReason.PRICE
@@ -102,16 +102,16 @@ def _assess(
 
 
 def _location_drop(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> DropReason | None:
-    """What speaks against where it stands."""
+    """Return a drop reason that depends on region or host."""
     if ask.regions and offer.region not in ask.regions:
         return DropReason.REGION
-    if offer.vcpus < kind.cores or offer.ram_bytes < kind.ram or offer.disk_bytes < kind.disk:
+    if offer.vcpus < kind.host.cores or offer.ram_bytes < kind.host.ram or offer.disk_bytes < kind.host.disk:
         return DropReason.HOST
     return None
 
 
 def _late_s(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> float:
-    """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
+    """Return seconds by which P90 misses the deadline, or P50 exceeds the rest of `max_duration`."""
     rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
     return max(ask.p90(offer, kind) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
@@ -122,11 +122,11 @@ def _reason(ask: QuoteRequest, offer: Offer, kind: MachineCost, drop: DropReason
         case DropReason.REGION:
             return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
         case DropReason.HOST:
-            return short(offer, kind)
+            return shortage_message(offer, kind.host)
         case DropReason.PRICE if offer.spot and offer.usd_per_hour > 0:
             return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
         case DropReason.PRICE:
-            return f"price {show(offer.usd_per_hour)}/h cannot be true; the catalogue does not know it"
+            return f"price {show(offer.usd_per_hour)}/h is impossible: the catalogue lacks the price"
         case DropReason.HOURLY_LIMIT:
             limit = ask.spec.resources.max_usd_per_hour
             return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
@@ -146,7 +146,7 @@ def _reason(ask: QuoteRequest, offer: Offer, kind: MachineCost, drop: DropReason
 
 
 def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
-    notes = few(offer, kind)
+    notes = scarcity_note(offer, kind.host)
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
     if kind.caps.self_stop == "none" and kind.caps.trust != "own":
@@ -155,14 +155,17 @@ def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
 
 
 class _Evaluation:
-    """Columns with an entry for each offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
+    """Columns with an entry for each offer.
+
+    They are flat lists, because 50,000 tuples would slow down the garbage collector.
+    """
 
     def __init__(self, ask: QuoteRequest, sold: OfferIndex) -> None:
         self.ask, self.sold = ask, sold
         self.kinds = [_kind(ask, machines.like) for machines in sold.machines]
         self.drops: list[DropReason | None] = [None] * len(sold.offers)
         self.micros = [-1] * len(sold.offers)
-        """Micro-dollars to finish; -1: never does."""
+        """Micro-dollars to finish; -1: the job never finishes there."""
         for kind, machines in zip(self.kinds, sold.machines, strict=True):
             _assess(ask, sold.offers, machines, kind, self)
 
@@ -170,7 +173,7 @@ class _Evaluation:
         return self.sold.offers[number], self.kinds[self.sold.which[number]], self.drops[number]
 
     def keys(self) -> Sequence[float]:
-        """What offers are ranked by: less is better. Nothing is known of a script but prices."""
+        """Return the values that rank the offers, smaller first. For a script only prices are known."""
         objective = self.ask.spec.resources.objective
         if not self.ask.workload.shape or objective == "hourly":
             return self._each(lambda kind, price, rate: price)
@@ -183,7 +186,7 @@ class _Evaluation:
         return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
 
     def _each(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
-        """By its kind, price and preemptions a second of the whole job."""
+        """Return a column from each offer's kind, price, and preemptions a second of the whole job."""
         found, nodes = [inf] * len(self.micros), self.ask.nodes
         for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
             for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):
@@ -192,7 +195,10 @@ class _Evaluation:
 
 
 class _LazyLines(Sequence[QuoteLine]):
-    """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
+    """Lines of a quote, each built on access.
+
+    `order`: offer numbers, the kept ones first.
+    """
 
     def __init__(self, found: _Evaluation, order: list[int]) -> None:
         self._ask, self._found, self._order = found.ask, found, order
@@ -210,7 +216,7 @@ class _LazyLines(Sequence[QuoteLine]):
         return self._line(self._order[index])
 
     def considered(self) -> Iterator[OfferSummary]:
-        """In short; an offer's dollars are those that `_assess` found, as they are in its line."""
+        """Yield short records; the dollars of an offer are those of `_assess`, as in its line."""
         for number in self._order:
             offer, kind, drop = self._found.at(number)
             if drop is None:
@@ -256,12 +262,12 @@ def _kept_line(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> QuoteLine:
 
 
 def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
-    """Whole cents; a cap must be positive, also where the machine is free."""
+    """Return the proposed cap in whole cents; it is positive even if the machine is free."""
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
 def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
-    found = _Evaluation(ask, shelf(offers, ask.learned.spots))
+    found = _Evaluation(ask, offer_index(offers, ask.learned.spots))
     drops, micros = found.drops, found.micros
     kept = [number for number, drop in enumerate(drops) if drop is None]
     order = rank(kept, found.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
@@ -298,14 +304,14 @@ def quote(
     storage_usd_per_gib_month: Decimal = ZERO,
     learned: Corrections = NO_CORRECTIONS,
 ) -> Quote:
-    """Every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
+    """Return every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
 
-    `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
-    `scoped_store`: what the blob store grants reaches no more than the attempt's own part. `spent`, `cap_left`: dollars
-    of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago.
-    `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
-    job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
-    `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed, memory and preemptions.
+    `workload`: the remaining work. `local_files`: the blob store or the model is a folder of this machine.
+    `scoped_store`: credentials of the blob store reach no more than the attempt's own keys. `spent`, `cap_left`:
+    dollars of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago. `caps`: by
+    provider. `machine_s`: seconds for which the job's machines have existed. `lead_s`: a drain begins this long before
+    the end of its time, in addition to the teardown. `storage_usd_per_gib_month`: price of the blob store. `learned`:
+    corrections of speed, memory and preemptions from own runs.
     """
     ask = QuoteRequest(
         spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,

@@ -20,7 +20,7 @@ from broker.domain.offer import Quote, QuoteLine
 from broker.lifecycle.account_refusals import refusing_accounts
 from broker.lifecycle.recovery import workload_left
 from broker.lifecycle.state_machine import JobEvent, next_job_state
-from broker.policy.budgets import Hold, Refusal, admission, entry, gpu_room, judge
+from broker.policy.budgets import Hold, Refusal, admission, entry, free_gpus, judge
 from broker.quote.decision_record import packed
 from broker.quote.engine import quote
 from broker.quote.placement import Queue, choose
@@ -123,7 +123,7 @@ def _on_market(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
 def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
     """Quote the offers that fit the policies' GPU limits, and choose one."""
     job, settings, offers = facts.job, facts.settings, market.offers
-    room, cap_left = gpu_room(facts.policies), reservation(job)
+    room, cap_left = free_gpus(facts.policies), reservation(job)
     if room is not None:
         offers = [offer for offer in offers if offer.gpus * job.spec.resources.nodes <= room[0]]
     market_quote = quote(

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from broker.domain.money import show
 from broker.domain.offer import DropReason, Quote, QuoteLine
-from broker.policy.budgets import Applied, Refusal, entry, gpu_room, judge, purchase
+from broker.policy.budgets import Applied, Refusal, entry, free_gpus, judge, purchase
 from broker.quote.summary import summary
 
 PASSING = frozenset({DropReason.UNAVAILABLE, DropReason.EXCLUDED})
@@ -107,7 +107,7 @@ def foresee(
     if entry_refusal is not None or not applied:
         return entry_refusal
     lines = [line for line in _kept_lines(quote) if least(line) < cap_usd]
-    room = gpu_room(applied)
+    room = free_gpus(applied)
     # Placement also skips lines with too many GPUs. If all have too many, the smallest one shows the excess.
     fits = (line for line in lines if room is None or line.offer.gpus * line.nodes <= room[0])
     line = next(fits, min(lines, key=lambda line: line.offer.gpus * line.nodes, default=None))

@@ -1,4 +1,4 @@
-"""What a quote is asked for, and what of it forbids a kind of machine whatever it costs."""
+"""Input of a quote, and the rules that exclude a kind of machine at any price."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
 @dataclass(kw_only=True, slots=True)
 class QuoteRequest:
-    """The arguments of `quote`, and what follows from them for every offer."""
+    """The arguments of `quote`, with values derived from them for every offer."""
 
     spec: JobSpec
     workload: Workload
@@ -35,25 +35,25 @@ class QuoteRequest:
     machine_s: float
     lead_s: float
     storage: float
-    """Of the bucket, dollars a GiB and month."""
+    """Price of the bucket in dollars a GiB and month."""
     learned: Corrections
     cap_micros: int = field(init=False)
     regions: frozenset[str] = field(init=False)
     nodes: int = field(init=False)
     limit: float = field(init=False)
-    """Dollars an hour, of all nodes."""
+    """Dollars an hour of all nodes; infinite: no limit."""
     deadline_s: float = field(init=False)
-    """Until the deadline; the P90 must keep it."""
+    """Seconds until the deadline, within which the P90 must be; infinite: none."""
     duration_s: float = field(init=False)
-    """Of machine time; the P50 must keep it."""
+    """Seconds of machine time left, within which the P50 must be; infinite: no limit."""
     timed: bool = field(init=False)
-    """There is a deadline or a longest duration."""
+    """True if there is a deadline or a `max_duration`."""
     hosts: bool = field(init=False)
-    """Whole hosts are excluded as well."""
+    """True if whole hosts are excluded."""
     accounts: bool = field(init=False)
-    """And what an account does not get."""
+    """True if accounts are excluded."""
     fits: dict[object, Fit] = field(init=False, default_factory=dict)
-    """By hardware: memory and time are worked out once for each."""
+    """Memory and time by hardware, each computed once."""
 
     def __post_init__(self) -> None:
         spec, want = self.spec, self.spec.resources
@@ -67,7 +67,7 @@ class QuoteRequest:
         self.accounts = any(key.startswith(ACCOUNT) for key in self.excluded)
 
     def excluded_by(self, offer: Offer) -> str | None:
-        """The key by which it is not to be bought now."""
+        """Return the key that excludes the offer now; None: it may be bought."""
         if offer.id in self.excluded:
             return offer.id
         if self.hosts and offer.host_key in self.excluded:
@@ -75,16 +75,16 @@ class QuoteRequest:
         return next((key for key in account_keys(offer) if key in self.excluded), None) if self.accounts else None
 
     def rate(self, offer: Offer) -> float:
-        """Expected preemptions a second of the job: any machine's that is taken away stops all of them."""
+        """Return expected preemptions a second of the job: the loss of any machine stops all of them."""
         return preemptions_per_s(offer, self.learned.spots) * self.nodes
 
     def p90(self, offer: Offer, kind: MachineCost) -> float:
-        """Seconds that nine of ten runs on it keep."""
+        """Return the seconds within which nine of ten runs finish on the offer."""
         return kind.p90(self.rate(offer), certainty(offer, self.learned.spots))
 
 
 def policy(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason, str] | None:
-    """Why no machine of this kind will do, with the words for it."""
+    """Return why no machine of this kind is allowed, with a message; None: it is allowed."""
     want = ask.spec.resources
     gpus = max(1, offer.gpus)
     if want.providers and offer.provider not in want.providers:
@@ -94,7 +94,7 @@ def policy(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason, str
     if want.gpus not in ("auto", gpus):
         return DropReason.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
     if want.nodes > 1 and not caps.multi_node:
-        return DropReason.NODES, f"{offer.provider} joins no machines to one job; asked for {want.nodes} nodes"
+        return DropReason.NODES, f"{offer.provider} does not support multi-node; asked for {want.nodes} nodes"
     if want.spot == ("never" if offer.spot else "only"):
         return DropReason.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
     here = offer.reaches_local_files or caps.reaches_local_files

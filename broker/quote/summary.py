@@ -1,4 +1,4 @@
-"""A quote in words."""
+"""Summarises a quote in one line."""
 
 from broker.domain.offer import DropReason, Quote
 
@@ -7,11 +7,11 @@ LABELS = {
     DropReason.ACCELERATOR: "have another accelerator",
     DropReason.REGION: "are in other regions",
     DropReason.GPUS: "have another number of GPUs",
-    DropReason.NODES: "join no machines",
+    DropReason.NODES: "don't support multi-node",
     DropReason.SPOT: "excluded by the spot policy",
     DropReason.UNREACHABLE: "cannot reach a blob store or model in a folder of this machine (use a bucket)",
-    DropReason.UNSCOPED: "on community hosts, which this blob store has no credentials for",
-    DropReason.NO_TRAINER: "lack the trainer",
+    DropReason.UNSCOPED: "on community hosts, for which this blob store cannot scope credentials",
+    DropReason.NO_TRAINER: "without the trainer installed",
     DropReason.UNKNOWN_HARDWARE: "of unknown hardware",
     DropReason.MEMORY: "need more memory",
     DropReason.HOST: "have too few cores, RAM or disk",
@@ -25,11 +25,11 @@ LABELS = {
     DropReason.UNAVAILABLE: "unavailable",
     DropReason.EXCLUDED: "sold out, refused or failed lately",
 }
-"""After a number of offers: why they were dropped."""
+"""Reason after a number of dropped offers."""
 
 
 def summary(quote: Quote) -> str:
-    """One line: `3 of 17 offers kept; dropped: 12 need more memory, 2 above the cap`."""
+    """Return one line: `3 of 17 offers kept; dropped: 12 need more memory, 2 above the cap`."""
     text = f"{quote.kept_count} of {len(quote.lines)} offers kept"
     if quote.drops:
         counted = sorted(quote.drops.items(), key=lambda item: (-item[1], item[0]))

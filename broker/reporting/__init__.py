@@ -1,1 +1,1 @@
-"""What a job reports to its team: digests, delivery rules, progress and loss curves. Pure."""
+"""Pure rules of reports: digests, deliveries, progress and loss curves."""

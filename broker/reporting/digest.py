@@ -1,4 +1,4 @@
-"""The spend digest: which period is told when, and what is said of it."""
+"""The spend digest: due periods and their contents."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from broker.domain.spending import Paid, SpendRow, SpendWindow
 
 Every = Literal["daily", "weekly"]
 TOP = 5
-"""Jobs and users that are named."""
+"""Number of jobs and users that a digest names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigestPlan:
-    """When people are told: at `at`, local time of `zone` (IANA), of the day before; on Mondays of the week before."""
+    """Schedule: at local time `at` of `zone` (IANA), for the previous day; on Mondays for the previous week."""
 
     at: time = time(9)
     zone: str = "UTC"
@@ -46,14 +46,14 @@ class DigestPeriod:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """What costs money now."""
+    """A job that costs money now."""
 
     job: Job
     attempt: Attempt
 
 
 def periods(plan: DigestPlan, now: datetime) -> list[DigestPeriod]:
-    """The latest period of each kind whose time to be told has come; what was missed before it is told no more."""
+    """Return the latest due period of each kind; missed earlier periods are skipped."""
     zone = ZoneInfo(plan.zone)
     today = now.astimezone(zone).date()
     if now < datetime.combine(today, plan.at, zone):
@@ -61,12 +61,12 @@ def periods(plan: DigestPlan, now: datetime) -> list[DigestPeriod]:
     monday = today - timedelta(days=today.weekday())
     midnight = [datetime.combine(day, time(), zone) for day in (today - timedelta(days=1), today)]
     week = [datetime.combine(day, time(), zone) for day in (monday - timedelta(days=7), monday)]
-    found: list[DigestPeriod] = []
+    due: list[DigestPeriod] = []
     if plan.daily:
-        found.append(_period("daily", midnight, plan.zone))
+        due.append(_period("daily", midnight, plan.zone))
     if plan.weekly:
-        found.append(_period("weekly", week, plan.zone))
-    return found
+        due.append(_period("weekly", week, plan.zone))
+    return due
 
 
 def _period(every: Every, days: Sequence[datetime], zone: str) -> DigestPeriod:
@@ -74,10 +74,12 @@ def _period(every: Every, days: Sequence[datetime], zone: str) -> DigestPeriod:
 
 
 def digests(period: DigestPeriod, paid: Paid, running: Sequence[RunningJob]) -> list[Notice]:
-    """One for each team that spent or is spending, and one of the installation where there are several such teams."""
-    teams = sorted({paid.jobs[piece.job_id].team for piece in paid.slices} | {one.job.team for one in running})
-    found = [_digest(period, team, _of_team(paid, team), [r for r in running if r.job.team == team]) for team in teams]
-    return found if len(teams) < 2 else [*found, _digest(period, None, paid, running)]
+    """Return a digest for each team with spending, and one for the installation if there are several such teams."""
+    teams = sorted({paid.jobs[piece.job_id].team for piece in paid.slices} | {job.job.team for job in running})
+    notices = [
+        _digest(period, team, _of_team(paid, team), [job for job in running if job.job.team == team]) for team in teams
+    ]
+    return notices if len(teams) < 2 else [*notices, _digest(period, None, paid, running)]
 
 
 def _of_team(paid: Paid, team: str) -> Paid:
@@ -102,9 +104,9 @@ def _digest(period: DigestPeriod, team: str | None, paid: Paid, running: Sequenc
             "saved_on_demand_usd": str(total.saved_on_demand_usd),
             "users": [{"user": row.key, "usd": str(row.usd)} for row in users.rows[:TOP]],
             "jobs": [_job(paid, row) for row in jobs.rows[:TOP]],
-            "running": [_running(one) for one in running[:TOP]],
+            "running": [_running(job) for job in running[:TOP]],
             "running_jobs": len(running),
-            "usd_per_hour": str(sum((_rate(one.attempt) for one in running), Decimal(0))),
+            "usd_per_hour": str(sum((_rate(job.attempt) for job in running), Decimal(0))),
         },
     )
 
@@ -112,30 +114,30 @@ def _digest(period: DigestPeriod, team: str | None, paid: Paid, running: Sequenc
 def _message(period: DigestPeriod, team: str | None, total: SpendRow, running: int) -> str:
     saved = total.saved_on_demand_usd
     against = f"{show(saved)} saved against" if saved >= 0 else f"{show(-saved)} more than"
-    told = [f"{show(total.usd)} spent", f"{show(total.lost_usd)} of it lost work", f"{against} on-demand prices"]
-    return f"{team or 'all teams'}, {period.label}: {', '.join(told)}; {running} running now"
+    parts = [f"{show(total.usd)} spent", f"{show(total.lost_usd)} of it lost work", f"{against} on-demand prices"]
+    return f"{team or 'all teams'}, {period.label}: {', '.join(parts)}; {running} running now"
 
 
 def _job(paid: Paid, row: SpendRow) -> dict[str, Any]:
-    job = next(one for own, one in paid.jobs.items() if own == row.key)
+    job = next(job for job_id, job in paid.jobs.items() if job_id == row.key)
     return {"id": row.key, "name": job.name, "team": job.team, "owner": job.owner, "usd": str(row.usd)}
 
 
-def _running(one: RunningJob) -> dict[str, Any]:
-    offer = one.attempt.line.offer
+def _running(running: RunningJob) -> dict[str, Any]:
+    offer = running.attempt.line.offer
     return {
-        "id": one.job.id,
-        "name": one.job.spec.name,
-        "owner": one.job.owner,
-        "state": one.attempt.state.value,
+        "id": running.job.id,
+        "name": running.job.spec.name,
+        "owner": running.job.owner,
+        "state": running.attempt.state.value,
         "gpu": f"{offer.gpus} x {offer.accelerator}",
         "cloud": offer.cloud,
-        "usd_per_hour": str(_rate(one.attempt)),
-        "spent_usd": str(one.job.spent_usd),
-        "cap_usd": str(one.job.cap_usd),
+        "usd_per_hour": str(_rate(running.attempt)),
+        "spent_usd": str(running.job.spent_usd),
+        "cap_usd": str(running.job.cap_usd),
     }
 
 
 def _rate(attempt: Attempt) -> Decimal:
-    """Of all its machines."""
+    """Return dollars an hour of all its machines."""
     return attempt.line.offer.usd_per_hour * attempt.line.nodes

@@ -1,9 +1,10 @@
-"""How far the attempts of a job came, and what they did twice."""
+"""Progress of a job's attempts (steps reached and repeated), and new messages of their agents."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from trainer.contract.documents import Final, Heartbeat
+from broker.domain.job import Attempt
+from trainer.contract.documents import AgentMessage, Final, Heartbeat
 
 
 class AttemptProgress(Protocol):
@@ -16,16 +17,16 @@ class AttemptProgress(Protocol):
 
 
 def steps(run: AttemptProgress) -> tuple[int | None, int | None]:
-    """(first, last) optimizer step; None when it never trained."""
-    told = [document for document in (run.beat, run.final) if document is not None]
-    if not told:
+    """Return the (first, last) optimizer step; None: it never trained."""
+    documents = [document for document in (run.beat, run.final) if document is not None]
+    if not documents:
         return None, None
-    resumed = next((one.resumed_from for one in told if one.resumed_from is not None), 0)
-    return resumed, max(resumed, *(one.step for one in told))
+    resumed = next((document.resumed_from for document in documents if document.resumed_from is not None), 0)
+    return resumed, max(resumed, *(document.step for document in documents))
 
 
 def steps_redone(runs: Sequence[AttemptProgress]) -> int:
-    """Over all resumes: the furthest step reached so far, less the step that the resume started from."""
+    """Return the repeated steps of all resumes: the furthest step so far minus the step resumed from."""
     furthest = redone = 0
     for run in runs:
         start, end = steps(run)
@@ -34,3 +35,20 @@ def steps_redone(runs: Sequence[AttemptProgress]) -> int:
         redone += max(0, min(furthest, end) - start)
         furthest = max(furthest, end)
     return redone
+
+
+MAX_MESSAGES = 100
+"""Maximum number of messages of one start of an agent; later ones are dropped."""
+
+
+def new_agent_messages(before: Attempt, after: Attempt) -> tuple[AgentMessage, ...]:
+    """Return the messages of `after` that `before` lacks, the oldest first."""
+    known = {key for key, _ in _messages(before)}
+    new = {key: message for key, message in _messages(after) if key not in known and message.seq <= MAX_MESSAGES}
+    return tuple(new[key] for key in sorted(new))
+
+
+def _messages(attempt: Attempt) -> list[tuple[tuple[str, int], AgentMessage]]:
+    """Return messages by the agent's start and number; the final report repeats those of heartbeats."""
+    documents = (attempt.beat, attempt.final)
+    return [((document.boot, message.seq), message) for document in documents if document for message in document.messages]

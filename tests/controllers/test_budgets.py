@@ -89,7 +89,7 @@ async def test_a_job_that_needs_approval_waits_for_it_and_is_asked_once(house: B
     async with here.running():
         job = await here.submit()
         waiting = await here.state_of(job, JobState.AWAITING_APPROVAL)
-        assert waiting.reason == "waits for approval: policy limits asks for it above a cap of $5.0000"
+        assert waiting.reason == "waits for approval: policy limits requires it above a cap of $5.0000"
         await store.approve(job, Decimal(10), Event(job_id=job, kind="job.approved", message="approved by ann"))
         await here.state_of(job, JobState.SUCCEEDED)
     kinds = [event.kind for event in await here.events(job)]

@@ -56,7 +56,7 @@ async def test_a_quote_says_at_both_doors_what_policies_would_do(both: ApiServer
     asks = HoldView(
         hold=Hold.APPROVAL,
         policy="limit",
-        reason="waits for approval: policy limit asks for it above a cap of $4.0000",
+        reason="waits for approval: policy limit requires it above a cap of $4.0000",
     )
     assert [(await transport.quote(given)).held for transport in transports] == [asks, asks]
     del given["cap_usd"]  # the proposed one is some cents

@@ -5,7 +5,7 @@ from typing import Any
 from broker.domain.job import Attempt, AttemptState, Event, Job
 from broker.lifecycle.launch_decision import LaunchDecision, LaunchReport
 from broker.lifecycle.transitions import inspection_end
-from broker.reporting import agent_messages
+from broker.reporting import progress
 
 
 def event(
@@ -25,7 +25,7 @@ def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
     """Return the messages of the agent that are new since the previous poll."""
     return tuple(
         event(job, f"training.{note.kind}", f"attempt {after.number}: {note.message}", attempt=after)
-        for note in agent_messages.new_agent_messages(before, after)
+        for note in progress.new_agent_messages(before, after)
     )
 
 

@@ -10,7 +10,7 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
 from broker.domain.job import Signal
 from broker.domain.notifications import Notice
-from broker.policy.budgets import Applied, Reached, drains, reached, told_reached
+from broker.policy.budgets import Applied, Reached, drains, reached, reached_message
 from broker.policy.windows import window_start
 from broker.ports import Leased, Note
 
@@ -45,7 +45,7 @@ class Budgets:
             id=notice_id.replace(".", "_").replace("/", "-"),
             kind="budget.threshold",
             team=policy.team,
-            message=told_reached(policy, reached_threshold, now),
+            message=reached_message(policy, reached_threshold, now),
             data={
                 "policy": policy.name,
                 "budget": budget.key,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.reporting.agent_messages import MOST
+from broker.reporting.progress import MAX_MESSAGES
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
 from trainer.core.ipc import RunFolder
@@ -31,7 +31,7 @@ def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: Ag
         heard += [second // 60] if state.told()[-1].message.endswith(f"{second:08x}/files/model.safetensors") else []
     assert heard == MINUTES
     state.tell("rolled_back", "going back to step 7")
-    assert state.told()[-1].seq == len(MINUTES) + 1 <= MOST
+    assert state.told()[-1].seq == len(MINUTES) + 1 <= MAX_MESSAGES
 
 
 def test_so_is_what_the_worker_tells_over_and_over(state: AgentState) -> None:

@@ -21,10 +21,10 @@ from broker.policy.budgets import (
     drains,
     entry,
     extension,
-    gpu_room,
+    free_gpus,
     judge,
     reached,
-    told_reached,
+    reached_message,
 )
 from tests.support.build import active_job, attempt, line
 
@@ -170,7 +170,7 @@ def test_approval_is_asked_for_once_a_cap() -> None:
     limits = policy(approval_above_usd="50")
     assert told(ask("50"), applied(limits)) is None
     assert told(ask("50.01"), applied(limits)) == (
-        Hold.APPROVAL, "waits for approval: policy nlp asks for it above a cap of $50.00",
+        Hold.APPROVAL, "waits for approval: policy nlp requires it above a cap of $50.00",
     )  # fmt: skip
     assert told(ask("60", approved_usd=Decimal(60)), applied(limits)) is None
     assert told(ask("60", approved_usd=Decimal(59)), applied(limits)) is not None
@@ -180,7 +180,7 @@ def test_approval_comes_before_room_and_does_not_make_room() -> None:
     limits = policy(budgets=[budget(thresholds=thresholds(("0.5", "require_approval")))])
     held = told(ask(), applied(limits, "50", "45"))
     assert held == (
-        Hold.APPROVAL, "waits for approval: policy nlp asks for it once 50% of $100.00 a day is spent ($50.00 is)",
+        Hold.APPROVAL, "waits for approval: policy nlp requires it once 50% of $100.00 a day is spent ($50.00 is)",
     )  # fmt: skip
     after = told(ask(approved_usd=Decimal(10)), applied(limits, "50", "45"))
     assert after is not None
@@ -197,11 +197,11 @@ def test_a_budget_that_is_used_up_is_known_before_a_price_is() -> None:
 
 
 def test_the_tightest_policy_says_how_many_gpus_there_is_room_for() -> None:
-    assert gpu_room([]) is None
-    assert gpu_room([applied(policy(max_jobs=1))]) is None
+    assert free_gpus([]) is None
+    assert free_gpus([applied(policy(max_jobs=1))]) is None
     wide, tight = applied(policy(max_gpus=8), gpus=3), applied(policy(max_gpus=4), gpus=3)
-    assert gpu_room([wide, tight]) == (1, "max_gpus of policy nlp is 4, of which 1 are free")
-    assert gpu_room([applied(policy(max_gpus=4, team=None), gpus=9)]) == (0, "max_gpus of policy nlp is 4")
+    assert free_gpus([wide, tight]) == (1, "max_gpus of policy nlp is 4, of which 1 are free")
+    assert free_gpus([applied(policy(max_gpus=4, team=None), gpus=9)]) == (0, "max_gpus of policy nlp is 4")
 
 
 def test_an_attempt_asks_for_all_its_machines() -> None:
@@ -241,16 +241,16 @@ def test_a_higher_cap_that_was_approved_before_is_not_asked_for_again() -> None:
 def test_what_people_are_told_of_a_threshold() -> None:
     limits = policy(timezone="Asia/Tokyo", budgets=[budget(thresholds=thresholds(("0.5", "notify"), ("0.9", "drain")))])
     first, last = reached(limits, Standing(charged=(Decimal(91),)))
-    assert told_reached(limits, first, NOW) == (
+    assert reached_message(limits, first, NOW) == (
         "policy nlp (team nlp): $91.00 of $100.00 a day is spent, 50% is reached"
     )
-    assert told_reached(limits, last, NOW) == (
+    assert reached_message(limits, last, NOW) == (
         "policy nlp (team nlp): $91.00 of $100.00 a day is spent, 90% is reached; nothing more is launched, and what "
         "runs saves a checkpoint and stops until 2026-03-05 00:00 Asia/Tokyo"
     )
     rolling = policy(budgets=[budget(window="rolling", thresholds=thresholds(("0.5", "stop_launches")))])
     (only,) = reached(rolling, Standing(charged=(Decimal(51),)))
-    assert told_reached(rolling, only, NOW).endswith("50% is reached; nothing more is launched")
+    assert reached_message(rolling, only, NOW).endswith("50% is reached; nothing more is launched")
 
 
 def test_reached_thresholds_in_order_and_the_drain_among_them() -> None:
@@ -275,11 +275,11 @@ def test_a_cap_that_was_approved_is_not_asked_for_again() -> None:
 
 def test_of_policies_with_as_much_room_the_first_is_named() -> None:
     ann, bob = applied(policy(name="ann", max_gpus=4), gpus=4), applied(policy(name="bob", max_gpus=8), gpus=8)
-    assert gpu_room([ann, bob]) == (0, "max_gpus of policy ann is 4, of which 0 are free")
+    assert free_gpus([ann, bob]) == (0, "max_gpus of policy ann is 4, of which 0 are free")
 
 
 def test_a_limit_that_was_lowered_below_what_is_held_leaves_nothing_free() -> None:
-    found = gpu_room([applied(policy(max_gpus=4), gpus=6)])
+    found = free_gpus([applied(policy(max_gpus=4), gpus=6)])
     assert found == (0, "max_gpus of policy nlp is 4, of which 0 are free")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.domain.offer import Offer, QuoteLine
-from broker.policy.budgets import Applied, Hold, Refusal, entry, gpu_room, judge, purchase
+from broker.policy.budgets import Applied, Hold, Refusal, entry, free_gpus, judge, purchase
 from broker.quote.placement import choose, foresee
 from tests.support.machines import NOW, offer, quoted
 from tests.unit.broker.policy.test_budgets import applied, budget, policy, thresholds
@@ -31,7 +31,7 @@ def test_nothing_is_said_where_no_policy_holds_it() -> None:
 
 def test_it_says_what_each_kind_of_rule_would_do() -> None:
     assert told(applied(policy(approval_above_usd="5"))) == (
-        "approval: waits for approval: policy nlp asks for it above a cap of $5.0000"
+        "approval: waits for approval: policy nlp requires it above a cap of $5.0000"
     )
     asks = policy(budgets=[budget("100", thresholds=thresholds(("0.5", "require_approval")))])
     assert (told(applied(asks, charged="50")) or "")[:9] == "approval:"
@@ -87,7 +87,7 @@ def placed(market: list[Offer], applied: list[Applied]) -> Refusal | None:
     """As the controller goes: the first look, the offers that fit into max_gpus, the choice, the admission."""
     if (first := judge(entry(CAP, None), applied, NOW)) is not None:
         return first
-    room = gpu_room(applied)
+    room = free_gpus(applied)
     some = [one for one in market if room is None or one.gpus <= room[0]]
     line = choose(quoted(some, cap_left=CAP), cap_left=CAP, attempt_number=1, least=_least).line
     if line is not None:

@@ -33,7 +33,7 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"resources": {"providers": ["runpod"]}}, DropReason.PROVIDER, "provider cloud; asked for runpod"),
         ({}, {"resources": {"accelerators": ["l40s"]}}, DropReason.ACCELERATOR, "accelerator h100-sxm; asked for l40s"),
         ({}, {"resources": {"gpus": 2}}, DropReason.GPUS, "1 GPUs; asked for 2"),
-        ({}, {"resources": {"nodes": 2}}, DropReason.NODES, "cloud joins no machines to one job; asked for 2 nodes"),
+        ({}, {"resources": {"nodes": 2}}, DropReason.NODES, "cloud does not support multi-node; asked for 2 nodes"),
         (
             {},
             {"resources": {"nodes": 2, "max_usd_per_hour": "4"}, "caps": {"cloud": Caps(spot=True, multi_node=True)}},
@@ -59,8 +59,8 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"resources": {"regions": ["us", "ap"]}}, DropReason.REGION, "region eu; asked for ap, us"),
         ({"accelerator": "tpu"}, {}, DropReason.UNKNOWN_HARDWARE, "no figures for tpu"),
         ({"gpu_memory_bytes": GIB}, {}, DropReason.MEMORY, "has 1.0"),
-        ({"usd_per_hour": Decimal(0)}, {}, DropReason.PRICE, "cannot be true"),
-        ({"usd_per_hour": Decimal(-1), "provider": "mine"}, {}, DropReason.PRICE, "cannot be true"),
+        ({"usd_per_hour": Decimal(0)}, {}, DropReason.PRICE, "is impossible"),
+        ({"usd_per_hour": Decimal(-1), "provider": "mine"}, {}, DropReason.PRICE, "is impossible"),
         ({"spot": True, "on_demand_usd_per_hour": Decimal(1)}, {}, DropReason.PRICE, "is above on-demand"),
         (
             {},

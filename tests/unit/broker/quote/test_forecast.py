@@ -160,7 +160,7 @@ def test_the_words_say_by_how_much_and_what_helps() -> None:
     assert sufficient_cap_usd(found, short, Decimal("0.111")) == Decimal("1.17")
     words = overrun_message(found, short, Decimal("0.111"))
     assert words.startswith("expected to cost $1.0000 by its end at 2026-01-01 00:16 UTC (P50), $0.1000 above its cap")
-    assert words.endswith(f"`gpubroker cap {short.id} 1.17` would do")
+    assert words.endswith(f"`gpubroker cap {short.id} 1.17` would suffice")
     timed = job(deadline="2026-01-01T00:10:00Z")
     assert "7 min after its deadline" in late_message(made(attempt, timed), attempt, timed, build.at(500))
     both = job(max_duration=600)

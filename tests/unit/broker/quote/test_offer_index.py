@@ -9,7 +9,7 @@ from broker.domain.offer import GIB, DropReason, Offer, Quote
 from broker.domain.workload import SpotHours
 from broker.estimator.planning.corrections import Corrections
 from broker.quote.engine import quote
-from broker.quote.offer_index import shelf
+from broker.quote.offer_index import offer_index
 from tests.support.machines import CAPS, NOW, WORK, offer, quoted, spec
 
 OFTEN = SpotHours(provider="cloud", cloud="Cloud", region="eu", accelerator="h100-sxm", hours=1.0, preemptions=3)
@@ -28,10 +28,10 @@ def learned(offers: list[Offer] | tuple[Offer, ...], experience: Corrections) ->
 
 def test_a_market_is_gone_through_once_until_it_or_the_own_history_changes() -> None:
     spots = TAKEN.spots
-    first = shelf(MARKET, spots)
-    assert shelf(MARKET, spots) is first
-    assert shelf(MARKET, dict(spots)) is not first
-    assert shelf((*MARKET,), spots) is not first
+    first = offer_index(MARKET, spots)
+    assert offer_index(MARKET, spots) is first
+    assert offer_index(MARKET, dict(spots)) is not first
+    assert offer_index((*MARKET,), spots) is not first
 
 
 def test_a_market_that_may_change_is_never_remembered() -> None:

@@ -191,8 +191,8 @@ def test_no_spot_machine_for_what_writes_no_checkpoints() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"gpus": 8, "vcpus": 15, "ram_bytes": 2000 * GIB}, "15 CPU cores for 8 GPUs; 2 for each are the least"),
-        ({"gpus": 8, "vcpus": 64, "ram_bytes": 63 * GIB}, "63 GiB of RAM for 8 GPUs; 8 for each are the least"),
+        ({"gpus": 8, "vcpus": 15, "ram_bytes": 2000 * GIB}, "15 CPU cores for 8 GPUs; 2 for each are the minimum"),
+        ({"gpus": 8, "vcpus": 64, "ram_bytes": 63 * GIB}, "63 GiB of RAM for 8 GPUs; 8 for each are the minimum"),
         ({"disk_bytes": 27 * GIB}, "27 GiB of disk; 28 for image, model, data and checkpoints"),
     ],
 )

@@ -11,7 +11,7 @@ from broker.billing.caps import min_budget_usd
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, HostFacts
 from broker.domain.workload import Workload
-from broker.quote.token_cache import HOURS_A_GIB, MOST, rows_bytes
+from broker.quote.token_cache import HOURS_A_GIB, MAX_BYTES, rows_bytes
 from tests.support import build
 
 WORK = Workload(shape=None, method="full", data_bytes=GIB)
@@ -51,7 +51,7 @@ def test_what_nobody_knows_the_size_of_is_not_sent() -> None:
 @given(st.integers(1, 2**45))
 def test_it_is_bounded(size: int) -> None:
     most = rows_bytes(replace(WORK, data_bytes=size), build.offer(), 1)
-    assert min(size, MOST) <= most <= MOST
+    assert min(size, MAX_BYTES) <= most <= MAX_BYTES
 
 
 @pytest.mark.parametrize("rows", [0, GIB])

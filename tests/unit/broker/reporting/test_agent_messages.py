@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from broker.reporting.agent_messages import MOST, new_agent_messages
+from broker.reporting.progress import MAX_MESSAGES, new_agent_messages
 from tests.support import build
 from trainer.contract.documents import AgentMessage, Final, Heartbeat, Outcome
 
@@ -29,4 +29,4 @@ def test_each_thing_is_heard_once_in_its_order() -> None:
 
 def test_a_new_start_of_the_agent_counts_anew_and_nobody_tells_without_end() -> None:
     assert heard({"beat": beat(1, 2)}, {"beat": beat(1, boot="c")}) == [1]
-    assert heard({}, {"beat": beat(MOST, MOST + 1)}) == [MOST]
+    assert heard({}, {"beat": beat(MAX_MESSAGES, MAX_MESSAGES + 1)}) == [MAX_MESSAGES]

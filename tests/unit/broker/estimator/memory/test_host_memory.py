@@ -63,4 +63,4 @@ def test_a_machine_with_too_little_for_the_checkpoint_s_copy_is_not_bought() -> 
     small, large = sorted(quoted(market, work=FULL).lines, key=lambda line: line.offer.ram_bytes)
     assert (large.drop, large.plan and large.plan.parallelism) == (None, "fsdp")
     assert small.drop is DropReason.HOST
-    assert small.reason == "100 GiB of RAM; 114 for processes, the weights that they read and a checkpoint's copy"
+    assert small.reason == "100 GiB of RAM; 114 for processes, the weights they read and a copy of a checkpoint"
