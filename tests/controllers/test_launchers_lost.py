@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.cli.main import app
-from broker.controllers.provisioning.lost_launchers import StillLives, vouch
+from broker.controllers.provisioning.launcher_completion import StillLives, confirm_lost
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
 from broker.domain.instance import Liveness
@@ -66,9 +66,9 @@ async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: House) 
     async with unproven.running():
         job, attempt = await stuck(unproven)
         assert f"gpubroker launcher lost {attempt.id}" in attempt.detail
-        assert await vouch(unproven.store, attempt, unproven.provider)
+        assert await confirm_lost(unproven.store, attempt, unproven.provider)
         await unproven.state_of(job, JobState.CANCELLED)
-        assert not await vouch(unproven.store, attempt, unproven.provider), "it has ended"
+        assert not await confirm_lost(unproven.store, attempt, unproven.provider), "it has ended"
     (said,) = [one.message for one in await unproven.events(job) if one.kind == "attempt.launcher_lost"]
     assert repr(attempt.launched_by) in said
 
@@ -78,7 +78,7 @@ async def test_nobody_can_vouch_for_one_that_lives(unproven: House, monkeypatch:
         job, attempt = await stuck(unproven)
         monkeypatch.setattr(unproven.provider, "launcher", _says(Liveness.ALIVE))
         with pytest.raises(StillLives, match="end its process"):
-            await vouch(unproven.store, attempt, unproven.provider)
+            await confirm_lost(unproven.store, attempt, unproven.provider)
         (still,) = await unproven.attempts(job)
         assert (still.state, still.launched_by) == (AttemptState.TERMINATING, attempt.launched_by)
 

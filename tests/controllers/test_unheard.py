@@ -57,7 +57,7 @@ def _deaf(cloud: Strange) -> None:
     ("change", "words"),
     [
         (_unlisted, "cannot be proven gone, and is charged: simulated cannot be listed: the key may not list (403)"),
-        (_deaf, "simulated has taken the destroy of"),
+        (_deaf, "simulated has accepted the destroy of"),
     ],
 )
 def test_people_hear_why_an_attempt_does_not_end(change: Callable[[Strange], None], words: str, tmp_path: Path) -> None:

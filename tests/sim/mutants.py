@@ -200,7 +200,7 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many is free", "charged_in_full",
-        ("broker.billing.prices._extra_machines_at", wrong.always(0)), aim=_always_on("cloud.twice"),
+        ("broker.billing.prices._ExtraMachines.at", wrong.always(0)), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "a machine too many is free once it is gone", "charged_in_full",

@@ -44,7 +44,7 @@ async def lost(
     """Vouch that a launcher can create nothing any more, since its process or computer is lost for good: its attempt
     ends once the cloud shows no machine, and the job goes on. Needs no daemon.
     """
-    from broker.controllers.provisioning.lost_launchers import StillLives, vouch
+    from broker.controllers.provisioning.launcher_completion import StillLives, confirm_lost
 
     out = Output(as_json=as_json)
     async with AsyncExitStack() as stack:
@@ -56,7 +56,7 @@ async def lost(
         confirm(out, asked, yes=yes, to="vouch", else_="nothing was changed")
         provider = await _provider(it.settings, it.installation, one, stack)
         try:
-            done = await vouch(it.store, one, provider)
+            done = await confirm_lost(it.store, one, provider)
         except StillLives as e:
             raise BadInput(str(e)) from None
     if not done:

@@ -21,7 +21,7 @@ def is_reported(times: int, first: int) -> bool:
     return rest == 0 and doubled & (doubled - 1) == 0
 
 
-def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
+def agent_events(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
     """Return the messages of the agent that are new since the previous poll."""
     return tuple(
         event(job, f"training.{note.kind}", f"attempt {after.number}: {note.message}", attempt=after)
@@ -29,7 +29,7 @@ def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
     )
 
 
-def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
+def inspection_events(job: Job, attempt: Attempt) -> tuple[Event, ...]:
     """Return the event of a machine that is kept after a failure: until when, how to open it, and how to end it."""
     until = inspection_end(attempt, job)
     if until is None:
@@ -41,7 +41,7 @@ def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
     return (event(job, "attempt.machine_kept", message, attempt=attempt, data={"until": until.isoformat()}),)
 
 
-def moved(job: Job, attempt: Attempt) -> Event:
+def transition_event(job: Job, attempt: Attempt) -> Event:
     """Return the event of an attempt that started training, or that ended, with the reason."""
     offer = attempt.line.offer
     where = f"attempt {attempt.number} at {offer.cloud} {offer.region}"
@@ -64,5 +64,5 @@ def launch_events(job: Job, decision: LaunchDecision) -> tuple[Event, ...]:
         case LaunchReport.BOOTING:
             return (event(job, "attempt.booting", f"attempt {attempt.number} is starting", attempt=attempt),)
         case LaunchReport.ENDED:
-            return (moved(job, attempt),)
+            return (transition_event(job, attempt),)
     return ()

@@ -15,8 +15,7 @@ from broker.billing.accrual import billed_until, traffic_owed, uncharged_usd
 from broker.billing.time_limits import out_of_time_message
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event
-from broker.controllers.billing.charges import moved_prices
-from broker.controllers.billing.self_stop import self_stopped_by
+from broker.controllers.billing.charges import moved_prices, self_stopped_by
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId
 from broker.domain.instance import Caps

@@ -12,7 +12,7 @@ from broker.billing.time_limits import out_of_time_message
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event, kept, news
+from broker.controllers.base.events import agent_events, event, inspection_events
 from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
@@ -81,11 +81,14 @@ class Interruption:
         if outcome not in (AttemptEvent.FINAL, AttemptEvent.GONE):
             outcome = AttemptEvent.GRACE_OVER if self._grace_over(attempt, row.job) else None
         if outcome is None:
-            reports = news(row.job, row.attempt, attempt)
+            reports = agent_events(row.job, row.attempt, attempt)
             return Change(attempt=(row.attempt, attempt), events=reports, due_in_s=self._look_s)
         reason = reason_of(observation.final, attempt.reason) if observation.final else None
         moved = step(attempt, outcome, context.clock.now(), reason=reason).attempt
-        return Change(attempt=(row.attempt, moved), events=(*news(row.job, row.attempt, moved), *kept(row.job, moved)))
+        return Change(
+            attempt=(row.attempt, moved),
+            events=(*agent_events(row.job, row.attempt, moved), *inspection_events(row.job, moved)),
+        )
 
     @property
     def _look_s(self) -> float:

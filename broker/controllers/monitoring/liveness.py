@@ -10,7 +10,7 @@ from dataclasses import replace
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event, kept, moved, news
+from broker.controllers.base.events import agent_events, event, inspection_events, transition_event
 from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.controllers.observation.restored_attempts import drain_reason_sent
 from broker.domain.errors import BlobsUnavailable
@@ -38,14 +38,14 @@ class LivenessController:
         async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._observer.turns) as leased:
             self.every_s = self._context.rhythm.poll_s
             if not leased:
-                await self._observer.beats.go_on()
+                await self._observer.beats.refresh_if_overdue()
             return bool(leased) and await self._look(leased)
 
     async def _look(self, leased: Sequence[Leased]) -> bool:
         context = self._context
         unlisted = await self._observer.refresh(leased)
         decisions = await decide_batch(context, self.name, leased, lambda row: self._judge(row, unlisted))
-        self.every_s = min([self.every_s, *(self._observer.again_s(row.attempt.id) for row in leased)])
+        self.every_s = min([self.every_s, *(self._observer.poll_in_s(row.attempt.id) for row in leased)])
         await context.store.apply([change for _, change in decisions])
         return len(leased) == context.rhythm.claim
 
@@ -62,8 +62,8 @@ class LivenessController:
         outcome = judge(attempt, observation, context.clock.now(), context.patience, deadline)
         if outcome is None:
             attempt, silent = self._silent(row, attempt, observation, unlisted)
-            reports = (*news(row.job, row.attempt, attempt), *silent)
-            return Change(attempt=(row.attempt, attempt), events=reports, due_in_s=self._observer.again_s(attempt.id))
+            reports = (*agent_events(row.job, row.attempt, attempt), *silent)
+            return Change(attempt=(row.attempt, attempt), events=reports, due_in_s=self._observer.poll_in_s(attempt.id))
         return self._move(row, attempt, observation, outcome, drained_for)
 
     def _silent(
@@ -103,5 +103,9 @@ class LivenessController:
         if not following.handles:
             following = replace(following, handles=tuple(o.handle for o in observation.seen))
         due = self._context.rhythm.look_s if following.state is AttemptState.TRAINING else 0.0
-        reports = (*news(row.job, row.attempt, following), moved(row.job, following), *kept(row.job, following))
+        reports = (
+            *agent_events(row.job, row.attempt, following),
+            transition_event(row.job, following),
+            *inspection_events(row.job, following),
+        )
         return Change(attempt=(row.attempt, following), events=reports, due_in_s=due)

@@ -79,4 +79,4 @@ def missing_once(listings: Sequence[Listing], name: InstanceName, nodes: int) ->
         return False
     if previous is None:
         return len(latest.by_name.get(name, ())) < nodes
-    return any(latest.one(machine.handle) is None for machine in previous.standing(name))
+    return any(latest.machine(machine.handle) is None for machine in previous.existing(name))

@@ -140,7 +140,7 @@ class AttemptObserver:
         Raises BlobsUnavailable when the listings show an end and the final report, which explains it, is unreadable.
         """
         provider, nodes = attempt.line.offer.provider, attempt.line.nodes
-        now, read_at = self._context.clock.monotonic(), self.beats.heard_at
+        now, read_at = self._context.clock.monotonic(), self.beats.listed_at
         heartbeat = await self.beats.latest(attempt.id)
         watched_from = self._watched_from.setdefault(attempt.id, now)
         machines: tuple[Observed, ...] = ()
@@ -192,7 +192,7 @@ class AttemptObserver:
         calls_per_s = share * self._context.provider_of(attempt).caps.calls_per_s
         self._poll_s[attempt.id] = max(MIN_POLL_S, 1 / calls_per_s)
 
-    def again_s(self, attempt: AttemptId) -> float:
+    def poll_in_s(self, attempt: AttemptId) -> float:
         """Return the seconds until an attempt is polled again."""
         return min(self._context.rhythm.look_s, self._poll_s.get(attempt, float("inf")))
 

@@ -51,7 +51,7 @@ class HeartbeatReader:
         self._readable, self._readable_since = False, 0.0
 
     @property
-    def heard_at(self) -> float:
+    def listed_at(self) -> float:
         """Monotonic time of the latest LIST. Later silence is unknown, for example while this process was frozen."""
         return self._listed
 
@@ -92,7 +92,7 @@ class HeartbeatReader:
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
-    async def go_on(self) -> None:
+    async def refresh_if_overdue(self) -> None:
         """List the heartbeats although no row is due. Rows of a cloud that is cut off are rarely due."""
         is_overdue = self._context.clock.monotonic() - self._listed > self._context.patience.lost_s / 2
         if self._watched and is_overdue:

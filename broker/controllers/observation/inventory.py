@@ -113,15 +113,15 @@ class Inventory:
         answered = self._by_the_wall(listing.answered)
         for name in listing.shown:
             history = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
-            for machine in listing.standing(name):
+            for machine in listing.existing(name):
                 if machine.handle.id not in history.machines:
                     since = self._born_after(provider, machine, answered)
                     history.machines[machine.handle.id] = ListedMachine(since=since, shown=answered, last=answered)
         for name, history in followed.items():
-            history.heard(listings, name)
+            history.record(listings, name)
             listed = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
             for machine_id, listed_machine in history.machines.items():
-                listed_machine.heard(listed.get(machine_id), answered)
+                listed_machine.record(listed.get(machine_id), answered)
 
     def _born_after(self, provider: str, machine: Observed, shown: datetime) -> datetime | None:
         """Return the latest time at which a machine that was just listed for the first time did not exist.
@@ -287,7 +287,7 @@ class Inventory:
         """Return the ids of the machines whose absence is proven one by one."""
 
         def is_absent(handle: Handle) -> bool:
-            return self._absent_since(provider, since, lambda listing: listing.shows_one(handle)) is not None
+            return self._absent_since(provider, since, lambda listing: listing.shows_machine(handle)) is not None
 
         return frozenset(handle.id for handle in handles if is_absent(handle))
 
@@ -325,7 +325,7 @@ class Inventory:
                 renewed.unlisted, renewed.unseen = history.unlisted, history.unseen
             elif existed_at is not None and (history is None or history.unseen is not None):
                 self._never_shown(provider, renewed)
-            renewed.heard([*self._listings[provider]], name)
+            renewed.record([*self._listings[provider]], name)
             history = self._followed[provider][name] = renewed
         return None if history.unseen is None else self._by_the_wall(history.unseen)
 

@@ -26,18 +26,18 @@ class Listing:
     @cached_property
     def shown(self) -> Set[InstanceName]:
         """All names for which `shows` is true. Cached, because many callers ask for many names."""
-        return {name for name in self.by_name if self.standing(name)}
+        return {name for name in self.by_name if self.existing(name)}
 
-    def standing(self, name: InstanceName) -> Sequence[Observed]:
+    def existing(self, name: InstanceName) -> Sequence[Observed]:
         """Return the machines of a name that the cloud does not list as gone."""
         return [machine for machine in self.by_name.get(name, ()) if machine.state is not InstanceState.GONE]
 
-    def one(self, handle: Handle) -> Observed | None:
+    def machine(self, handle: Handle) -> Observed | None:
         """Return one machine, gone or not; None: it is not listed."""
         return next((machine for machine in self.by_name.get(handle.name, ()) if machine.handle.id == handle.id), None)
 
-    def shows_one(self, handle: Handle) -> bool:
-        machine = self.one(handle)
+    def shows_machine(self, handle: Handle) -> bool:
+        machine = self.machine(handle)
         return machine is not None and machine.state is not InstanceState.GONE
 
 
@@ -56,7 +56,7 @@ class ListedMachine:
     gone: datetime | None = None
     """Answer of the listing that lists the machine as gone, or of the second in a row that omits it; None: neither."""
 
-    def heard(self, machine: Observed | None, answered: datetime) -> None:
+    def record(self, machine: Observed | None, answered: datetime) -> None:
         """Record the latest listing. `machine`: its row of this machine; None: there is none."""
         if machine is not None and machine.state is not InstanceState.GONE:
             self.without, self.gone, self.last = 0, None, answered
@@ -86,7 +86,7 @@ class Followed:
     machines: dict[str, ListedMachine] = field(default_factory=dict)
     """All machines that were ever shown, by their ids."""
 
-    def heard(self, listings: Sequence[Listing], name: InstanceName) -> None:
+    def record(self, listings: Sequence[Listing], name: InstanceName) -> None:
         """Record the last of these listings."""
         if not listings or listings[-1].shows(name):
             self.unlisted, self.unseen, self.gap_s = math.inf, None, 0.0

@@ -81,7 +81,7 @@ class Boot:
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
         await self._put_spec(attempt, job)  # last, since an attempt with a spec may have been sent to a cloud
-        return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)
+        return replace(boot_properties(job), env=env, secret_env=secret_env, trainer=trainer)
 
     async def _secrets(self, job: Job) -> dict[str, str]:
         if not job.spec.secrets:
@@ -126,7 +126,7 @@ def _extras(train: TrainConfig) -> str:
     return " ".join(name for name, is_wanted in extras.items() if is_wanted)
 
 
-def bought_for(job: Job) -> BootSpec:
+def boot_properties(job: Job) -> BootSpec:
     """Return the properties that a job's machines must have, without their documents."""
     resources = job.spec.resources
     return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))

@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.provisioning.boot_spec import Boot, Unusable, bought_for
+from broker.controllers.provisioning.boot_spec import Boot, Unusable, boot_properties
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
@@ -52,7 +52,7 @@ class CreateCalls:
         """Return whether the listed machines are as bought. Their create, which would have checked this, is lost."""
         provider, handles = self.context.provider_of(attempt), all_handles(attempt, listed)
         try:
-            await provider.confirm(handles, attempt.line.offer, bought_for(job))
+            await provider.confirm(handles, attempt.line.offer, boot_properties(job))
         except Rejected as e:
             return CreateRefused(event=AttemptEvent.REJECTED, message=str(e), handles=handles)
         except ProviderError as e:

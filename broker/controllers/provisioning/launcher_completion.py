@@ -1,12 +1,20 @@
-"""Marks launchers of this host as finished. Only the host that started a launcher can observe that it has exited."""
+"""Marks launchers as finished, so that their attempts can end.
+
+Only the host that started a launcher can observe that it has exited. For a launcher of a host that is lost, or that
+lost its state folder, an operator confirms it (`confirm_lost`). Until then the attempt stays terminating and its job
+waits, since a machine may still appear.
+"""
 
 from collections.abc import Sequence
 
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
+from broker.controllers.base.events import event
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
+from broker.domain.errors import GpubrokerError
+from broker.domain.instance import Liveness
 from broker.domain.job import Attempt
-from broker.ports import Store
+from broker.ports import Change, Provider, Store
 
 
 class LauncherCompletion:
@@ -37,3 +45,27 @@ class LauncherCompletion:
         if self._launchers.is_in_flight(attempt.name):
             await self._launchers.stop(attempt)
         return await self._launchers.dead_since(attempt) is not None
+
+
+class StillLives(GpubrokerError):
+    """The launcher is a live process of this host, and may create machines."""
+
+
+async def confirm_lost(store: Store, attempt: Attempt, provider: Provider | None) -> bool:
+    """Record an operator's statement that a launcher creates nothing any more. A later machine is swept as an orphan.
+
+    `provider`: the launcher's provider; None: it is not configured here. Return False if the attempt has changed
+    meanwhile. Raises StillLives, StoreUnavailable.
+    """
+    if provider is not None and await provider.launcher(attempt.launched_by, attempt.name) is Liveness.ALIVE:
+        raise StillLives(f"launcher {attempt.launched_by!r} of {attempt.name} runs on this computer; end its process")
+    waiting = {launched.id: launched.launched_by for launched in await store.unproven_launches()}
+    job = await store.job(attempt.job_id)
+    if waiting.get(attempt.id) != attempt.launched_by or job is None:
+        return False
+    message = (
+        f"an operator confirms that launcher {attempt.launched_by!r} of {attempt.name} can create nothing any more"
+    )
+    await store.apply([Change(events=(event(job, "attempt.launcher_lost", message, attempt=attempt),))])
+    await store.launchers_through([attempt])
+    return True

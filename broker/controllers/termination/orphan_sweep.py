@@ -204,7 +204,7 @@ class Sweep:
             log.warning("sweep: orphan %s cannot be charged: %s", handle.name, e)
         else:
             listing = self._inventory.latest(provider)
-            if listing is not None and not listing.shows_one(handle):
+            if listing is not None and not listing.shows_machine(handle):
                 self._paid.add(key)
 
     def _late(self, provider: str, key: str, orphan: Orphan, attempt: Attempt) -> Charge | None:

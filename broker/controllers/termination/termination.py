@@ -13,8 +13,7 @@ from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.base.events import event, is_reported
-from broker.controllers.billing.charges import moved_prices, surplus, up_to
-from broker.controllers.billing.self_stop import self_stopped_by
+from broker.controllers.billing.charges import moved_prices, self_stopped_by, surplus, up_to
 from broker.controllers.observation.heartbeats import read_final
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.observation.restored_attempts import drain_reason_sent

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.billing.self_stop import self_stopped_by
+from broker.controllers.billing.charges import self_stopped_by
 from broker.domain.instance import SELF_STOP_S, Caps, InstanceState, Observed, SelfStop
 from broker.domain.job import Handle
 from tests.support import build
