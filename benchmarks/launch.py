@@ -242,7 +242,9 @@ async def run(given: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cloud", action="append", choices=list(CLOUD_CLASSES), help="again for another; without it all four")
+    parser.add_argument(
+        "--cloud", action="append", choices=list(CLOUD_CLASSES), help="again for another; without it all four"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="of each cloud; figures are medians")
     parser.add_argument("--memory", action="store_true", help="also 1, 4 and 20 launches at once (20 minutes more)")
     parser.add_argument(

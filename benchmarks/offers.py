@@ -104,7 +104,9 @@ async def elsewhere(count: int) -> AsyncIterator[dict[str, str]]:
 def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Provider]:
     """As the registry makes them, with keys that are not this user's; nothing is ever launched."""
     launcher = SkyLauncher(SkyConfig(url="http://127.0.0.1:9"), installation=INSTALLATION, state=home / "sky")
-    sections = {name: {"endpoint": at["aws" if name == "aws" else "clouds"], "emulated": True} for name in CLOUD_CLASSES}
+    sections = {
+        name: {"endpoint": at["aws" if name == "aws" else "clouds"], "emulated": True} for name in CLOUD_CLASSES
+    }
     found: dict[str, Provider] = {}
     for name, section in ProvidersConfig.model_validate(sections).rented().items():
         cloud = CLOUD_CLASSES[name][0](section, installation=INSTALLATION, clock=clock, env=KEYS, home=home)
