@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from broker.api.schemas.jobs import JobDetail
-from broker.cli.core.command import client, of_client
+from broker.cli.core.command import cli_error, client
 from broker.cli.core.exit_codes import CliError
 from broker.cli.core.output import Output
 from broker.cli.jobs import jobs, submission
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with running(home, given.lifetime, out):
             summary = asyncio.run(job(given.spec, tuple(given.set), home, out))
     except (CliError, ClientError) as e:
-        out.error(e if isinstance(e, CliError) else of_client(e))
+        out.error(e if isinstance(e, CliError) else cli_error(e))
         return 1
     except KeyboardInterrupt:
         out.say("stopped")

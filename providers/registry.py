@@ -1,7 +1,4 @@
-"""Registry of all providers and their configuration.
-
-A new cloud needs a package below `providers`, a field of `ProvidersConfig` and a row of `CLOUD_CLASSES`.
-"""
+"""Every cloud that the broker knows. A new one is a file of its own, and here a field and a line."""
 
 import importlib.util
 import os
@@ -31,26 +28,26 @@ from providers.skypilot.launcher import SkyConfig, SkyLauncher
 from providers.vast.provider import VastCloud, VastConfig
 from trainer.contract.base import Config
 
-CLOUD_CLASSES: Mapping[str, tuple[Callable[..., Cloud], str]] = {
+CLOUDS: Mapping[str, tuple[Callable[..., Cloud], str]] = {
     "runpod": (RunpodCloud, "RUNPOD_API_BASE_URL"),
     "vast": (VastCloud, "VAST_URL"),
     "lambda": (LambdaCloud, "GPUBROKER_LAMBDA_ENDPOINT"),
     "aws": (AwsCloud, "AWS_ENDPOINT_URL"),
 }
-"""Cloud class by name, and the environment variable that sets another endpoint in SkyPilot's server."""
+"""By name: the native half, and the variable by which SkyPilot's half is told of another endpoint."""
 
 
 class ProvidersConfig(Config):
-    """Settings of the clouds. A cloud without a section is not used."""
+    """Which clouds are used: a section that is absent is off."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     local: LocalConfig | None = LocalConfig()
-    """Machines on this host."""
+    """This machine."""
     simulated: SimulatedConfig | None = None
-    """Simulated market without real money; see docs/design/providers.md."""
+    """A seeded market without real money; see docs/design/providers.md."""
     runpod: RunpodConfig | None = None
-    """RunPod; see docs/guide/clouds.md for this section and the next three."""
+    """RunPod; see docs/guide/clouds.md for this and the next three."""
     vast: VastConfig | None = None
     """Vast.ai."""
     lambda_: LambdaConfig | None = Field(default=None, alias="lambda")
@@ -58,7 +55,7 @@ class ProvidersConfig(Config):
     aws: AwsConfig | None = None
     """Amazon EC2."""
     sky: SkyConfig = SkyConfig()
-    """Settings of SkyPilot, which launches the machines of all rented clouds."""
+    """How rented machines are launched, whichever cloud they are of."""
 
     @model_validator(mode="after")
     def _skypilot_is_there(self) -> "ProvidersConfig":
@@ -68,7 +65,7 @@ class ProvidersConfig(Config):
         return self
 
     def rented(self) -> dict[str, Any]:
-        """Return the configuration of each rented cloud that is used, by name."""
+        """The configuration of each cloud that is switched on, by name."""
         sections = {"runpod": self.runpod, "vast": self.vast, "lambda": self.lambda_, "aws": self.aws}
         return {name: section for name, section in sections.items() if section is not None}
 
@@ -82,30 +79,30 @@ def build(
     blobs: Blobs,
     launches: bool = False,
 ) -> dict[str, Provider]:
-    """Return the configured providers by name. Each stores its state in `<state>/<name>/`.
+    """The configured providers by name. Each keeps what it must remember in `<state>/<name>/`.
 
-    `launches`: True starts SkyPilot's server in the background if so configured; needs a running event loop.
+    `launches`: whether they will be asked for machines, so that what this takes may be made ready; needs a loop.
     """
-    providers: dict[str, Provider] = {}
+    found: dict[str, Provider] = {}
     if config.local is not None:
-        providers["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
+        found["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
     if config.simulated is not None:
-        providers["simulated"] = _simulated(config.simulated, installation, state / "simulated", clock, blobs)
+        found["simulated"] = _simulated(config.simulated, installation, state / "simulated", clock, blobs)
     rented = config.rented()
     if not rented:
-        return providers
+        return found
     accounts = {name: _account(name, section, installation, state, clock) for name, section in rented.items()}
     launcher = _launcher(config.sky, rented, accounts, installation, state / "sky")
     if launches:
         launcher.warm_up()
     for name, section in rented.items():
         cloud, account = accounts[name]
-        providers[name] = CloudProvider(cloud, launcher, account, installation=installation, emulated=section.emulated)
-    return providers
+        found[name] = CloudProvider(cloud, launcher, account, installation=installation, emulated=section.emulated)
+    return found
 
 
 def _account(name: str, section: Any, installation: Installation, state: Path, clock: Clock) -> tuple[Cloud, Account]:
-    make, _ = CLOUD_CLASSES[name]
+    make, _ = CLOUDS[name]
     cloud = make(section, installation=installation, clock=clock, env=os.environ, home=Path.home())
     return cloud, Account(cloud, state / name / "account.json")
 
@@ -114,23 +111,19 @@ def _launcher(
     config: SkyConfig, rented: Mapping[str, Any], accounts: Mapping[str, tuple[Cloud, Account]],
     installation: Installation, state: Path,
 ) -> SkyLauncher:  # fmt: skip
-    """Return the launcher with one API server for all clouds, with their credentials and endpoints."""
+    """One API server for all clouds, with their credentials and endpoints."""
     env = sky_env(rented, os.environ, Path.home())
-    env |= {CLOUD_CLASSES[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
+    env |= {CLOUDS[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
 
     def keys() -> Mapping[str, Mapping[str, bytes]]:
-        """Return the credential files by cloud.
-
-        A cloud is left out if its files belong to another account than the listings, because SkyPilot would buy
-        machines that the broker cannot list.
-        """
-        files_by_cloud = {}
+        """Those of the account that we list: SkyPilot must not buy where nobody looks."""
+        read = {}
         for name, (_, account) in accounts.items():
             with suppress(Rejected):
                 files = sky_files(name, os.environ, Path.home())
                 if account.owns(digest_of(files)):
-                    files_by_cloud[name] = files
-        return files_by_cloud
+                    read[name] = files
+        return read
 
     return SkyLauncher(config, installation=installation, state=state, keys=keys, env=env)
 
@@ -138,9 +131,9 @@ def _launcher(
 def _simulated(
     config: SimulatedConfig, installation: Installation, state: Path, clock: Clock, blobs: Blobs
 ) -> SimulatedProvider:
-    backend: MachineBackend
+    body: MachineBackend
     if config.body == "virtual":
-        backend = VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
+        body = VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
     else:
-        backend = ProcessBackend(state / "instances", provider="simulated", installation=installation)
-    return SimulatedProvider(config, backend, installation=installation, state=state, clock=clock)
+        body = ProcessBackend(state / "instances", provider="simulated", installation=installation)
+    return SimulatedProvider(config, body, installation=installation, state=state, clock=clock)

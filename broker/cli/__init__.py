@@ -1,13 +1,14 @@
-"""`gpubroker`: the command line. Talks to the API only; `serve` is the daemon itself.
+"""The command line `gpubroker`. It talks to the HTTP API only; `serve` runs the daemon itself.
 
-| module | holds |
+| package | holds |
 |---|---|
 | `main` | the commands by name |
-| `submit`, `jobs`, `admin`, `daemon` | what they do, by concern |
-| `submission`, `specfile`, `overrides`, `schema`, `template`, `pack` | from a spec file to a job |
-| `watch`, `progress`, `summary`, `summaryview`, `plots`, `results` | from a job to its end and what it left |
-| `quoteview`, `jobviews`, `sheet`, `words`, `doctor` | what people read |
-| `shell`, `output`, `exits`, `usage`, `find` | what every command shares |
+| `jobs` | quote, submit, watch and change jobs |
+| `commands` | policies, channels, tokens, spending, catalogs, estimates |
+| `operator` | serve, doctor, sweep and the repair of an installation |
+| `spec` | reading, overriding and checking a spec file |
+| `views` | tables and summaries for the terminal |
+| `core` | output, exit codes and error handling of all commands |
 """
 
 import os
@@ -19,7 +20,7 @@ from broker.runtime.private_files import FULL
 
 
 def main() -> None:
-    """The console script. Holds from its first import on: that takes a second in which people press Ctrl-C."""
+    """Run the console script. The imports take about a second, so Ctrl-C is handled from the first one on."""
     try:
         from broker.cli.main import app
 
@@ -32,17 +33,17 @@ def main() -> None:
     except BrokenPipeError:
         _leave(Exit.OK)
     except SystemExit as e:
-        if isinstance(e.__context__, BrokenPipeError):  # so rich and typer end, with 1
+        if isinstance(e.__context__, BrokenPipeError):  # rich and typer exit with 1 on a broken pipe
             _leave(Exit.OK)
         raise
     except OSError as e:
         if e.errno not in FULL | {EIO} or e.filename is not None:
             raise
-        sys.stderr.write(f"error: stdout: {e.strerror}; write it elsewhere, what was asked may have been done\n")
+        sys.stderr.write(f"error: stdout: {e.strerror}; write it elsewhere, the command may have taken effect\n")
         _leave(Exit.UNWRITTEN)
 
 
 def _leave(code: Exit) -> None:
-    """Without what is left to write: the reader of a pipe has gone (`gpubroker ls | head`), or there is no room."""
+    """Exit and discard buffered output, because the reader has closed the pipe or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(int(code))

@@ -1,4 +1,4 @@
-"""Pages of docs/ that are generated from the code: `python -m broker.cli.docs_reference docs`."""
+"""Generate pages of docs/ from the code: `python -m broker.cli.docs_reference docs`."""
 
 import json
 import sys
@@ -35,9 +35,9 @@ This page lists every command of `gpubroker` and its options. {GENERATED}
 
 `GPUBROKER_TOKEN` alone replaces the token of that source.
 
-- `JOB` is an id, the beginning of an id (4 characters or more), a unique job name, or `last`: your newest job.
+- `JOB` is an id, its first 4 or more characters, a unique job name, or `last`: your newest job.
 - Every command except `serve`, `ssh` and `exec` takes `--json`. It then writes one JSON document to stdout, all other
-  text to stderr, and never asks. `events --follow` and `logs --follow` write one document a line. An error is
+  text to stderr, and never asks. `events --follow` and `logs --follow` write one document per line. An error is
   `{{"error": {{"kind", "exit", "message", "problems": [{{"field", "message"}}]}}}}`.
 - Commands that ask take `--yes`. `serve`, `sweep`, `blobs adopt`, `key adopt` and `launcher` take `--home` (the
   daemon's state folder; default `GPUBROKER_HOME`) and `--config` (default `gpubroker.yaml` there). All but `serve` take
@@ -131,7 +131,7 @@ The home holds `postgres/`, `blobs/`, `providers/`, `master.key`, `installation`
 
 
 def cli() -> str:
-    """docs/reference/cli.md."""
+    """Return docs/reference/cli.md."""
     group: Any = get_command(app)
     known = {name for names in AREAS.values() for name in names}
     areas = {**AREAS, "Other": tuple(name for name in group.commands if name not in known)}
@@ -156,12 +156,12 @@ def _commands(command: Any, path: str) -> Iterator[tuple[Any, str]]:
 
 
 COMMON = ("--json", "--yes, -y")
-OF_A_HOME = ("--home", "--config", "--installation")
-"""Of commands that take `--home`. These and `COMMON` are described once, at the head of the page."""
+HOME_OPTIONS = ("--home", "--config", "--installation")
+"""Options of commands that take `--home`. The head of the page describes these and `COMMON` once."""
 
 
 def _command(command: Any, name: str, described: set[str]) -> Iterator[str]:
-    """Rows of a command; `described`: arguments of the table so far, each of which is described once."""
+    """Yield the rows of a command. `described`: argument rows above in the table, which are not repeated."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     usage = " ".join([name, *(_argument(a) for a in arguments)])
@@ -170,15 +170,19 @@ def _command(command: Any, name: str, described: set[str]) -> Iterator[str]:
     yield from (row for row in rows if row not in described and not row.startswith("| `JOB` "))
     described.update(rows)
     named = {", ".join([*o.opts, *o.secondary_opts]): o for o in options}
-    common = COMMON + OF_A_HOME if "--home" in named else COMMON
+    common = COMMON + HOME_OPTIONS if "--home" in named else COMMON
     yield from (f"| `{name}` | {_option(option)} |" for name, option in named.items() if name not in common)
 
 
 def _option(option: Any) -> str:
-    """Help, choices and default."""
+    """Return the help of an option with its choices and default."""
     choices = ", ".join(f"`{choice}`" for choice in option.metavar.split("|")) if "|" in (option.metavar or "") else ""
     known = not isinstance(option.default, bool) and isinstance(option.default, str | int | float)
-    default = f"Default: `{option.default}`." if known and "efault" not in (option.help or "") else ""
+    default = (
+        f"Default: `{option.default}`."
+        if known and option.default != "" and "efault" not in (option.help or "")
+        else ""
+    )
     return _cell(" ".join([option.help or "", f"One of {choices}." if choices else "", default]))
 
 
@@ -192,17 +196,17 @@ def _argument(argument: Any) -> str:
 
 
 def exit_codes() -> str:
-    """docs/reference/exit-codes.md."""
+    """Return docs/reference/exit-codes.md."""
     return EXIT_HEAD + "".join(f"| {int(code)} | {text} |\n" for code, text in MEANINGS.items()) + EXIT_TAIL
 
 
 def spec() -> str:
-    """docs/reference/spec.md."""
+    """Return docs/reference/spec.md."""
     return _settings(SPEC_HEAD, JobSpec)
 
 
 def configuration() -> str:
-    """docs/reference/configuration.md."""
+    """Return docs/reference/configuration.md."""
     return _settings(CONFIG_HEAD, DaemonConfig) + CONFIG_TAIL
 
 
@@ -211,7 +215,7 @@ def _settings(head: str, root: type[BaseModel]) -> str:
     for path in schema.paths((), root):
         text = _cell(schema.fields(path[:-1], root)[path[-1]].description or "")
         default = _default(path, root)
-        if text or default or not schema.models(path, root):  # a group of settings that says nothing needs no row
+        if text or default or not schema.models(path, root):  # a group without description needs no row
             lines.append(f"| `{'.'.join(path)}` | {default} | {text} |")
     return "\n".join(lines) + "\n"
 
@@ -223,13 +227,13 @@ def _default(path: schema.Path, root: type[BaseModel]) -> str:
         return "required"
     if schema.models(path, root):
         return "" if default is not None else "absent"
-    if isinstance(default, Path):  # of this machine
+    if isinstance(default, Path):  # a path of this machine
         return "see there"
     return "absent" if default is None else f"`{json.dumps(default, default=str)}`"
 
 
 def json_schema() -> str:
-    """docs/reference/spec.schema.json."""
+    """Return docs/reference/spec.schema.json."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps({**head, **JobSpec.model_json_schema()}, indent=2) + "\n"
 
@@ -242,11 +246,11 @@ FILES = {
     "reference/spec.schema.json": json_schema,
 }
 TAILS = {"design/lifecycle.md": lifecycle.markdown_tables}
-"""Pages of which only what follows `MARK` is generated."""
+"""Pages that are generated only after `MARK`."""
 
 
 def with_tail(page: str, tail: str) -> str:
-    """`page` with its generated end replaced."""
+    """Return `page` with its generated end replaced."""
     head, mark, _ = page.partition(MARK)
     return head + mark + tail
 

@@ -1,63 +1,49 @@
-"""The commands by name."""
+"""The typer application: every command by its name."""
 
-from importlib.metadata import version as installed
+from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
 
-from broker.cli.commands import (
-    channels as channel,
-)
-from broker.cli.commands import (
-    policies as policy,
-)
-from broker.cli.commands import (
-    secrets as admin,
-)
-from broker.cli.commands import (
-    slack,
-    tenancy,
-)
-from broker.cli.commands import (
-    spending as spend,
-)
+from broker.cli.commands import channels as channel
+from broker.cli.commands import policies as policy
+from broker.cli.commands import secrets as secret
+from broker.cli.commands import slack, spending, tenancy
 from broker.cli.commands.catalog import gpus, models
 from broker.cli.commands.estimate import estimate
 from broker.cli.core.exit_codes import MEANINGS
 from broker.cli.core.usage_errors import Root
-from broker.cli.jobs import jobs, submit
-from broker.cli.jobs import ssh as remote
+from broker.cli.jobs import jobs, ssh, submit
 from broker.cli.jobs.delete_data import rm
-from broker.cli.operator import blob_store, daemon
+from broker.cli.operator import blob_store, daemon, master_key
 from broker.cli.operator import launchers as launcher
-from broker.cli.operator import master_key as key
 from broker.cli.operator.sweep import sweep
 
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
 app = typer.Typer(
     name="gpubroker",
     cls=Root,
-    help="Buys the cheapest GPU capacity that finishes a training job, and never spends past its cap.",
+    help="Run training jobs on the cheapest suitable cloud GPUs, and never spend more than the job's cap.",
     epilog=f"Exit codes: {CODES}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-tokens = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
-teams = typer.Typer(help="Teams, which share jobs and budgets.", no_args_is_help=True)
-secrets = typer.Typer(help="Secrets that jobs see as environment variables.", no_args_is_help=True)
-slacks = typer.Typer(help="People of Slack.", no_args_is_help=True)
-channels = typer.Typer(help="Where people and programs are told.", no_args_is_help=True)
-notify = typer.Typer(help="Telling people.", no_args_is_help=True)
-policies = typer.Typer(help="What teams, users and the installation may spend.", no_args_is_help=True)
-blobs = typer.Typer(help="The blob store.", no_args_is_help=True)
-keys = typer.Typer(help="The master key, which seals secrets.", no_args_is_help=True)
-launchers = typer.Typer(help="What creates machines, and may be lost with its computer.", no_args_is_help=True)
+tokens = typer.Typer(help="Access tokens for users and programs.", no_args_is_help=True)
+teams = typer.Typer(help="Teams: users who share jobs and budgets.", no_args_is_help=True)
+secrets = typer.Typer(help="Secrets, which jobs receive as environment variables.", no_args_is_help=True)
+slacks = typer.Typer(help="Link Slack users.", no_args_is_help=True)
+channels = typer.Typer(help="Notification channels.", no_args_is_help=True)
+notify = typer.Typer(help="Test notifications.", no_args_is_help=True)
+policies = typer.Typer(help="Policies: spending limits of teams, users and the installation.", no_args_is_help=True)
+blobs = typer.Typer(help="The blob store, which holds checkpoints, results and logs.", no_args_is_help=True)
+keys = typer.Typer(help="The master key, which encrypts secrets.", no_args_is_help=True)
+launchers = typer.Typer(help="Launchers: the processes that create machines. Report a lost one.", no_args_is_help=True)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(installed("gpubroker"))
+def _version(is_requested: bool) -> None:
+    if is_requested:
+        typer.echo(installed_version("gpubroker"))
         raise typer.Exit
 
 
@@ -67,7 +53,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Takes the options that belong to no command."""
+    """Take the options that belong to no command."""
 
 
 app.command("serve")(daemon.serve)
@@ -93,10 +79,10 @@ app.command("rm")(rm)
 app.command("approve")(policy.approve)
 app.command("refuse")(policy.refuse)
 app.command("budget")(policy.budget)
-app.command("spend")(spend.spend)
-app.command("reconcile")(spend.reconcile_file)
-app.command("ssh")(remote.ssh)
-app.command("exec")(remote.execute)
+app.command("spend")(spending.spend)
+app.command("reconcile")(spending.reconcile_file)
+app.command("ssh")(ssh.ssh)
+app.command("exec")(ssh.execute)
 app.command("sweep")(sweep)
 app.command("doctor")(daemon.doctor)
 tokens.command("new")(tenancy.token_new)
@@ -106,9 +92,9 @@ teams.command("new")(tenancy.team_new)
 teams.command("ls")(tenancy.team_ls)
 teams.command("rm")(tenancy.team_rm)
 app.command("audit")(tenancy.audit)
-secrets.command("set")(admin.secret_set)
-secrets.command("ls")(admin.secret_ls)
-secrets.command("rm")(admin.secret_rm)
+secrets.command("set")(secret.secret_set)
+secrets.command("ls")(secret.secret_ls)
+secrets.command("rm")(secret.secret_rm)
 channels.command("add")(channel.add)
 channels.command("ls")(channel.ls)
 channels.command("show")(channel.show)
@@ -127,7 +113,7 @@ policies.command("delete")(policy.delete)
 policies.command("dry-run")(policy.dry_run)
 blobs.command("init")(daemon.blobs_init)
 blobs.command("adopt")(blob_store.adopt)
-keys.command("adopt")(key.adopt)
+keys.command("adopt")(master_key.adopt)
 launchers.command("ls")(launcher.ls)
 launchers.command("lost")(launcher.lost)
 slacks.command("link")(slack.link)

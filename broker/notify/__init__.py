@@ -1,1 +1,1 @@
-"""Notification channels: log, Slack and webhooks."""
+"""Ways to tell people."""

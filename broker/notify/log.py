@@ -1,4 +1,4 @@
-"""Notification channel that writes events and notices to the daemon's log. It always exists."""
+"""Events and notices as log lines: the channel that is always there."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ log = logging.getLogger("gpubroker.events")
 
 
 class LogNotifier:
-    """`ports.Notifier` for the daemon's log. Every installation has exactly one such channel."""
+    """`ports.Notifier` into the daemon's log. Every installation has one such channel, and needs no other."""
 
     kind = "log"
     refresh_s: float | None = None
@@ -33,4 +33,4 @@ class LogNotifier:
         return state
 
     async def close(self) -> None:
-        """Do nothing: the notifier holds no resources."""
+        """Nothing is held."""

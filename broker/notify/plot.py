@@ -1,4 +1,4 @@
-"""Loss curve and scaling table as PNG, if matplotlib is installed (extra `plots`)."""
+"""The loss curve and the scaling table as a PNG, where matplotlib is installed (extra `plots`)."""
 
 from io import BytesIO
 from typing import Any
@@ -7,10 +7,9 @@ from broker.reporting.loss_curve import Losses
 
 
 def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...]) -> bytes | None:
-    """Return the loss curve as PNG, or None if matplotlib is not installed.
+    """`heldout`: before and after; `resumed`: the steps that a later attempt continued from.
 
-    `heldout`: loss before and after; `resumed`: steps from which later attempts resumed. Install with `pip install
-    'gpubroker[plots]'`.
+    None when matplotlib is not installed: `pip install 'gpubroker[plots]'`.
     """
     figure = _figure()
     if figure is None:
@@ -31,9 +30,10 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
 
 
 def scaling_png(found: dict[str, Any]) -> bytes | None:
-    """Return throughput with its interval, and utilisation, over the number of GPUs as PNG.
+    """Throughput with its interval, and utilisation, over the number of GPUs; `found`: as
+    `broker.sizing.what_if.table`.
 
-    `found`: the result of `broker.sizing.what_if.table`. None if matplotlib is not installed, or nothing fits.
+    None when matplotlib is not installed, or nothing fits.
     """
     rows, figure = [row for row in found["points"] if row["plan"]], _figure()
     if figure is None or not rows:
@@ -58,7 +58,7 @@ def scaling_png(found: dict[str, Any]) -> bytes | None:
 
 
 def _figure() -> Any:
-    """Return an empty figure, or None if matplotlib is not installed."""
+    """None when matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,1 +1,1 @@
-"""What can be known for nothing: the data set, its columns, the model's config and licence, before money is spent."""
+"""Free checks before a purchase: the data set, its columns, and the model's config and licence."""

@@ -1,4 +1,4 @@
-"""Everything that can be checked for nothing, in one call."""
+"""All free checks of a job in one call."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,29 +15,32 @@ from broker.preflight.model_lookup import Unshaped
 from trainer.contract.train import LowRank, TrainConfig
 
 HEADS = ("lm_head", "embed_out")
-"""Of the model, beside the modules of its layers."""
+"""Linear modules outside the model's layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightCheck:
-    """The job as the estimators see it, and what people are shown of their data; `report` is None for a script."""
+    """Result of the checks."""
 
     workload: Workload
+    """The job in the form that the estimators take."""
     report: DataReport | None
+    """Report about the data set for the user; None for a script."""
 
 
 async def preflight(
     spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[TrainConfig], Awaitable[ModelShape | Unshaped]]
 ) -> PreflightCheck:
-    """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the model.
+    """Check a spec against its data set and its model. Raises InvalidInput.
 
-    Raises InvalidInput. The data set is looked at first, since the model may need the network.
+    `summary`: summary of the data set at `train.data.path`; None if it was not uploaded. `resolve`: looks up the
+    model. The data set is checked first, because the model may need the network.
     """
     train = spec.train
     if train is None:
         return PreflightCheck(workload=workload(spec, None, None), report=None)
     if summary is None:
-        raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
+        raise InvalidInput(Problem(field="train.data.path", message="no such data set; upload it, then name it"))
     _check_samples(train)
     _check_steps(train, spec.resources.nodes)
     report = check(train, summary)
@@ -46,7 +49,7 @@ async def preflight(
     if shape is not None and train.adapters is not None:
         _check_targets(train.adapters, shape)
     if shape is not None and shape.experts and train.quantised is not None:
-        message = f"qlora quantises linear modules, and the experts of {shape.name} are none; use lora"
+        message = f"qlora quantises linear modules only, and the experts of {shape.name} are not linear; use lora"
         raise InvalidInput(Problem(field="train.method.kind", message=message))
     work = workload(spec, shape, rows_of(train, summary))
     if positions is not None and work.sequence > positions:
@@ -57,33 +60,36 @@ async def preflight(
 
 def _check_samples(train: TrainConfig) -> None:
     if train.task != "text_to_image" and not all(prompt.strip() for prompt in train.samples.prompts):
-        message = "one of them is blank, so nothing can follow it; give it a word, or remove it"
+        message = "a prompt is blank; add text to it, or remove it"
         raise InvalidInput(Problem(field="train.samples.prompts", message=message))
 
 
 def _check_steps(train: TrainConfig, nodes: int) -> None:
-    """No rule of the spec itself: how a step is divided may change, and what was submitted stays readable."""
+    """Raise InvalidInput if the global batch cannot be divided among the nodes.
+
+    The spec's own model does not check it, so that stored specs stay valid if the division changes.
+    """
     unit = nodes * (1 if train.micro_batch == "auto" else train.micro_batch)
     if train.global_batch != "auto" and train.global_batch % unit:
-        message = f"{nodes} nodes cannot take equal parts of {train.global_batch} rows; give a multiple of {unit}"
+        message = f"{nodes} nodes cannot share {train.global_batch} rows equally; give a multiple of {unit}"
         raise InvalidInput(Problem(field="train.global_batch", message=message))
 
 
 def _check_targets(lora: LowRank, shape: ModelShape) -> None:
-    """Names that match no module, of an architecture whose modules are known. Raises InvalidInput."""
+    """Raise InvalidInput for a target that matches no module, if the architecture's modules are known."""
     if isinstance(lora.targets, str) or shape.family not in TRACED:
         return
     names = family_spec(shape).names
     for target in lora.targets:
-        if target.rsplit(".", 1)[-1] not in HEADS and not _adapted(target, shape):
-            known = tuple(dict.fromkeys(names.values()))
-            near = nearest(target, known)
-            message = f"{target!r} matches no linear module of {shape.name}{near}; it has {', '.join(known)}"
+        if target.rsplit(".", 1)[-1] not in HEADS and not _is_adaptable(target, shape):
+            modules = tuple(dict.fromkeys(names.values()))
+            hint = nearest(target, modules)
+            message = f"{target!r} matches no linear module of {shape.name}{hint}; it has {', '.join(modules)}"
             raise InvalidInput(Problem(field="train.method.targets", message=message))
 
 
-def _adapted(target: str, shape: ModelShape) -> bool:
-    """Whether the trainer finds a module of that name to adapt; embeddings are none."""
+def _is_adaptable(target: str, shape: ModelShape) -> bool:
+    """Return True if the trainer can adapt a module of this name; embeddings cannot be adapted."""
     try:
         return bool(choose(shape, (target,), tuple(family_spec(shape).names.items())).roles - {EMBEDDINGS})
     except ValueError:

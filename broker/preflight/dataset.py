@@ -1,4 +1,7 @@
-"""A data set in numbers: one pass when it is uploaded, then every check of a spec against it without the rows."""
+"""Statistics of a data set, and the checks of a spec against them.
+
+One pass over an uploaded file computes the statistics; the checks need no rows.
+"""
 
 import math
 from collections import Counter
@@ -26,27 +29,27 @@ from trainer.dataset.prompts import (
 from trainer.dataset.readers import read_rows
 
 BYTES_PER_TOKEN = 3.6
-"""UTF-8 bytes per token of prose, an estimate; it stands for characters in ASCII text and holds roughly elsewhere."""
+"""UTF-8 bytes per token of prose: an estimate for ASCII text, and roughly right for other text."""
 DENSE_BYTES_PER_TOKEN = 2.4
-"""For the longest row, which decides whether it fits: names, numbers and code take more tokens."""
+"""UTF-8 bytes per token of the longest row, which decides the fit: names, numbers and code take more tokens."""
 EXAMPLE_CELL = 400
 LONGEST_LABEL = 256
 
 
 class ColumnSummary(Document):
-    """One column; lengths are UTF-8 bytes of the cell as a template renders it."""
+    """Statistics of one column. Lengths are UTF-8 bytes of a cell as a template renders it."""
 
     mean: float
     percentiles: tuple[int, ...]
     """Lengths at 0 %, 1 %, ... 100 % of the rows."""
     empty: int
-    """Cells without a visible character."""
+    """Number of cells without a visible character."""
     first_null: int | None = None
-    """Number of the first row (from 1) whose cell is null or missing."""
+    """Number of the first row (from 1) whose cell is null or missing; None if there is none."""
     first_unlike: dict[str, int] = Field(default_factory=dict)
-    """Number of the first row whose cell is not of a kind, by kind (`trainer.dataset.cells.KINDS`)."""
+    """Number of the first row whose cell does not have the kind, by kind (`trainer.dataset.cells.KINDS`)."""
     values: dict[str, int] | None = None
-    """Number of the first row of each different cell, or word of a list; None where they are too many for labels."""
+    """Number of the first row of each distinct cell, or word of a list; None if too many for labels."""
     example: str = ""
 
     @property
@@ -59,18 +62,18 @@ class ColumnSummary(Document):
 
 
 class DataSummary(Document):
-    """What is kept of a data set beside the file itself; JSON by `model_dump_json`."""
+    """Statistics of a data set, stored next to the file; `model_dump_json` writes them as JSON."""
 
     rows: int
     bytes: int
     duplicates: int
-    """Rows that equal an earlier one."""
+    """Number of rows that equal an earlier row."""
     columns: dict[str, ColumnSummary]
-    """In the file's order; a column that only some rows have is among them."""
+    """Columns in the file's order, including columns that only some rows have."""
 
 
 class DataReport(Document):
-    """For people, before they buy. Token figures are estimates: bytes / 3.6."""
+    """Report about a data set for the user, before a purchase. Token figures are estimates: bytes / 3.6."""
 
     rows: int
     train_rows: int
@@ -78,25 +81,25 @@ class DataReport(Document):
     duplicates: int
     tokens_mean: float
     tokens_written: float = 0.0
-    """Of these, what an encoder-decoder writes."""
+    """Part of `tokens_mean` that an encoder-decoder writes."""
     tokens_p99: float
     tokens_total: float
-    """One epoch."""
+    """Tokens of one epoch."""
     truncated_share: float = Field(ge=0, le=1)
-    """Share of rows that `max_length` cuts."""
+    """Share of rows that `max_length` truncates."""
     example_prompt: str
     example_completion: str
     labels: tuple[str, ...] = ()
-    """All classes, for a task that tells some apart."""
+    """All classes of a classification task; otherwise empty."""
     warnings: tuple[str, ...] = ()
 
 
 class _Column:
-    """Running statistics of one column: lengths counted by value, so memory is bounded by the distinct lengths."""
+    """Running statistics of one column. Counting rows by length bounds the memory by the distinct lengths."""
 
     def __init__(self) -> None:
         self.lengths: Counter[int] = Counter()
-        self.seen = 0
+        self.count = 0
         self.empty = 0
         self.first_null: int | None = None
         self.first_unlike: dict[str, int] = {}
@@ -105,21 +108,21 @@ class _Column:
 
     def add(self, value: Any, number: int) -> None:
         text = "" if value is None else str(value)
-        if self.first_null is None and (value is None or self.seen < number - 1):
-            self.first_null = self.seen + 1
+        if self.first_null is None and (value is None or self.count < number - 1):
+            self.first_null = self.count + 1
         for kind in cells.KINDS:
             if kind not in self.first_unlike and value is not None and not cells.is_a(kind, value):
                 self.first_unlike[kind] = number
         if self.values is not None:
-            self._note(value, number)
-        self.seen += 1
+            self._add_values(value, number)
+        self.count += 1
         self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
         if not text.strip():
             self.empty += 1
         elif not self.example:
             self.example = text[:EXAMPLE_CELL]
 
-    def _note(self, value: Any, number: int) -> None:
+    def _add_values(self, value: Any, number: int) -> None:
         assert self.values is not None
         for part in value if isinstance(value, list) else (value,):
             text = cells.label(part)
@@ -130,14 +133,14 @@ class _Column:
                 return
 
     def summary(self, rows: int) -> ColumnSummary:
-        if self.first_null is None and self.seen < rows:
-            self.first_null = self.seen + 1
-        self.lengths[0] += rows - self.seen
+        if self.first_null is None and self.count < rows:
+            self.first_null = self.count + 1
+        self.lengths[0] += rows - self.count
         mean = sum(length * count for length, count in self.lengths.items()) / rows
         return ColumnSummary(
             mean=mean,
             percentiles=_percentiles(self.lengths, rows),
-            empty=self.empty + rows - self.seen,
+            empty=self.empty + rows - self.count,
             first_null=self.first_null,
             first_unlike=self.first_unlike,
             values=self.values,
@@ -146,37 +149,37 @@ class _Column:
 
 
 def _percentiles(lengths: Counter[int], rows: int) -> tuple[int, ...]:
-    """Nearest-rank percentiles 0..100, in whole numbers: 7 / 100 * 100 is more than 7."""
-    found: list[int] = []
+    """Return nearest-rank percentiles 0..100. Integer arithmetic, because in floats 7 / 100 * 100 is more than 7."""
+    percentiles: list[int] = []
     below = 0
     for length in sorted(lengths):
         below += lengths[length]
-        while len(found) <= 100 and max(1, -(-len(found) * rows // 100)) <= below:
-            found.append(length)
-    return tuple(found)
+        while len(percentiles) <= 100 and max(1, -(-len(percentiles) * rows // 100)) <= below:
+            percentiles.append(length)
+    return tuple(percentiles)
 
 
 def summarise(data: bytes | Path, fmt: DataFormat) -> DataSummary:
-    """One pass over a whole file, by its bytes or its path. Raises InvalidInput naming the line that cannot be read."""
+    """Read a whole file once, given its bytes or its path. Raises InvalidInput naming the unreadable line."""
     columns: dict[str, _Column] = {}
-    seen: set[int] = set()
+    identities: set[int] = set()
     rows = 0
     try:
         for rows, row in enumerate(read_rows(data, fmt), 1):
-            seen.add(identity(row))
+            identities.add(identity(row))
             for name, value in row.items():
-                known = columns.get(name)
-                if known is None:
-                    known = columns[name] = _Column()
-                known.add(value, rows)
+                statistics = columns.get(name)
+                if statistics is None:
+                    statistics = columns[name] = _Column()
+                statistics.add(value, rows)
     except DataError as e:
         raise _at("data", str(e)) from None
     if not rows:
-        raise _at("data", "data: the file has a header or an empty list but no row; give at least one row")
+        raise _at("data", "data: the file contains no row; give at least one row")
     return DataSummary(
         rows=rows,
         bytes=len(data) if isinstance(data, bytes) else data.stat().st_size,
-        duplicates=rows - len(seen),
+        duplicates=rows - len(identities),
         columns={name: column.summary(rows) for name, column in columns.items()},
     )
 
@@ -186,50 +189,50 @@ def _at(field: str, message: str) -> InvalidInput:
 
 
 CHATS = {"data.prompt": "turns", "data.chosen": "chat", "data.rejected": "chat"}
-"""Settings whose column may hold messages in the place of text, of preferences whose answers do."""
+"""Settings whose column may contain messages instead of text, if both answers of a preference are messages."""
 
 
-def _chats(train: TrainConfig, summary: DataSummary) -> bool:
-    """Whether both answers of every row are lists of messages, as the trainer asks before it reads any as such."""
+def _has_chat_answers(train: TrainConfig, summary: DataSummary) -> bool:
+    """Return True if both answers of every row are lists of messages, which the trainer also requires."""
     names = [whole_column(template) or "" for template in (train.data.chosen, train.data.rejected)]
     return all(n in summary.columns and "chat" not in summary.columns[n].first_unlike for n in names)
 
 
 def _template(train: TrainConfig, field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
-    """(columns, bytes of literal text). Raises InvalidInput for a template that this data set cannot fill."""
+    """Return (columns, bytes of literal text). Raises InvalidInput for a template that the data set cannot fill."""
     try:
         names = template_columns(template, field)
     except DataError as e:
         raise _at(field, str(e)) from None
     for name in names:
-        found = summary.columns.get(name)
-        chats = field in CHATS and name == whole_column(template) and _chats(train, summary)
-        messages = chats and found is not None and CHATS[field] not in found.first_unlike
-        column(field, name, summary, CHATS[field] if messages else "text")
+        statistics = summary.columns.get(name)
+        may_be_chat = field in CHATS and name == whole_column(template) and _has_chat_answers(train, summary)
+        is_chat = may_be_chat and statistics is not None and CHATS[field] not in statistics.first_unlike
+        column(field, name, summary, CHATS[field] if is_chat else "text")
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 
 def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
-    """(training, held-out) rows. Raises InvalidInput when one optimizer step would see rows twice."""
+    """Return (training, held-out) rows. Raises InvalidInput if one optimizer step would use a row twice."""
     held = held_out(rows, train.data.eval_share)
     if rows - held < train.rows_a_step:
         raise _at(
             "global_batch",
-            f"{rows - held} rows to train on ({rows} less {held} held out) are fewer than global_batch "
+            f"{rows - held} training rows ({rows} minus {held} held out) are fewer than global_batch "
             f"{train.rows_a_step}; lower it, or give more rows",
         )
     return rows - held, held
 
 
 def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[int]:
-    """Percentiles of a row's bytes; columns are added rank by rank, so the long tail is not underestimated."""
+    """Return percentiles of a row's bytes. Columns are added rank by rank, to not underestimate the long tail."""
     return [literal + sum(summary.columns[n].percentiles[rank] for n in names) for rank in range(101)]
 
 
 def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
-    """What the estimators need. Raises InvalidInput as `check`."""
+    """Return the row lengths that the estimators need. Raises InvalidInput like `check`."""
     whole = _all_columns(train, summary)
-    if train.data.chosen:  # two sequences, each the prompt with an answer
+    if train.data.chosen:  # two sequences per row, each the prompt with one answer
         prompt = _template(train, "data.prompt", train.data.prompt, summary)
         answers = [_template(train, field, template, summary) for field, template in _learned(train)]
         parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]
@@ -237,20 +240,20 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
         mean = sum(means) / len(parts)
         return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
     if train.task == "seq2seq":
-        read, written = (
+        inputs, outputs = (
             _tokens(summary, _template(train, field, template, summary))
             for field, template in (("data.prompt", train.data.prompt), *_learned(train))
         )
         return Rows(
-            count=summary.rows, tokens_mean=read[0], tokens_longest=read[1], written_mean=written[0],
-            written_longest=written[1],
+            count=summary.rows, tokens_mean=inputs[0], tokens_longest=inputs[1], written_mean=outputs[0],
+            written_longest=outputs[1],
         )  # fmt: skip
-    mean, most = _tokens(summary, whole)
-    return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=most)
+    mean, longest_row = _tokens(summary, whole)
+    return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=longest_row)
 
 
 def _tokens(summary: DataSummary, part: tuple[Sequence[str], int]) -> tuple[float, int]:
-    """(mean, longest) of what these columns and so much literal text make."""
+    """Return the (mean, longest) tokens of these columns together with the literal text."""
     names, literal = part
     mean = literal + sum(summary.columns[n].mean for n in names)
     longest = _lengths(summary, names, literal)[100]
@@ -258,15 +261,15 @@ def _tokens(summary: DataSummary, part: tuple[Sequence[str], int]) -> tuple[floa
 
 
 def column(field: str, name: str, summary: DataSummary, kind: str | None = None) -> ColumnSummary:
-    """A column that a setting names, of a kind in every row. Raises InvalidInput."""
-    found = summary.columns.get(name)
-    if found is None:
+    """Return the column that a setting names. Raises InvalidInput if it has nulls or a cell of another kind."""
+    statistics = summary.columns.get(name)
+    if statistics is None:
         raise _at(field, lacking(name, summary.columns))
-    if found.first_null is not None:
-        raise _at(field, f"column {name!r} is null or missing in row {found.first_null}; fill it or drop the row")
-    if kind is not None and kind in found.first_unlike:
-        raise _at(field, f"row {found.first_unlike[kind]}: {cells.missing(kind, name)}")
-    return found
+    if statistics.first_null is not None:
+        raise _at(field, f"column {name!r} is null or missing in row {statistics.first_null}; fill it or drop the row")
+    if kind is not None and kind in statistics.first_unlike:
+        raise _at(field, f"row {statistics.first_unlike[kind]}: {cells.missing(kind, name)}")
+    return statistics
 
 
 def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, ...], int]:
@@ -295,7 +298,7 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
 
 
 def _learned(train: TrainConfig) -> list[tuple[str, str]]:
-    """(field, template) of what the model learns to write."""
+    """Return (field, template) of the texts that the model learns to write."""
     settings = ("chosen", "rejected") if train.task in ("dpo", "reward_model") else ("completion",)
     if train.task == "text_to_image":
         return []
@@ -308,23 +311,23 @@ LABEL = {
     "token_classification": "words",
     "image_classification": "label",
 }
-"""What a cell of `data.label` is, by task."""
+"""Kind of the cells of `data.label`, by task."""
 
 
 def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
-    """The classes. Raises InvalidInput for a column that cannot be learned, and a row with a class of its own."""
+    """Return the classes. Raises InvalidInput for a column that cannot be learned or a row with an unlisted class."""
     if train.task not in LABEL:
         return ()
     kind = LABEL[train.task]
-    found = column("data.label", train.data.label, summary, kind)
+    statistics = column("data.label", train.data.label, summary, kind)
     if kind == "number":
         return ()
-    if found.values is None and kind == "words":  # texts of many tags: the trainer finds them before its first step
+    if statistics.values is None and kind == "words":  # too many tags: the trainer checks them before its first step
         return train.data.labels
-    if found.values is None:
+    if statistics.values is None:
         raise _at("data.label", f"column {train.data.label!r} has more than {cells.MOST_LABELS} labels; is it classes?")
     first: dict[str, int] = {}
-    for text, row in found.values.items():
+    for text, row in statistics.values.items():
         for label in text.split() if kind == "words" else (text,):
             first.setdefault(label, row)
     if not train.data.labels:
@@ -338,19 +341,19 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
 
 
 def _example(train: TrainConfig, summary: DataSummary) -> str:
-    """What is read of one row, where it is a column."""
+    """Return the input of one row if the input is a column; otherwise an empty text."""
     name = train.data.words or (train.data.image if train.task in LABEL else "")
     return summary.columns[name].example if name else ""
 
 
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
-    """What is learned of one row."""
+    """Return the learned output of one row."""
     name = train.data.messages or train.data.label or train.data.image
     return summary.columns[name].example if name else fill(_learned(train)[0][1], examples)
 
 
 def check(train: TrainConfig, summary: DataSummary) -> DataReport:
-    """A spec against a data set. Raises InvalidInput naming the field and the fix."""
+    """Check a spec against a data set. Raises InvalidInput naming the field and the fix."""
     names, literal = _all_columns(train, summary)
     train_rows, held = _split(train, summary.rows)
     lengths = _lengths(summary, names, literal)
@@ -376,16 +379,17 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
 
 
 def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: int) -> tuple[str, ...]:
-    found = []
+    warnings = []
     if truncated >= 0.01:
-        found.append(f"about {truncated:.0%} of the rows are longer than max_length {train.max_length} and will be cut")
+        share = f"about {truncated:.0%} of the rows"
+        warnings.append(f"{share} are longer than max_length {train.max_length} and will be truncated")
     if summary.duplicates:
-        found.append(f"{summary.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
+        warnings.append(f"{summary.duplicates} rows are duplicates and may be in both the training and held-out part")
     for name in (n for field, template in _learned(train) for n in template_columns(template, field)):
         if summary.columns[name].empty:
-            found.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
+            warnings.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if LABEL.get(train.task) == "label" and (values := summary.columns[train.data.label].values):
-        found += filter(None, [cells.hardly_classes(len(values), summary.rows, train.data.label)])
+        warnings += filter(None, [cells.hardly_classes(len(values), summary.rows, train.data.label)])
     if not held:
-        found.append("no row is held out, so the end cannot say whether the model got better")
-    return tuple(found)
+        warnings.append("no row is held out, so the job cannot show whether the model improved")
+    return tuple(warnings)

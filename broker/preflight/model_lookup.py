@@ -1,4 +1,4 @@
-"""A model's config and shape: a folder of this machine, the bundled catalogue, or the Hub. No weight is read."""
+"""Look up a model's config and shape in a local folder, the bundled catalogue or the Hub. No weights are read."""
 
 import json
 import os
@@ -25,11 +25,11 @@ HUB = "https://huggingface.co"
 CONFIG = "config.json"
 MAIN = "main"
 DIFFUSION = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
-"""Pipelines that `text_to_image` trains."""
+"""Pipelines that the task `text_to_image` can train."""
 
 
 class HubUnreachable(GpubrokerError):
-    """No answer from the Hub, so nothing is known about the model."""
+    """The Hub did not answer, so the model is unknown."""
 
 
 def _invalid(message: str) -> InvalidInput:
@@ -37,28 +37,31 @@ def _invalid(message: str) -> InvalidInput:
 
 
 class HubClient:
-    """Reads the configs of models from a Hub; answers are kept for the life of the client.
+    """A client that reads model configs from a Hub and caches them for its lifetime.
 
-    `endpoint`: as HF_ENDPOINT, without a trailing slash. `token`: for private and gated models.
+    `endpoint`: value of HF_ENDPOINT. `token`: token for private and gated models, or None.
     """
 
     def __init__(self, *, endpoint: str = HUB, token: str | None = None, timeout_s: float = 10.0) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._known: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self._cache: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> "HubClient":
-        """By the Hub's own variables: `HF_TOKEN`, `HF_ENDPOINT`."""
+        """Return a client configured by the Hub's variables `HF_TOKEN` and `HF_ENDPOINT`."""
         return cls(endpoint=env.get("HF_ENDPOINT") or HUB, token=env.get("HF_TOKEN") or None)
 
     async def config(self, model: str, file: str = CONFIG, revision: str = MAIN) -> dict[str, Any]:
-        """The config of `owner/name`. Raises InvalidInput when the Hub refuses, HubUnreachable when it is silent."""
-        which = (model, file, revision)
-        if which not in self._known:
-            self._known[which] = self._parsed(model, file, *await self._get(*which))
-        return self._known[which]
+        """Return the config of `owner/name`.
+
+        Raises InvalidInput when the Hub refuses, HubUnreachable when it does not answer.
+        """
+        key = (model, file, revision)
+        if key not in self._cache:
+            self._cache[key] = self._parsed(model, file, *await self._get(*key))
+        return self._cache[key]
 
     async def _get(self, model: str, file: str, revision: str) -> tuple[int, bytes]:
         url = f"{self._endpoint}/{model}/resolve/{quote(revision, safe='')}/{file}"
@@ -86,7 +89,7 @@ class HubClient:
 
 
 def parse(body: bytes, where: str, file: str = CONFIG) -> dict[str, Any]:
-    """A config's JSON object. Raises InvalidInput."""
+    """Parse the JSON object of a config. Raises InvalidInput."""
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
@@ -98,67 +101,70 @@ def parse(body: bytes, where: str, file: str = CONFIG) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundModel:
-    """A model's config. `bundled`: nobody was asked about it, and people are told so."""
+    """A model's config."""
 
     name: str
     config: Mapping[str, Any]
     bundled: bool = False
+    """True if the config comes from the bundled catalogue, not from the Hub; users are shown this."""
 
 
 def _folder(path: Path, files: Sequence[str]) -> FoundModel:
     missing = [p for p in files if not any(path.glob(p))]
     if missing:
-        raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
+        raise _invalid(f"{str(path)!r} has no {', '.join(missing)}; save model and tokenizer with save_pretrained")
     return FoundModel(name=path.name, config=parse((path / files[0]).read_bytes(), str(path), files[0]))
 
 
 def is_folder(model: str) -> bool:
-    """Whether `model` names a folder of this machine rather than a Hub id."""
+    """Return True if `model` names a folder of this machine, not a Hub id."""
     return model.startswith(("/", "./", "../", "~")) or os.path.isdir(model)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unshaped:
-    """A model that is trained, and that nobody estimates. `positions`: tokens of a row; None: nothing says."""
+    """A model that can be trained but not estimated."""
 
     name: str
     positions: int | None = None
+    """Longest supported row in tokens; None if unknown."""
 
 
 async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | Unshaped:
-    """The shape of the model as the task trains it. Raises InvalidInput as `find`, and for a model that the task cannot
-    train.
+    """Return the shape of the model as the task trains it.
+
+    Raises InvalidInput like `find`, and for a model that the task cannot train.
     """
-    found = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
+    model = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
     if train.task == "text_to_image":
-        if (kind := found.config.get("_class_name")) not in DIFFUSION:
-            raise _invalid(f"{found.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")
-        return Unshaped(name=found.name)
+        if (kind := model.config.get("_class_name")) not in DIFFUSION:
+            raise _invalid(f"{model.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")
+        return Unshaped(name=model.name)
     try:
-        shape = task_shape(found.name, found.config, train.task)
+        shape = task_shape(model.name, model.config, train.task)
     except InvalidInput:
-        if not train.trust_remote_code or is_quantised(found.config):
+        if not train.trust_remote_code or is_quantised(model.config):
             raise
-        return Unshaped(name=found.name)  # its own code says what it is
+        return Unshaped(name=model.name)  # only the model's own code defines its architecture
     if shape is None:
-        return Unshaped(name=found.name, positions=_positions(found.config))
-    return replace(shape, bundled=found.bundled)
+        return Unshaped(name=model.name, positions=_positions(model.config))
+    return replace(shape, bundled=model.bundled)
 
 
 def _positions(config: Mapping[str, Any]) -> int | None:
     try:
         return count.positions(config)
-    except ValueError:  # a kind that nobody knows may say it otherwise
+    except ValueError:  # an unknown architecture may use another field
         return None
 
 
 async def find(
     model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES, revision: str | None = None
 ) -> FoundModel:
-    """The config of a folder, which has to have `files`, or a Hub id; the first of `files` is the config's. `hub` None:
-    only folders and the catalogue. Raises InvalidInput.
+    """Return the config of a folder or a Hub id. Raises InvalidInput.
 
-    The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
+    `files`: files that a folder must contain, the config first. `hub` None: search folders and the catalogue only.
+    The Hub is also asked about gated models of the catalogue, so that a missing licence is found before a purchase.
     """
     if is_folder(model):
         path = Path(os.path.expanduser(model))
@@ -171,7 +177,7 @@ async def find(
     if entry is not None and (hub is None or not (entry.gated or revision)):
         return FoundModel(name=model, config=entry.config, bundled=True)
     if hub is None:
-        raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
+        raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is disabled; give a folder")
     try:
         return FoundModel(name=model, config=await hub.config(model, files[0], revision or MAIN))
     except HubUnreachable as e:

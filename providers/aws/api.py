@@ -1,8 +1,7 @@
-"""AWS's API through botocore: calls run in separate threads with timeouts.
+"""AWS's API by botocore: in threads of its own, within time limits, and every error told apart by what is known.
 
-All errors are translated to the broker's errors.
-botocore's clients are thread-safe, but sessions are not, so clients are created one at a time and cached. botocore is
-imported at the first call, so that a daemon without AWS does not need it.
+Sessions are not safe for threads, clients are: clients are made one at a time and kept. botocore is imported when the
+first call is made, so that a daemon without AWS needs none.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ _WRONG_KEY = {
 }  # fmt: skip
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _SKEWED = {"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"}
-"""Codes for a wrong clock; `RequestExpired` also means that temporary keys have expired."""
+"""Or of temporary keys that have run out."""
 _UNTIMELY = re.compile(r"signature (expired|not yet current)", re.I)
 _ACCOUNT = {"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"}
 _THROTTLED = {
@@ -63,20 +62,20 @@ _WRONG_REQUEST = {
     "InvalidRegionError",
     "NoRegionError",
 }
-"""Names of botocore's exceptions that are raised before a request is sent; versions differ in which ones exist."""
+"""Exceptions of botocore that are raised before anything is sent, by name: versions differ in which they have."""
 
 
-def error_for_code(operation_text: str, code: str, message: str, status: int) -> ProviderError:
-    """Return the broker's error for an error code of AWS. `status`: HTTP status."""
-    text = f"AWS: {operation_text}: {code}: {' '.join(message.split())[:300]}"
+def of_code(what: str, code: str, message: str, status: int) -> ProviderError:
+    """What an error code of AWS says about the request. `status`: of HTTP."""
+    said = f"AWS: {what}: {code}: {' '.join(message.split())[:300]}"
     if code in _ABSENT:
-        return Gone(text)
+        return Gone(said)
     if code in _SOLD_OUT:
-        return NoCapacity(text)
+        return NoCapacity(said)
     if code in _THROTTLED or status == 429:
-        return Throttled(text)
+        return Throttled(said)
     if code in _SKEWED or _UNTIMELY.search(message):
-        return Rejected(f"{text}; {CLOCK}, or {LOGIN}")
+        return Rejected(f"{said}; {CLOCK}, or {LOGIN}")
     fixes = (
         (_FORBIDDEN, POLICY),
         (_WRONG_KEY, f"AWS does not know the key, the region is not enabled, or {CLOCK}; {KEYS}"),
@@ -86,31 +85,31 @@ def error_for_code(operation_text: str, code: str, message: str, status: int) ->
     )
     for codes, fix in fixes:
         if code in codes:
-            return Rejected(f"{text}; {fix}")
+            return Rejected(f"{said}; {fix}")
     if code in _SERVERS_FAULT or not 400 <= status < 500 or status == 408:
-        return OutcomeUnknown(text)
-    return Rejected(text)
+        return OutcomeUnknown(said)
+    return Rejected(said)
 
 
-def error_for_exception(operation_text: str, error: Exception) -> ProviderError:
-    """Return the broker's error for an exception of botocore."""
+def of_exception(what: str, error: Exception) -> ProviderError:
+    """What an exception of botocore says about the request."""
     if isinstance(response := getattr(error, "response", None), dict):
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        return error_for_code(operation_text, _code(error), str(response.get("Error", {}).get("Message", "")), status)
-    kinds = _class_names(error)
-    text = f"AWS: {operation_text}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return of_code(what, _code(error), str(response.get("Error", {}).get("Message", "")), status)
+    kinds = _kinds(error)
+    said = f"AWS: {what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if kinds & _NO_LOGIN:
-        return Rejected(f"{text}; {LOGIN}")
+        return Rejected(f"{said}; {LOGIN}")
     if kinds & _NO_KEYS:
-        return Rejected(f"{text}; {KEYS}")
+        return Rejected(f"{said}; {KEYS}")
     if kinds & _WRONG_REQUEST:
-        return Rejected(text)
-    return OutcomeUnknown(text)
+        return Rejected(said)
+    return OutcomeUnknown(said)
 
 
-def is_credential_error(error: Exception) -> bool:
-    """Return True if a login or another key may help."""
-    return _code(error) in _EXPIRED | _WRONG_KEY or bool(_class_names(error) & (_NO_KEYS | _NO_LOGIN))
+def credentials_at_fault(error: Exception) -> bool:
+    """True when a log-in or another key may help."""
+    return _code(error) in _EXPIRED | _WRONG_KEY or bool(_kinds(error) & (_NO_KEYS | _NO_LOGIN))
 
 
 def _code(error: Exception) -> str:
@@ -118,18 +117,15 @@ def _code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def _class_names(error: Exception) -> set[str]:
+def _kinds(error: Exception) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
 class Aws:
-    """Client for calls by service, region and operation, with the names of botocore's models."""
+    """Calls by service, region and operation, as botocore's models name them."""
 
     def __init__(self, endpoint: str | None, *, env: Mapping[str, str], home: Path) -> None:
-        """Prepare the client without a call.
-
-        `endpoint`: URL of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` has priority. None: AWS.
-        """
+        """`endpoint`: an emulator's, for all services; `AWS_ENDPOINT_URL_<SERVICE>` goes before it."""
         self._endpoint, self._env, self._home = endpoint, env, home
         self._clients: dict[tuple[str, str], Any] = {}
         self._session: Any = None
@@ -137,7 +133,7 @@ class Aws:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aws")
 
     async def call(self, service: str, region: str, operation: str, **parameters: Any) -> Mapping[str, Any]:
-        """Call an operation (in snake case) and return its answer. Raises the broker's ProviderErrors."""
+        """`operation` in snake case. Raises the broker's ProviderErrors."""
 
         def ask(client: Any) -> Mapping[str, Any]:
             answer: Mapping[str, Any] = getattr(client, operation)(**parameters)
@@ -146,13 +142,13 @@ class Aws:
         return await self._run(service, region, operation, ask)
 
     async def pages(self, service: str, region: str, operation: str, key: str, **parameters: Any) -> Sequence[Any]:
-        """Return all items below `key` of all pages. Raises the errors of `call`."""
+        """All items below `key`, over all pages."""
 
         def ask(client: Any) -> Sequence[Any]:
-            items: list[Any] = []
+            found: list[Any] = []
             for page in client.get_paginator(operation).paginate(**parameters):
-                items += page.get(key, [])
-            return items
+                found += page.get(key, [])
+            return found
 
         return await self._run(service, region, operation, ask)
 
@@ -160,38 +156,35 @@ class Aws:
         return await self._in_thread(f"{operation} in {region}", lambda: ask(self._client(service, region)))
 
     async def key_id(self) -> str:
-        """Return the id of the current access key.
-
-        An expiring key is renewed first, which may take as long as a call.
-        """
+        """Of the key that is used now; one that runs out is renewed first, which may take as long as a call."""
         return await self._in_thread("the credentials", self._key_id)
 
     def _key_id(self) -> str:
         from botocore.exceptions import NoCredentialsError
 
         with self._lock:
-            credentials = self._open_session().get_credentials()
-        if credentials is None:
+            found = self._opened().get_credentials()
+        if found is None:
             raise NoCredentialsError
-        return str(credentials.get_frozen_credentials().access_key)
+        return str(found.get_frozen_credentials().access_key)
 
-    async def _in_thread(self, operation_text: str, work: Callable[[], T]) -> T:
+    async def _in_thread(self, what: str, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except ImportError:
             raise Rejected("AWS: botocore is not installed; run `pip install 'gpubroker[clouds]'`") from None
         except Exception as e:
-            if is_credential_error(e):
+            if credentials_at_fault(e):
                 self.forget_credentials()
-            raise error_for_exception(operation_text, e) from None
+            raise of_exception(what, e) from None
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:
             if (service, region) not in self._clients:
-                self._clients[service, region] = self._create_client(service, region)
+                self._clients[service, region] = self._make(service, region)
             return self._clients[service, region]
 
-    def _create_client(self, service: str, region: str) -> Any:
+    def _make(self, service: str, region: str) -> Any:
         from botocore.config import Config as BotoConfig
 
         config = BotoConfig(
@@ -202,10 +195,10 @@ class Aws:
         )
         variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
         endpoint = self._env.get(variable) or self._endpoint or self._env.get("AWS_ENDPOINT_URL")
-        return self._open_session().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
+        return self._opened().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
 
-    def _open_session(self) -> Any:
-        """Return the session, which finds credentials in `env` and `home` as AWS's command line does."""
+    def _opened(self) -> Any:
+        """A session that finds credentials in `env` and `home`, as AWS's own command line does."""
         if self._session is None:
             from botocore.credentials import EnvProvider
             from botocore.session import Session
@@ -228,16 +221,16 @@ class Aws:
         return self._session
 
     def forget_credentials(self) -> None:
-        """Drop the session, so that the next call reads the credentials again, e.g. after `aws sso login`."""
+        """The next call reads them anew, as after `aws sso login`."""
         with self._lock:
             self._session = None
             self._clients.clear()
 
     def regions(self, service: str) -> Sequence[str]:
-        """Return the regions that botocore lists; new regions may be missing."""
+        """Those that botocore knows of; new ones may be missing."""
         with self._lock:
-            names: Sequence[str] = self._open_session().get_available_regions(service)
-            return names
+            found: Sequence[str] = self._opened().get_available_regions(service)
+            return found
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

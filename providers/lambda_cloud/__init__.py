@@ -1,1 +1,1 @@
-"""Lambda Cloud: offers and machines."""
+"""Lambda."""

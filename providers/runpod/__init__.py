@@ -1,1 +1,1 @@
-"""RunPod: offers and pods."""
+"""RunPod."""

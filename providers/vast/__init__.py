@@ -1,1 +1,1 @@
-"""Vast.ai: offers and instances."""
+"""Vast."""

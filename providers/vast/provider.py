@@ -1,7 +1,7 @@
-"""Vast provider: a market of single machines, most of them on private hosts, on demand and by bid.
+"""Vast: a market of single machines, most of them anybody's, on demand and by bid.
 
-All calls use its REST API (docs.vast.ai/api-reference). An ask is one machine or a part of one, so each ask is a
-separate offer and is purchase by its number. An instance runs the image itself, so no `docker run` is needed.
+Its REST API (docs.vast.ai/api-reference). An ask is one machine, or a part of one, so each is an offer of its own and
+is bought by its number. An instance is made of the image, so nothing runs docker.
 """
 
 import re
@@ -25,13 +25,13 @@ from providers.common.http_json import Rest
 from providers.common.image_errors import IMAGE_FIX, image_refused
 from providers.common.offer_filter import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
-from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
+from providers.vast.market import CUT, GPUS, MIB, VastMarket, Wanted, country
 from trainer.contract.base import Config
 
 ENDPOINT = "https://console.vast.ai"
-LOW_BALANCE_USD = Decimal(1)
+LITTLE_USD = Decimal(1)
 PAGE, PAGES = 25, 100
-"""Largest number of instances per page of a listing, and largest number of pages that are read."""
+"""The most instances that a page of a listing holds, and the most pages that are believed."""
 CAPS = Caps(
     spot=True,
     list_lag_s=10.0,
@@ -43,40 +43,39 @@ CAPS = Caps(
     self_stop="instance_key",
     agent_start_s=120.0,
 )
-"""Capabilities of Vast; billed by the second (docs.vast.ai/guides/instances/pricing).
-
-Lag and boot are assumed. An eviction comes without notice.
-"""
+"""Billed by the second (docs.vast.ai/guides/instances/pricing). Lag and boot are assumed. Eviction has no notice."""
 _STARTING = frozenset({"created", "loading", "rebooting", "recycling", "scheduling"})
 _STOPPED = frozenset({"stopped", "frozen", "exited", "offline"})
-"""Statuses of a stopped instance. An outbid instance is stopped, costs its disk, and may restart until destroyed."""
-_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot by_id", re.I)
+"""An outbid instance is stopped; it goes on costing its disk, and would come back by itself: ours until destroyed."""
+
+
+_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot found", re.I)
 _REFUSED = re.compile(r"auth|api.?key|permission|forbidden", re.I)
 
 
 class VastConfig(Config):
-    """Settings of Vast.ai."""
+    """Vast.ai."""
 
     endpoint: str | None = None
-    """`http://host:port` of a proxy or an emulator. Default: https://console.vast.ai."""
+    """`http://host:port` of a proxy or an emulator in place of https://console.vast.ai."""
     emulated: bool = False
-    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
+    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `DE`; empty: all."""
     community: bool = True
-    """Also use hosts outside of data centres, whose owners can read the machine's data."""
+    """Also hosts outside of data centres, whose owners can look into the machine."""
     verified: bool = True
-    """Use only machines that Vast has verified."""
+    """Only machines that Vast has verified."""
     min_reliability: float = 0.9
-    """Smallest accepted host reliability by Vast's statistics, 0..1."""
+    """0..1 as Vast states it; a host below is left out."""
     cuda_min: str = "12.4"
-    """CUDA version that the image needs; hosts whose driver supports only older versions are excluded."""
+    """What the image needs of the driver; a host that runs only older CUDA is left out."""
     restart_s: float = 600.0
-    """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
+    """What an eviction costs: the time to boot again and the work since the last checkpoint. Bids follow from it."""
 
 
 class VastCloud:
-    """Vast implementation of `providers.common.cloud.Cloud`."""
+    """`providers.common.cloud.Cloud` of Vast."""
 
     name = "vast"
     caps = CAPS
@@ -89,16 +88,16 @@ class VastCloud:
         self._installation = installation
         self._env, self._home = env, home
         self._apis: dict[str, Rest] = {}
-        ask_filter = AskFilter(
+        wanted = Wanted(
             regions=config.regions, community=config.community, verified=config.verified,
             min_reliability=config.min_reliability, cuda_min=config.cuda_min, restart_s=config.restart_s,
         )  # fmt: skip
-        self._market = VastMarket(ask_filter, clock)
+        self._market = VastMarket(wanted, clock)
 
     async def rows(self, sieve: OfferFilter) -> None:
-        """Add the offers of one search to `sieve`; after a truncated answer, also of one search per GPU in `GPUS`."""
+        """One search, and where its answer was cut off, one more for each GPU that the broker knows."""
         asks = await self._search(self._market.query())
-        if len(asks) == TRUNCATED_AT:
+        if len(asks) == CUT:
             for gpu in GPUS:
                 asks += await self._search(self._market.query(gpu))
         await self._market.fill(sieve, asks)
@@ -110,26 +109,20 @@ class VastCloud:
         return offers
 
     async def list(self) -> Sequence[Observed]:
-        """List the installation's instances.
-
-        Raises OutcomeUnknown for an unreadable instance, because it would seem absent.
-        """
-        observed = []
+        """Every instance of the account is looked at: one that cannot be read would otherwise pass for absent."""
+        seen = []
         for machine in await self._instances():
             try:
                 name = cluster_of(self._installation, machine["label"])
                 if name is not None:
-                    observed.append(_observed(name, machine))
+                    seen.append(_observed(name, machine))
             except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as e:
                 raise OutcomeUnknown(f"Vast: an instance of the listing cannot be read: {e!r}") from None
-        return observed
+        return seen
 
     async def _instances(self) -> Sequence[Mapping[str, Any]]:
-        """Return the instances of all pages. Raises OutcomeUnknown if some are missing.
-
-        Vast refuses the older call without pages to new accounts.
-        """
-        by_id: dict[Any, Mapping[str, Any]] = {}
+        """All pages; the older unpaged call is refused to new accounts. Raises OutcomeUnknown when some are missing."""
+        found: dict[Any, Mapping[str, Any]] = {}
         query = {"limit": str(PAGE)}
         for _ in range(PAGES):
             answer = await self._ask("GET", "/api/v1/instances/", query=query)
@@ -138,57 +131,56 @@ class VastCloud:
                 raise OutcomeUnknown("Vast: the listing has no `instances`")
             if not all(isinstance(machine, dict) and "id" in machine for machine in instances):
                 raise OutcomeUnknown("Vast: an instance of the listing cannot be read: it has no id")
-            by_id |= {machine["id"]: machine for machine in instances}
+            found |= {machine["id"]: machine for machine in instances}
             token = answer.get("next_token")
             if not token:
                 break
             query = {"limit": str(PAGE), "after_token": str(token)}
         total = answer.get("total_instances")
-        if token or (isinstance(total, int) and total > len(by_id)):
-            raise OutcomeUnknown(f"Vast: the listing shows {len(by_id)} of {total} instances")
-        return list(by_id.values())
+        if token or (isinstance(total, int) and total > len(found)):
+            raise OutcomeUnknown(f"Vast: the listing shows {len(found)} of {total} instances")
+        return list(found.values())
 
     async def destroy(self, handle: Handle) -> None:
         answer = await self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
         if answer.get("success") is not True:
-            message = _error_text(answer)
-            if _ABSENT.search(message):
+            said = _said(answer)
+            if _ABSENT.search(said):
                 raise Gone(f"Vast has no instance {handle.id}")
-            raise OutcomeUnknown(f"Vast: instance {handle.id} was not destroyed: {message or 'no reason given'}")
+            raise OutcomeUnknown(f"Vast: instance {handle.id} was not destroyed: {said or 'no reason given'}")
 
     async def check(self) -> str | None:
-        """Check the account's credit. The answer also contains the account's key, so it must not be logged."""
-        account = await self._ask("GET", "/api/v0/users/current/")
-        credit = account.get("credit")
+        """The answer holds the account's key too: nothing of it but the balance is looked at."""
+        me = await self._ask("GET", "/api/v0/users/current/")
+        credit = me.get("credit")
         try:
-            credit_usd = None if credit is None else Decimal(str(credit))
+            left = None if credit is None else Decimal(str(credit))
         except ArithmeticError:
-            raise OutcomeUnknown(f"Vast: the account's credit is not a number: {str(credit)[:40]!r}") from None
-        if credit_usd is None and "id" not in account:
+            raise OutcomeUnknown(f"Vast: the account's credit is no number: {str(credit)[:40]!r}") from None
+        if left is None and "id" not in me:
             raise OutcomeUnknown("Vast: the answer does not describe an account")
-        if credit_usd is not None and credit_usd < LOW_BALANCE_USD:
-            return f"Vast: the credit is {show(credit_usd)}; add some at https://cloud.vast.ai/billing/"
+        if left is not None and left < LITTLE_USD:
+            return f"Vast: the credit is {show(left)}; add some at https://cloud.vast.ai/billing/"
         return None
 
     async def credential(self) -> str:
         return digest_of(sky_files("vast", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        account_id = (await self._ask("GET", "/api/v0/users/current/")).get("id")
-        if account_id is None:
+        me = (await self._ask("GET", "/api/v0/users/current/")).get("id")
+        if me is None:
             raise OutcomeUnknown("Vast: the answer does not say whose key it is")
-        return (str(account_id),)
+        return (str(me),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
-        """Return the purchase of an ask, with a catalog row of its own.
+        """SkyPilot reads the first two parts and the last of the type's name; the ask goes between them.
 
-        SkyPilot reads the first two parts and the last part of the type's name, so the ask's number is put between
-        them. Two prices of one type therefore never share a row. The bid is passed explicitly, because SkyPilot would
-        send the null of an on-demand search.
+        So each ask has a row of its own, and two prices of one type never meet. A bid must be given outright, since
+        SkyPilot would send the null of an on-demand search.
         """
-        purchase = offer.purchase
+        bought = offer.purchase
         first, gpu, cores, ram = offer.instance_type.split("-")
-        kind = f"{first}-{gpu}-{cores}-{purchase['ask']}-{ram}"
+        kind = f"{first}-{gpu}-{cores}-{bought['ask']}-{ram}"
         row = {
             "InstanceType": kind,
             **gpu_columns(offer),
@@ -196,7 +188,7 @@ class VastCloud:
             "SpotPrice": f"{offer.usd_per_hour:f}" if offer.spot else "",
             "Region": offer.region,
         }
-        price = {"vast": {"create_instance_kwargs": {"price": float(purchase["bid"])}}} if offer.spot else {}
+        price = {"vast": {"create_instance_kwargs": {"price": float(bought["bid"])}}} if offer.spot else {}
         return Purchase(
             cloud="vast",
             region=offer.region,
@@ -205,11 +197,11 @@ class VastCloud:
             disk_gb=offer.disk_bytes // GB,
             catalog={"vast/vms.csv": [row]},
             config=price,
-            pin={"ask": purchase["ask"], "machine": purchase["machine"]},
+            pin={"ask": bought["ask"], "machine": bought["machine"]},
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
-        """Do nothing: the listing has all facts that Vast reports."""
+        """The listing says all that Vast knows."""
 
     async def close(self) -> None:
         for api in self._apis.values():
@@ -219,16 +211,16 @@ class VastCloud:
     async def _ask(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """Return the answer to a read-only call. Raises a ProviderError if the answer contains an error."""
+        """The answer to what only reads: what Vast says beside an error of its own is none."""
         answer = await self._call(method, path, body, query=query)
         if answer.get("success") is False or answer.get("error"):
-            raise _error(f"Vast: {method} {path}", _error_text(answer))
+            raise _error(f"Vast: {method} {path}", _said(answer))
         return answer
 
     async def _call(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """Make a call and return its answer. Reads the key at each call, so a new key needs no restart."""
+        """The answer. The key is read anew, so that a new one is taken up without a restart."""
         key = key_of("vast", self._env, self._home).key
         if key not in self._apis:
             headers = {"Authorization": f"Bearer {key}"}
@@ -236,29 +228,26 @@ class VastCloud:
             self._apis[key] = Rest("Vast", endpoint, headers, key_help=key_help("vast"), absent=_ABSENT)
         answer = await self._apis[key].call(method, path, body, query=query)
         if not isinstance(answer, dict):
-            raise OutcomeUnknown(f"Vast: {method} {path}: the answer is not an object")
+            raise OutcomeUnknown(f"Vast: {method} {path}: the answer is no object")
         return answer
 
 
-def _error_text(answer: Mapping[str, Any]) -> str:
+def _said(answer: Mapping[str, Any]) -> str:
     return " ".join(f"{answer.get('error') or ''} {answer.get('msg') or ''}".split())[:200]
 
 
-def _error(call: str, message: str) -> ProviderError:
-    if _REFUSED.search(message):
-        return Rejected(f"Vast refuses the key ({message}): {key_help('vast')}")
-    return OutcomeUnknown(f"{call}: {message or 'it failed, and no reason is given'}")
+def _error(what: str, said: str) -> ProviderError:
+    if _REFUSED.search(said):
+        return Rejected(f"Vast refuses the key ({said}): {key_help('vast')}")
+    return OutcomeUnknown(f"{what}: {said or 'it failed, and no reason is given'}")
 
 
-def _fault_message(machine: Mapping[str, Any]) -> str | None:
-    """Return the reason for which the host's docker cannot pull the image, or None.
-
-    The host retries as long as the instance exists and is billed.
-    """
-    status = " ".join(str(machine.get("status_msg") or "").split())[:300]
-    if machine.get("actual_status") == "running" or not image_refused(status):
+def _fault(machine: Mapping[str, Any]) -> str | None:
+    """The host's docker says why there is no container, and goes on trying for as long as the machine is paid for."""
+    said = " ".join(str(machine.get("status_msg") or "").split())[:300]
+    if machine.get("actual_status") == "running" or not image_refused(said):
         return None
-    return f"the image cannot be pulled: {status}; {IMAGE_FIX}"
+    return f"the image cannot be pulled: {said}; {IMAGE_FIX}"
 
 
 def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
@@ -274,13 +263,13 @@ def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
         gpu_memory_bytes=memory_bytes,
         spot=bids if isinstance(bids, bool) else None,
         usd_per_hour=usd(str(rate)) if rate else None,
-        fault=_fault_message(machine),
-        created_at=_created_at(machine.get("start_date")),
+        fault=_fault(machine),
+        created_at=_since(machine.get("start_date")),
     )
 
 
-def _created_at(seconds: Any) -> datetime | None:
-    """Return the time for seconds of the epoch, or None if they cannot be read; the machine is listed anyway."""
+def _since(seconds: Any) -> datetime | None:
+    """Of the epoch; a machine whose age cannot be read is a machine all the same."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -288,10 +277,7 @@ def _created_at(seconds: Any) -> datetime | None:
 
 
 def _state(machine: Mapping[str, Any]) -> InstanceState:
-    """Return the state of an instance.
-
-    `actual_status` is the container's status, null before it exists. The other two fields are the requested status.
-    """
+    """`actual_status` is the container's, null before there is one; the other two tell what Vast wants of it."""
     actual = machine.get("actual_status")
     if actual in _STOPPED or "stopped" in (machine.get("intended_status"), machine.get("cur_state")):
         return InstanceState.STOPPED

@@ -154,7 +154,7 @@ async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
     ran = await to_thread(shell.run, "submit", shell.spec(text), "--yes", "--detach")
     assert ran.code == 2
     assert "no offer fits, so no cap can be proposed" in ran.err
-    assert "a submitted job would wait until one fits" in ran.out
+    assert "a submitted job would wait until one does" in ran.out
     assert "have another accelerator" in ran.out
     assert await nothing_created(shell)
 

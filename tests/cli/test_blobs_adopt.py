@@ -43,7 +43,7 @@ def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postg
     with pytest.raises(OtherBlobs):
         asyncio.run(starts("new"))
     refused = adopt(home)
-    assert (refused.code, "add -y" in refused.err) == (2, True), refused.err
+    assert (refused.code, "pass -y" in refused.err) == (2, True), refused.err
     with pytest.raises(OtherBlobs):
         asyncio.run(starts("new"))
     done = adopt(home, "-y", "--json")

@@ -55,7 +55,7 @@ async def test_a_channel_is_switched_told_less_and_rotated(shell: Shell) -> None
     ("words", "stdin", "message"),
     [
         (("pigeon", "x"), "url=https://h.example/", "use one of webhook, slack"),
-        (("webhook", "x"), "https://h.example/hush", "is not NAME=VALUE"),
+        (("webhook", "x"), "https://h.example/hush", "not of the form NAME=VALUE"),
         (("webhook", "x"), "url=http://h.example/hush", "is not https"),
         (("webhook", "x"), "", "secrets.url"),
         (("webhook", "No Name"), "url=https://h.example/hush", "NAME: must be 1 to 63 of a-z, 0-9 and -"),

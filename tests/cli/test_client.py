@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from broker.api.schemas.files import ArtifactView
-from broker.cli.core.command import of_client
+from broker.cli.core.command import cli_error
 from broker.cli.core.exit_codes import Exit
 from broker.cli.core.output import Output
 from broker.cli.jobs import artifacts as results
@@ -125,7 +125,7 @@ async def test_a_port_that_speaks_no_http_is_told_so() -> None:
         async with AsyncClient(url) as client:
             with pytest.raises(DaemonUnreachable, match="speaks no HTTP; is it the port of gRPC") as told:
                 await client.job(JOB)
-    assert of_client(told.value).code == Exit.UNREACHABLE
+    assert cli_error(told.value).code == Exit.UNREACHABLE
 
 
 async def test_sse_parsing() -> None:
@@ -216,7 +216,7 @@ async def test_one_that_breaks_off_is_asked_for_again_with_patience(tmp_path: Pa
 
 
 async def test_what_breaks_off_or_is_damaged_is_not_called_an_absent_daemon() -> None:
-    assert of_client(BrokenOff("x")).code is of_client(Damaged("x")).code is Exit.SERVER_PROBLEM
+    assert cli_error(BrokenOff("x")).code is cli_error(Damaged("x")).code is Exit.SERVER_PROBLEM
 
 
 async def test_a_file_is_sent_again_from_its_beginning(tmp_path: Path) -> None:

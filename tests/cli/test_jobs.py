@@ -68,7 +68,7 @@ async def test_nothing_and_a_letter_mean_no_job(shell: Shell) -> None:
     job = await submitted(shell)
     ran = await to_thread(shell.run, "cancel", "")
     assert ran.code == Exit.BAD_INPUT
-    assert "JOB is empty; give an id, the start of one, a name, or last" in ran.err
+    assert "JOB is empty; give a job id, its first characters, a name, or last" in ran.err
     ran = await to_thread(shell.run, "cancel", job[:3])
     assert ran.code == Exit.NOT_FOUND
     assert "the start of an id takes 4 characters" in ran.err
@@ -271,7 +271,7 @@ async def test_an_empty_list_of_jobs_says_why(shell: Shell) -> None:
     assert "`gpubroker submit SPEC.yaml` makes one" in (await to_thread(shell.run, "ls")).out
     await submitted(shell)
     ran = await to_thread(shell.run, "ls", "--label", "a=b")
-    assert "no job matches; `gpubroker ls` alone shows the newest" in ran.out
+    assert "no job matches; `gpubroker ls` alone lists the newest jobs" in ran.out
     assert "submit" not in ran.out
 
 

@@ -43,7 +43,7 @@ def test_it_lets_a_new_key_take_the_lost_one_s_place(home: Path, postgres_dsn: s
         ran = adopt(home, "-y")
         assert (ran.code, "stop it first" in ran.err) == (2, True), ran.err
     refused = adopt(home)
-    assert (refused.code, "add -y" in refused.err) == (2, True), refused.err
+    assert (refused.code, "pass -y" in refused.err) == (2, True), refused.err
     assert not (home / MASTER_KEY_FILE).exists()
     done = adopt(home, "-y", "--json")
     assert (done.code, done.document["adopted"]) == (0, True), done.err

@@ -237,7 +237,7 @@ def test_commands_before_the_first_start_do_not_block_the_daemon(
 def test_doctor_makes_nothing(own_home: Path) -> None:
     _, out, _ = run("doctor", "--json")
     (store,) = (check for check in json.loads(out)["checks"] if check["name"] == "blob store")
-    assert (store["ok"], "`gpubroker serve` makes it" in store["detail"]) == (True, True)
+    assert (store["ok"], "`gpubroker serve` creates it" in store["detail"]) == (True, True)
     assert list(own_home.iterdir()) == []
 
 

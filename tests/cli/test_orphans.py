@@ -83,15 +83,15 @@ async def test_beside_a_daemon_each_orphan_is_named_with_what_becomes_of_it(
     assert (stray["provider"], stray["id"], stray["name"]) == ("east", "i-1", "gb-abcd-" + "a" * 13)
     assert 3 * 3600 <= stray["age_s"] < 3 * 3600 + 120
     assert stray["usd_per_hour"] == "1.25"
-    assert stray["becomes"] == "destroyed by the daemon within 55 s"
+    assert stray["next"] == "destroyed by the daemon within 55 s"
     assert (bought["provider"], bought["id"], bought["age_s"]) == ("west", "i-1", None)
-    assert "a backup" in bought["becomes"]
+    assert "a backup" in bought["next"]
     table = await asyncio.to_thread(look)
     assert table.code == 1
     assert "3 h" in table.out
     (own_home / "home" / "sweep-report-only").touch()
     (stray, _) = (await asyncio.to_thread(look, "--json")).document["orphans"]
-    assert stray["becomes"].startswith("only reported")
+    assert stray["next"].startswith("only reported")
 
 
 async def test_a_silent_cloud_is_no_clean_bill(clouds: Mapping[str, Listed], daemon: None) -> None:
@@ -114,4 +114,4 @@ def test_without_a_daemon_it_is_the_home_s_own_database_that_judges(
     ran = look("--json")
     assert (ran.code, ran.document["judged_by"]) == (1, "the database")
     (stray,) = ran.document["orphans"]
-    assert stray["becomes"].startswith("destroyed within 55 s while a daemon runs")
+    assert stray["next"].startswith("destroyed within 55 s while a daemon runs")

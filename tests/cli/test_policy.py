@@ -81,7 +81,7 @@ async def test_a_bad_policy_is_refused_with_the_line(shell: Shell, change: tuple
         ran = await run(shell, "policy", command, file)
         assert ran.code == Exit.BAD_INPUT
         assert told in ran.err
-    assert (await run(shell, "policy", "ls")).out.startswith("there is no policy")
+    assert (await run(shell, "policy", "ls")).out.startswith("no policies")
 
 
 async def test_a_file_that_cannot_be_read_is_named(shell: Shell) -> None:
@@ -94,7 +94,7 @@ async def test_a_file_that_cannot_be_read_is_named(shell: Shell) -> None:
 
 async def test_budgets_are_shown_with_bars(shell: Shell) -> None:
     store = shell.api.service.store
-    assert "the cap of each job holds" in (await run(shell, "budget")).out
+    assert "each job's cap" in (await run(shell, "budget")).out
     await run(shell, "policy", "apply", written(shell, TEAM))
     attempt, job = await running(store)
     charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=datetime.now(UTC), usd=Decimal(5))

@@ -32,7 +32,7 @@ def test_the_view_is_that_of_the_latest_attempt() -> None:
 
 def test_plain_lines_come_with_news_only(monkeypatch: pytest.MonkeyPatch) -> None:
     out, text, now = Output(as_json=False), io.StringIO(), 0.0
-    out.talk = Console(file=text, width=200)
+    out.console = Console(file=text, width=200)
     display = PlainDisplay(out, monotonic=lambda: now)
     base = View(
         state="a", where="", step=1, total=9, loss=None, tokens_per_s=None, spent=Decimal(0), cap=Decimal(1), left_s=90

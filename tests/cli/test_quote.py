@@ -128,8 +128,8 @@ async def test_what_if_passes_over_hardware_that_nobody_knows(shell: Shell) -> N
         (("--what-if", "gpus=4,2"), "ascending"),
         ((*WHAT_IF, "--gpu", "abacus"), "--gpu abacus: not known"),
         ((*WHAT_IF, "--gpu", ""), "--gpu"),
-        (("--plot", "x.png"), "--plot goes with --what-if"),
-        (("--gpu", "L4"), "--gpu goes with --what-if"),
+        (("--plot", "x.png"), "--plot requires --what-if"),
+        (("--gpu", "L4"), "--gpu requires --what-if"),
         (("--set", "resources.objective=best"), "resources.objective"),
         (("--set", "cap_usd=-1"), "cap_usd"),
         (("--set", "deadline=2020-01-01T00:00:00Z"), "deadline"),
@@ -160,7 +160,7 @@ async def test_a_script_has_nothing_to_scale(shell: Shell) -> None:
     code.mkdir()
     (code / "main.py").write_text("print('hello')\n")
     script = "name: hello\ncap_usd: 5\nscript:\n  code: code\n  command: [python, main.py]\n"
-    refused(await quoted(shell, *WHAT_IF, spec=script), "needs a job that is estimated")
+    refused(await quoted(shell, *WHAT_IF, spec=script), "needs a training job")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_scaling_table_says_what_it_does_not_look_at(own_home: Path, words: tu
 
 @pytest.mark.parametrize("words", [("--rows", "5"), ("--plot", "x.png"), ("--global-batch", "8")])
 def test_what_belongs_to_a_scaling_table_is_not_passed_over(own_home: Path, words: tuple[str, str]) -> None:
-    refused(offline(*words), f"{words[0]} goes with --what-if")
+    refused(offline(*words), f"{words[0]} requires --what-if")
 
 
 def test_a_scaling_table_has_the_norms_that_were_asked_for() -> None:

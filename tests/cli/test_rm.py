@@ -31,7 +31,7 @@ async def test_what_it_costs_is_shown_and_nothing_goes_without_an_answer(shell: 
     ran = await to_thread(shell.run, "rm", "--data", job)
     assert ran.code == Exit.BAD_INPUT
     assert "keeps 10.0 GiB, $0.2300 a month, $0.5000 so far" in ran.out
-    assert "add -y" in ran.err
+    assert "pass -y" in ran.err
     kept = await shell.api.service.store.job(job)
     assert kept is not None
     assert not kept.deleted
@@ -50,14 +50,14 @@ async def test_a_forecast_is_seen_in_the_list_and_while_watching(shell: Shell) -
     async with AsyncClient(shell.api.url, await _token(shell)) as client:
         detail = await client.job(job)
     assert jobviews.forecast(detail).plain == "–"
-    assert not jobviews.foreseen(detail)
+    assert not jobviews.forecast_message(detail)
     made = ForecastView(
         usd=Decimal("7.5"), finish_at=datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=1), step_s=1.0, over_cap=True,
         late=True,
     )  # fmt: skip
     over = detail.model_copy(update={"forecast": made})
     assert jobviews.forecast(over).style == "red"
-    assert jobviews.foreseen(over) == "$7.5000 by 2026-03-01 01:00 UTC (P50); above the cap; too late"
+    assert jobviews.forecast_message(over) == "$7.5000 by 2026-03-01 01:00 UTC (P50); above the cap; too late"
     line = progress.view(over).line()
     assert "$7.5000 expected, above the cap" in line
     assert "too late: 2026-03-01 01:00 UTC expected" in line

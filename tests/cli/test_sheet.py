@@ -44,7 +44,7 @@ async def test_ls_keeps_ids_states_and_money(shell: Shell, width: int) -> None:
         assert len(lines) <= 4 + 1 + 6  # of a long name, not of a long reason
     folded = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
     assert folded == job.id * 2
-    assert ("left out to fit: " in text) == (width < 160)
+    assert ("columns hidden (terminal too narrow): " in text) == (width < 160)
 
 
 @pytest.mark.parametrize("command", ["ls", "offers", "spend", "audit", "quote"])
@@ -68,8 +68,8 @@ def prices(shown: str) -> set[str]:
 
 
 def test_the_least_important_columns_go_first() -> None:
-    columns = [Column(name="id"), Column(name="age", rank=2), Column(name="why", least=6, prose=True, rank=1)]
+    columns = [Column(name="id"), Column(name="age", rank=2), Column(name="why", min_width=6, prose=True, rank=1)]
     sheet = TerminalTable(columns, [("0123456789", "3 min", "word " * 20)])
     assert "left out" not in "".join(printed(sheet, 66))
-    assert "left out to fit: age; " in " ".join(printed(sheet, 28))
+    assert "columns hidden (terminal too narrow): age; " in " ".join(printed(sheet, 28))
     assert any("0123456789" in line for line in printed(sheet, 18))

@@ -81,7 +81,7 @@ async def test_cap_is_proposed_where_the_spec_has_none(shell: Shell) -> None:
 async def test_without_somebody_to_ask_nothing_is_submitted(shell: Shell) -> None:
     ran = await to_thread(shell.run, "submit", shell.spec(), "--detach", stdin="n\n")
     assert ran.code == 2
-    assert "add -y" in ran.err
+    assert "pass -y" in ran.err
     assert not await shell.api.service.store.jobs(JobFilter())
 
 

@@ -45,7 +45,7 @@ def test_a_configuration_that_names_its_home_is_enough(theirs: Path) -> None:
 def test_without_either_nobodys_machines_are_touched(theirs: Path) -> None:
     ran = sweep("--config", str(theirs / "gpubroker.yaml"))
     assert ran.code == 2
-    assert "whose machines? give --installation" in ran.err
+    assert "unknown installation; give --installation" in ran.err
     assert str(theirs.parent / "home" / "installation") in ran.err
 
 
@@ -106,5 +106,5 @@ def test_sweep_spares_machines_newer_than_a_restored_database(
     assert (ran.code, told) == (code, ended), ran.err
     assert [one["name"] for one in ran.document["machines"] if one["destroyed"]] == ended
     assert [one["spared"] for one in ran.document["machines"]] == ["", WHY]
-    assert "a daemon of this installation lives" in ran.err
+    assert "a daemon of this installation runs" in ran.err
     assert (f"anothers at simulated is left alone: {WHY}" in " ".join(ran.err.split())) is not bool(words)

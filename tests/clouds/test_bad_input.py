@@ -334,7 +334,7 @@ async def test_each_cloud_says_what_it_lacks_and_the_others_go_on(
             assert offers["runpod"].offers > 0
             assert offers["runpod"].error is None
             assert "use a bucket" in await broker.waits(providers=["runpod"])
-            assert "PROBLEM  grants: a folder cannot be reached by rented machines; set blobs to s3://" in doctor
+            assert "PROBLEM  grants: rented machines cannot reach a local folder; set blobs to s3://" in doctor
             assert "are in other regions" in await broker.waits(regions=["nowhere-1"], providers=["simulated"])
             await broker.succeeds()
         for text in (shown, doctor, caplog.text):

@@ -14,7 +14,7 @@ TRAIN = {
     "trust_remote_code": True,
     "data": {"path": "upload:" + "0" * 64, "completion": "{a}", "format": "csv"},
 }
-WHY = "train.trust_remote_code: the code of 'owner/name' may not be run here; an administrator lists it"
+WHY = "train.trust_remote_code: the code of 'owner/name' is not allowed; an administrator can allow it"
 
 
 async def test_a_queued_job_waits_until_its_model_s_code_is_allowed_again(house: Callable[..., House]) -> None:

@@ -104,7 +104,7 @@ async def test_the_command_shows_it_and_ends_it(unproven: House, postgres_dsn: s
         code, said = await command("lost", "none", "-y")
         assert (code, "no attempt none waits for its launcher" in said) == (3, True), said
         code, said = await command("lost", attempt.id)
-        assert (code, "add -y" in said) == (2, True), said
+        assert (code, "pass -y" in said) == (2, True), said
         code, said = await command("lost", attempt.id, "-y")
-        assert (code, "will not come any more" in said) == (0, True), said
+        assert (code, "will not be created" in said) == (0, True), said
         await unproven.state_of(job, JobState.CANCELLED)

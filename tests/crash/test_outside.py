@@ -108,7 +108,7 @@ async def test_restored_database_only_reports_orphans_until_a_person_acts(rig: R
                 await asyncio.sleep(LOOK_S)
         told = await run(home, "doctor", "--orphans")
         assert (told.code, [one["id"] for one in told.document["orphans"]]) == (1, [machine.id])
-        assert "a backup" in told.document["orphans"][0]["becomes"]
+        assert "a backup" in told.document["orphans"][0]["next"]
         assert machine in rig.cloud.alive(house.installation)
         left = await run(home, "sweep", "--once", *ENDS)
         assert (left.code, [one["destroyed"] for one in left.document["machines"]]) == (1, [False])

@@ -46,7 +46,9 @@ class Metrics:
         )
         ahead.set_function(skew)
         opened = Gauge(
-            "gpubroker_open_streams", "Followers, uploads, downloads and shells of both doors", registry=self.registry
+            "gpubroker_open_streams",
+            "Followers, uploads, downloads and shells over HTTP and gRPC",
+            registry=self.registry,
         )
         opened.set_function(streams)
 

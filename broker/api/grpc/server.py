@@ -63,12 +63,12 @@ CALLS_AT_ONCE = 4096
 """Maximum number of open calls of all connections, followers included. More are refused with RESOURCE_EXHAUSTED."""
 
 
-class AddressUnavailable(Exception):
+class Taken(Exception):
     """The server cannot listen on the address."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrpcDependencies:
+class Parts:
     """Objects that the gRPC server shares with the HTTP application."""
 
     service: Service
@@ -81,7 +81,7 @@ class GrpcDependencies:
 
 @asynccontextmanager
 async def serving(
-    parts: GrpcDependencies,
+    parts: Parts,
     host: str,
     port: int,
     *,
@@ -113,7 +113,7 @@ async def serving(
         else:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise AddressUnavailable(str(error)) from None
+        raise Taken(str(error)) from None
     await server.start()
     try:
         yield bound

@@ -1,4 +1,4 @@
-"""`gpubroker models` and `gpubroker gpus`: what estimates know without asking anybody."""
+"""`gpubroker models` and `gpubroker gpus`: the bundled catalogues that offline estimates use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,41 +16,41 @@ from broker.estimator.speed.hardware import TABLE, matches
 from broker.model_catalog import catalog as catalogue
 
 CONTEXT = ("max_position_embeddings", "n_positions", "max_target_positions")
-"""What families call the longest sequence that they were made for."""
-Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Only those with all of these in them.")]
+"""Config fields that hold the longest supported sequence; families name it differently."""
+Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Only names that contain every word.")]
 
 
 async def _models(words: Words = None, *, as_json: Json = False) -> None:
-    """List the models of the bundled catalogue, by which jobs and `estimate` are sized offline."""
+    """List the models of the bundled catalogue, which the broker can size offline."""
     out = Output(as_json=as_json)
-    found = [row for name in catalogue.names() if _has(words, str((row := _model(name))["id"]), str(row["family"]))]
-    _or_nothing(found, words, "model", "gpubroker models lists all; estimate --config takes any other")
-    out.document(found)
+    rows = [row for name in catalogue.names() if _has(words, str((row := _model(name))["id"]), str(row["family"]))]
+    _require_match(rows, words, "model", "gpubroker models lists all; for other models use estimate --config")
+    out.document(rows)
     table = _table(("model", "family", "parameters", "context", "licence"), right=("parameters", "context"))
-    for row in found:
-        licence = f"{row['licence']}, to be accepted" if row["gated"] else str(row["licence"])
+    for row in rows:
+        licence = f"{row['licence']} (gated)" if row["gated"] else str(row["licence"])
         context = "" if row["context_tokens"] is None else f"{row['context_tokens']:,}"
         table.add_row(row["id"], row["family"], f"{row['parameters']:,}", context, licence)
-    out.say(table, f"{len(found)} models")
+    out.say(table, f"{len(rows)} models")
 
 
 async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
-    """List the GPUs whose speed is known: memory, arithmetic and links by which a job's time is estimated."""
+    """List the GPUs that estimates cover: memory, arithmetic speed and interconnect."""
     out = Output(as_json=as_json)
-    said = gpu_name(" ".join(words or ()))
-    found = [asdict(gpu) for name, gpu in TABLE.items() if gpu.gpu and (_has(words, name) or matches(said, name))]
-    _or_nothing(found, words, "GPU", "gpubroker gpus lists all")
-    out.document(found)
-    heads = ("GPU", "memory", "bf16", "matrix product", "fp32", "memory bandwidth", "to the next GPU")
+    wanted = gpu_name(" ".join(words or ()))
+    rows = [asdict(gpu) for name, gpu in TABLE.items() if gpu.gpu and (_has(words, name) or matches(wanted, name))]
+    _require_match(rows, words, "GPU", "gpubroker gpus lists all")
+    out.document(rows)
+    heads = ("GPU", "memory", "bf16", "matrix product", "fp32", "memory bandwidth", "GPU to GPU")
     table = _table(heads, right=heads[1:])
-    for row in found:
+    for row in rows:
         table.add_row(
             row["name"],
             f"{row['memory_bytes'] / GIB:.0f} GiB",
             *(f"{row[name] / 1e12:,.0f} TFLOP/s" for name in ("bf16_flops", "matmul_flops", "fp32_flops")),
             *(f"{row[name] / 1e9:,.0f} GB/s" for name in ("bandwidth", "link")),
         )
-    out.say(table, f"{len(found)} GPUs; sources in docs/design/estimator.md")
+    out.say(table, f"{len(rows)} GPUs; sources in docs/design/estimator.md")
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _context(config: Mapping[str, Any]) -> int | None:
-    """Tokens; None: its config does not say."""
+    """Return the longest supported sequence in tokens, or None if the config does not name it."""
     inner = config.get("text_config") or {}
-    found = (part.get(name) for part in (config, inner) for name in CONTEXT)
-    return next((tokens for tokens in found if isinstance(tokens, int)), None)
+    values = (part.get(name) for part in (config, inner) for name in CONTEXT)
+    return next((tokens for tokens in values if isinstance(tokens, int)), None)
 
 
 def _has(words: Sequence[str] | None, *texts: str) -> bool:
@@ -80,9 +80,9 @@ def _has(words: Sequence[str] | None, *texts: str) -> bool:
     return all(word.lower() in text for word in words or ())
 
 
-def _or_nothing(found: Sequence[object], words: Sequence[str] | None, what: str, fix: str) -> None:
-    if not found:
-        raise NotFoundExit(f"no {what} is known by {' '.join(words or ())!r}; {fix}")
+def _require_match(rows: Sequence[object], words: Sequence[str] | None, noun: str, fix: str) -> None:
+    if not rows:
+        raise NotFoundExit(f"no {noun} matches {' '.join(words or ())!r}; {fix}")
 
 
 def _table(heads: Sequence[str], *, right: Sequence[str]) -> Table:

@@ -1,4 +1,4 @@
-"""Commands on channels: where people and programs are told."""
+"""Commands on notification channels: webhooks and Slack."""
 
 import sys
 from collections.abc import Iterable
@@ -11,91 +11,90 @@ from broker.api.schemas.channels import ChannelChange, ChannelRequest, ChannelTe
 from broker.cli.core.command import Json, client, command, interruptible
 from broker.cli.core.exit_codes import BadInput, Exit, NotFoundExit
 from broker.cli.core.output import Output
-from broker.cli.core.request_bodies import checked
+from broker.cli.core.usage_errors import checked
 from broker.client.async_client import AsyncClient
 
-ASKED = {"webhook": ("url",), "slack": ("bot_token", "signing_secret", "app_token")}
-"""Secrets by kind; only the first is needed."""
+SECRETS = {"webhook": ("url",), "slack": ("bot_token", "signing_secret", "app_token")}
+"""Secrets of a channel, by its kind; only the first is required."""
 OPTIONS = {"name": "NAME", "events": "--event", "config": "--channel", "team": "--team"}
-Channel = Annotated[str, typer.Argument(help="Name or id.")]
+Channel = Annotated[str, typer.Argument(help="Name or id of the channel.")]
 Events = Annotated[
     list[str] | None,
-    typer.Option("--event", metavar="KIND", help="job.succeeded, or attempt.* for all that begin so. Repeat."),
+    typer.Option("--event", metavar="KIND", help="Event kind, e.g. job.succeeded, or a group: attempt.*. Repeatable."),
 ]
 
 
 @command
 async def add(
     kind: Annotated[str, typer.Argument(help="webhook or slack.")],
-    name: Annotated[str, typer.Argument(help="For people.")],
+    name: Annotated[str, typer.Argument(help="Name of the new channel.")],
     event: Events = None,
-    channel: Annotated[str | None, typer.Option(help="Of Slack: the id of its channel, C….")] = None,
-    team: Annotated[str | None, typer.Option(help="Of another team; operators only.")] = None,
+    channel: Annotated[str | None, typer.Option(help="Slack only: id of the Slack channel, C….")] = None,
+    team: Annotated[str | None, typer.Option(help="Add it to another team (operators only).")] = None,
     installation: Annotated[
-        bool, typer.Option("--installation", help="Of no team, and told about all; operators only.")
+        bool, typer.Option("--installation", help="Receive the events of every team (operators only).")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Add a channel. Secrets (a webhook's url; Slack's bot_token) are asked for, or read from stdin as NAME=VALUE."""
+    """Add a channel. Secrets (webhook url, Slack bot_token) are prompted for, or read from stdin as NAME=VALUE."""
     out = Output(as_json=as_json)
-    if kind not in ASKED:
-        raise BadInput(f"{kind}: use one of {', '.join(ASKED)}")
-    wish = {"kind": kind, "name": name, "team": team, "installation": installation, "events": event or ()}
+    if kind not in SECRETS:
+        raise BadInput(f"{kind}: use one of {', '.join(SECRETS)}")
+    values = {"kind": kind, "name": name, "team": team, "installation": installation, "events": event or ()}
     config = {} if channel is None else {"channel": channel}
-    request = checked(ChannelRequest, {**wish, "config": config, "secrets": _secrets(ASKED[kind])}, OPTIONS)
+    request = checked(ChannelRequest, {**values, "config": config, "secrets": _secrets(SECRETS[kind])}, OPTIONS)
     async with client() as c:
-        made = await c.create_channel(request)
-    out.document(made)
-    out.say(f"channel {made.name} ({made.id}) is added; try it: gpubroker channel test {made.name}")
-    if made.secret is not None:
-        out.secret("its receiver checks signatures with this secret, shown this once:", made.secret)
+        created = await c.create_channel(request)
+    out.document(created)
+    out.say(f"channel {created.name} ({created.id}) added; test it: gpubroker channel test {created.name}")
+    if created.secret is not None:
+        out.secret("signing secret, with which the receiver checks signatures (shown only once):", created.secret)
 
 
 def _secrets(names: Iterable[str]) -> dict[str, str]:
     if not sys.stdin.isatty():
         return _lines(sys.stdin.read())
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     with interruptible():
         for place, name in enumerate(names):
-            hint = "" if place == 0 else " (Enter: none)"
+            hint = "" if place == 0 else " (optional; Enter to skip)"
             value = str(typer.prompt(f"{name}{hint}", hide_input=True, default="", show_default=False))
-            found |= {name: value} if value else {}
-    return found
+            secrets |= {name: value} if value else {}
+    return secrets
 
 
 def _lines(text: str) -> dict[str, str]:
-    """`NAME=VALUE` a line. Raises BadInput without repeating a value."""
-    found: dict[str, str] = {}
+    """Parse lines `NAME=VALUE`. Raises BadInput, whose message repeats no value."""
+    secrets: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         name, sign, value = line.partition("=")
         if not line.strip():
             continue
         if not sign:
-            raise BadInput(f"stdin, line {number}: is not NAME=VALUE, e.g. url=https://…")
-        found[name.strip()] = value.strip()
-    return found
+            raise BadInput(f"stdin, line {number}: not of the form NAME=VALUE, e.g. url=https://…")
+        secrets[name.strip()] = value.strip()
+    return secrets
 
 
 @command
 async def ls(as_json: Json = False) -> None:
-    """List channels, with what waits for them and what they missed."""
+    """List channels, with their pending and dropped notifications."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.channels()
-    out.document(found)
+        page = await c.channels()
+    out.document(page)
     table = Table()
-    for name in ("name", "kind", "team", "to", "events", "waiting", "missed", "state"):
+    for name in ("name", "kind", "team", "to", "events", "pending", "dropped", "state"):
         table.add_column(name)
-    for one in found.items:
-        to, events = " ".join(map(str, one.config.values())), ", ".join(one.events) or "all"
-        table.add_row(
-            one.name, one.kind, one.team or "(installation)", to, events, _waiting(one), _missed(one), _state(one)
-        )
+    for channel in page.items:
+        to, events = " ".join(map(str, channel.config.values())), ", ".join(channel.events) or "all"
+        pending, dropped, state = _pending(channel), _dropped(channel), _state(channel)
+        table.add_row(channel.name, channel.kind, channel.team or "(installation)", to, events, pending, dropped, state)
     out.say(table)
 
 
-def _waiting(one: ChannelView) -> str:
-    return f"{one.waiting}, for {_age(one.oldest_s)}" if one.waiting else "0"
+def _pending(channel: ChannelView) -> str:
+    return f"{channel.waiting}, for {_age(channel.oldest_s)}" if channel.waiting else "0"
 
 
 def _age(seconds: float) -> str:
@@ -104,14 +103,14 @@ def _age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _missed(one: ChannelView) -> str:
-    return ", ".join(f"{n} {reason}" for reason, n in sorted(one.dropped.items())) or "0"
+def _dropped(channel: ChannelView) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(channel.dropped.items())) or "0"
 
 
-def _state(one: ChannelView) -> str:
-    if not one.enabled:
-        return f"disabled: {one.reason}"
-    return f"{one.failures} failures in a row: {one.reason}" if one.failures else "ok"
+def _state(channel: ChannelView) -> str:
+    if not channel.enabled:
+        return f"disabled: {channel.reason}"
+    return f"{channel.failures} consecutive failures: {channel.reason}" if channel.failures else "ok"
 
 
 @command
@@ -119,106 +118,106 @@ async def show(channel: Channel, as_json: Json = False) -> None:
     """Show one channel."""
     out = Output(as_json=as_json)
     async with client() as c:
-        one = await _found(c, channel)
-    out.document(one)
+        view = await _channel(c, channel)
+    out.document(view)
     out.say(
-        f"{one.name} ({one.id}), {one.kind}, {'team ' + one.team if one.team else 'of the installation'}",
-        f"to       {' '.join(map(str, one.config.values())) or 'the log of the daemon'}",
-        f"events   {', '.join(one.events) or 'all'}",
-        f"waiting  {_waiting(one)}",
-        f"missed   {_missed(one)}",
-        f"state    {_state(one)}",
+        f"{view.name} ({view.id}), {view.kind}, {'team ' + view.team if view.team else 'every team'}",
+        f"to       {' '.join(map(str, view.config.values())) or 'the log of the daemon'}",
+        f"events   {', '.join(view.events) or 'all'}",
+        f"pending  {_pending(view)}",
+        f"dropped  {_dropped(view)}",
+        f"state    {_state(view)}",
     )
 
 
 @command
 async def try_out(
-    channel: Annotated[str | None, typer.Argument(help="Name or id; every enabled one without it.")] = None,
+    channel: Annotated[
+        str | None, typer.Argument(help="Name or id of the channel. Default: every enabled channel.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Send a real test message through one channel, or through every enabled one."""
+    """Send a test message through one channel, or through every enabled channel."""
     out = Output(as_json=as_json)
     async with client() as c:
         if channel is not None:
-            chosen = [await _found(c, channel)]
+            chosen = [await _channel(c, channel)]
         else:
-            chosen = [one for one in (await c.channels()).items if one.enabled]
+            chosen = [view for view in (await c.channels()).items if view.enabled]
         if not chosen:
             raise BadInput("no channel is enabled; add one: gpubroker channel add webhook NAME")
-        results = [await c.test_channel(one.id) for one in chosen]
-    out.document([{"channel": one.name, **result.model_dump()} for one, result in zip(chosen, results, strict=True)])
-    for one, result in zip(chosen, results, strict=True):
-        _say(out, one, result)
+        results = [await c.test_channel(view.id) for view in chosen]
+    tests = list(zip(chosen, results, strict=True))
+    out.document([{"channel": view.name, **result.model_dump()} for view, result in tests])
+    for view, result in tests:
+        out.say(f"{view.name}: {_test_message(result)}")
     if not all(result.delivered for result in results):
         raise typer.Exit(Exit.JOB_FAILED)
 
 
-def _say(out: Output, one: ChannelView, result: ChannelTested) -> None:
-    if result.delivered:
-        out.say(f"{one.name}: delivered in {result.seconds:.1f} s")
-    else:
-        out.say(f"{one.name}: not delivered: {result.detail}")
+def _test_message(result: ChannelTested) -> str:
+    return f"delivered in {result.seconds:.1f} s" if result.delivered else f"not delivered: {result.detail}"
 
 
 @command
 async def enable(channel: Channel, as_json: Json = False) -> None:
-    """Enable a channel: its failures are forgotten, and what waited is told."""
+    """Enable a channel: reset its failure count and deliver pending notifications."""
     await _switch(channel, True, as_json)
 
 
 @command
 async def disable(channel: Channel, as_json: Json = False) -> None:
-    """Disable a channel: what waits is kept for a week, what happens meanwhile is not told."""
+    """Disable a channel. Pending notifications are kept for a week; new events are not sent."""
     await _switch(channel, False, as_json)
 
 
 async def _switch(channel: str, enabled: bool, as_json: bool) -> None:
     out = Output(as_json=as_json)
     async with client() as c:
-        one = await _found(c, channel)
-        changed = await c.change_channel(one.id, ChannelChange(enabled=enabled))
+        view = await _channel(c, channel)
+        changed = await c.change_channel(view.id, ChannelChange(enabled=enabled))
     out.document(changed)
-    out.say(f"channel {changed.name} is {'enabled' if changed.enabled else 'disabled'}; {changed.waiting} waiting")
+    out.say(f"channel {changed.name} is {'enabled' if changed.enabled else 'disabled'}; {changed.waiting} pending")
 
 
 @command
 async def events(channel: Channel, event: Events = None, as_json: Json = False) -> None:
-    """Choose what a channel is told; without --event everything."""
+    """Choose the events that a channel receives; without --event it receives all."""
     out = Output(as_json=as_json)
     change = checked(ChannelChange, {"events": event or ()}, OPTIONS)
     async with client() as c:
-        one = await _found(c, channel)
-        changed = await c.change_channel(one.id, change)
+        view = await _channel(c, channel)
+        changed = await c.change_channel(view.id, change)
     out.document(changed)
-    out.say(f"channel {changed.name} is told {', '.join(changed.events) or 'everything'}")
+    out.say(f"channel {changed.name} receives {', '.join(changed.events) or 'all events'}")
 
 
 @command
 async def rotate(channel: Channel, as_json: Json = False) -> None:
-    """Make a new signing secret for a webhook; the one before signs as well for a day."""
+    """Create a new signing secret for a webhook; the old secret stays valid for one day."""
     out = Output(as_json=as_json)
     async with client() as c:
-        made = await c.rotate_channel((await _found(c, channel)).id)
-    out.document(made)
-    out.secret("the new secret, shown this once; the one before is valid for another day:", made.secret or "")
+        changed = await c.rotate_channel((await _channel(c, channel)).id)
+    out.document(changed)
+    out.secret("new signing secret (shown only once); the old secret stays valid for one day:", changed.secret or "")
 
 
 @command
 async def remove(channel: Channel, as_json: Json = False) -> None:
-    """Remove a channel, with all that waits for it."""
+    """Remove a channel with its pending notifications."""
     out = Output(as_json=as_json)
     async with client() as c:
-        one = await _found(c, channel)
-        await c.delete_channel(one.id)
-    out.document({"removed": one.id})
-    out.say(f"channel {one.name} is removed")
+        view = await _channel(c, channel)
+        await c.delete_channel(view.id)
+    out.document({"removed": view.id})
+    out.say(f"channel {view.name} removed")
 
 
-async def _found(c: AsyncClient, wanted: str) -> ChannelView:
-    """By id or name. Raises NotFound, BadInput."""
-    found = [one for one in (await c.channels()).items if wanted in (one.id, one.name)]
-    if not found:
-        raise NotFoundExit(f"no channel {wanted}; `gpubroker channel ls` shows yours")
-    if len(found) > 1:
-        raise BadInput(f"several channels are named {wanted}; give the id: {', '.join(one.id for one in found)}")
-    return found[0]
+async def _channel(c: AsyncClient, name: str) -> ChannelView:
+    """Return the channel with this id or name. Raises NotFound, and BadInput when several have the name."""
+    matching = [view for view in (await c.channels()).items if name in (view.id, view.name)]
+    if not matching:
+        raise NotFoundExit(f"no channel {name}; `gpubroker channel ls` lists channels")
+    if len(matching) > 1:
+        raise BadInput(f"several channels are named {name}; give the id: {', '.join(view.id for view in matching)}")
+    return matching[0]

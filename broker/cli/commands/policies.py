@@ -1,4 +1,4 @@
-"""`gpubroker policy`, `budget`, `approve` and `refuse`: what may be spent, and what is."""
+"""`gpubroker policy`, `budget`, `approve` and `refuse`: spending limits and their current use."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -23,44 +23,44 @@ from trainer.contract.yaml_document import YamlDocument
 
 BAR = 20
 SHOWN = 10
-"""Launches of a dry run that are named; `--json` has all."""
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A policy: docs/guide/caps-and-budgets.md describes it.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The policy's name.")]
-Team = Annotated[str | None, typer.Option(help="Of this team; by default of your own, else of the installation.")]
+"""Launches that a dry run prints; `--json` has all."""
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Policy file; see docs/guide/caps-and-budgets.md.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")]
+Team = Annotated[str | None, typer.Option(help="Team of the policy. Default: your team, otherwise the installation.")]
 
 
 @command
 async def apply(file: File, as_json: Json = False) -> None:
-    """Make a policy, or a new version of it; every launch obeys it from now on."""
+    """Create a policy or a new version of it. It applies to every later launch."""
     out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
     async with client() as c:
         try:
-            kept = await c.apply_policy(policy)
+            stored = await c.apply_policy(policy)
         except ApiError as error:
-            raise _placed(document, error) from None
-    out.document(kept)
-    out.say(f"policy {kept.policy.name} ({kept.policy.scope}) is version {kept.version}")
+            raise _with_lines(document, error) from None
+    out.document(stored)
+    out.say(f"policy {stored.policy.name} ({stored.policy.scope}) is version {stored.version}")
 
 
 @command
 async def dry_run(
     file: File,
-    days: Annotated[int, typer.Option(min=1, max=90, help="So much of the past.")] = 30,
+    days: Annotated[int, typer.Option(min=1, max=90, help="Days to look back.")] = 30,
     as_json: Json = False,
 ) -> None:
-    """Say what a policy would have done to what the ledger says has happened; nothing is changed."""
+    """Show how a policy would have affected past launches. Nothing is changed."""
     out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
     async with client() as c:
         try:
-            done = await c.dry_run_policy(policy, days=days)
+            result = await c.dry_run_policy(policy, days=days)
         except ApiError as error:
-            raise _placed(document, error) from None
-    out.document(done)
-    _told(out, done)
+            raise _with_lines(document, error) from None
+    out.document(result)
+    _show_dry_run(out, result)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The checked policy as JSON. Raises BadInput with file, line and field."""
+    """Return the validated policy as JSON. Raises BadInput with file, line and field."""
     document = parsed(file)
     try:
         policy = Policy.model_validate(document.data)
@@ -70,8 +70,8 @@ def _read(file: Path) -> dict[str, Any]:
     return policy.model_dump(mode="json", exclude_defaults=True)
 
 
-def _placed(document: YamlDocument, error: ApiError) -> Exception:
-    """The daemon's complaints by file and line."""
+def _with_lines(document: YamlDocument, error: ApiError) -> Exception:
+    """Return the daemon's errors with file and line."""
     pairs = tuple((p.field, p.message) for p in error.problem.errors)
     return _bad(document, pairs) if pairs else error
 
@@ -89,28 +89,26 @@ async def ls(as_json: Json = False) -> None:
     """List policies."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.policies()
-    out.document(found)
+        page = await c.policies()
+    out.document(page)
     table = Table()
-    for name in ("policy", "covers", "limits", "version", "changed", "by"):
+    for name in ("policy", "scope", "limits", "version", "changed", "by"):
         table.add_column(name)
-    for one in found.items:
-        limits = "; ".join(_limits(one.policy))
-        table.add_row(
-            one.policy.name, one.policy.scope, limits, str(one.version), words.ago(one.changed_at), one.changed_by
-        )
-    out.say(table if found.items else "there is no policy; `gpubroker policy apply FILE` makes one")
+    for row in page.items:
+        limits, changed = "; ".join(_limits(row.policy)), words.ago(row.changed_at)
+        table.add_row(row.policy.name, row.policy.scope, limits, str(row.version), changed, row.changed_by)
+    out.say(table if page.items else "no policies; `gpubroker policy apply FILE` creates one")
 
 
 def _limits(policy: Policy) -> list[str]:
-    """A policy in a few words."""
-    told = [
-        f"{words.money(b.limit_usd)} a {'rolling ' if b.window == 'rolling' else ''}{b.per}" for b in policy.budgets
+    """Return the limits of a policy as short texts."""
+    limits = [
+        f"{words.money(b.limit_usd)} per {'rolling ' if b.window == 'rolling' else ''}{b.per}" for b in policy.budgets
     ]
-    told += [f"{policy.max_gpus} GPUs"] if policy.max_gpus is not None else []
-    told += [f"{policy.max_jobs} jobs"] if policy.max_jobs is not None else []
+    limits += [f"{policy.max_gpus} GPUs"] if policy.max_gpus is not None else []
+    limits += [f"{policy.max_jobs} jobs"] if policy.max_jobs is not None else []
     above = policy.approval_above_usd
-    return told + ([f"approval above {words.money(above)}"] if above is not None else [])
+    return limits + ([f"approval above {words.money(above)}"] if above is not None else [])
 
 
 @command
@@ -127,72 +125,73 @@ async def show(name: Name, team: Team = None, as_json: Json = False) -> None:
 
 @command
 async def history(name: Name, team: Team = None, as_json: Json = False) -> None:
-    """Show every version of a policy, newest first, and who made it."""
+    """Show every version of a policy and its author, newest first."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.policy_history(name, team=team)
-    out.document(found)
-    for one in found.items:
-        what = "; ".join(_limits(one.policy)) if one.policy else "deleted"
-        out.say(f"{one.version:3}  {one.at:%Y-%m-%d %H:%M:%S} UTC  {one.actor}: {what}")
+        page = await c.policy_history(name, team=team)
+    out.document(page)
+    for row in page.items:
+        limits = "; ".join(_limits(row.policy)) if row.policy else "deleted"
+        out.say(f"{row.version:3}  {row.at:%Y-%m-%d %H:%M:%S} UTC  {row.actor}: {limits}")
 
 
 @command
 async def delete(name: Name, team: Team = None, as_json: Json = False) -> None:
-    """Delete a policy; its history stays."""
+    """Delete a policy. Its history is kept."""
     out = Output(as_json=as_json)
     async with client() as c:
         await c.delete_policy(name, team=team)
     out.document({"deleted": name})
-    out.say(f"policy {name} is deleted; jobs that waited for it go on")
+    out.say(f"policy {name} deleted; jobs that waited for it continue")
 
 
 @command
 async def budget(as_json: Json = False) -> None:
-    """Show what is spent and reserved of every budget, and how many machines are held."""
+    """Show the use of every budget: spent and reserved dollars, GPUs and jobs."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.budgets()
-    out.document(found)
+        page = await c.budgets()
+    out.document(page)
     table = Table()
-    for name in ("policy", "covers", "of", "", "spent", "reserved", "limit", "until"):
+    for name in ("policy", "scope", "limit on", "", "spent", "reserved", "limit", "until"):
         table.add_column(name, justify="right" if name in ("spent", "reserved", "limit") else "left")
-    for one in found.items:
-        for row in _rows(one):
+    for standing in page.items:
+        for row in _rows(standing):
             table.add_row(*row)
-    nothing = "there is no policy of your team: the cap of each job holds, and what an operator may have set for all"
-    out.say(table if found.items else nothing)
+    empty = "your team has no policy; each job's cap and any policy of the installation still apply"
+    out.say(table if page.items else empty)
 
 
-def _rows(one: wire.StandingView) -> list[tuple[str, ...]]:
-    whose = " of ".join(filter(None, (one.user and f"user {one.user}", one.team and f"team {one.team}")))
-    covers = whose or "installation"
-    rows = [(*_money(one, line), _ends(line)) for line in one.budgets]
-    counted = (("GPUs", one.gpus, one.max_gpus), ("jobs", one.jobs, one.max_jobs))
-    for of, held, most in counted:
-        if most is not None:
-            rows.append((of, _bar(Decimal(0), Decimal(held), Decimal(most)), "", str(held), str(most), ""))
-    if one.approval_above_usd is not None:
-        rows.append(("approval above", "", "", "", words.money(one.approval_above_usd), ""))
-    return [(one.name if not n else "", covers if not n else "", *row) for n, row in enumerate(rows)]
+def _rows(standing: wire.StandingView) -> list[tuple[str, ...]]:
+    parts = (standing.user and f"user {standing.user}", standing.team and f"team {standing.team}")
+    scope = " of ".join(filter(None, parts)) or "installation"
+    rows = [(*_money(standing, line), _ends(line)) for line in standing.budgets]
+    counts = (("GPUs", standing.gpus, standing.max_gpus), ("jobs", standing.jobs, standing.max_jobs))
+    for unit, held, limit in counts:
+        if limit is not None:
+            rows.append((unit, _bar(Decimal(0), Decimal(held), Decimal(limit)), "", str(held), str(limit), ""))
+    if standing.approval_above_usd is not None:
+        rows.append(("approval above", "", "", "", words.money(standing.approval_above_usd), ""))
+    return [(standing.name if not n else "", scope if not n else "", *row) for n, row in enumerate(rows)]
 
 
-def _money(one: wire.StandingView, line: wire.BudgetView) -> tuple[str, ...]:
+def _money(standing: wire.StandingView, line: wire.BudgetView) -> tuple[str, ...]:
     rolling = "rolling " if line.window == "rolling" else ""
-    bar = _bar(line.charged_usd, one.outstanding_usd, line.limit_usd)
+    bar = _bar(line.charged_usd, standing.outstanding_usd, line.limit_usd)
     reached = [t for t in line.thresholds if t.reached]
-    told = f" {max(reached, key=lambda t: t.at).action.value}" if reached else ""
-    spent, held, most = (words.money(usd) for usd in (line.charged_usd, one.outstanding_usd, line.limit_usd))
-    return f"{rolling}{line.per}", f"{bar} {line.committed_usd / line.limit_usd:.0%}{told}", spent, held, most
+    action = f" {max(reached, key=lambda t: t.at).action.value}" if reached else ""
+    amounts = (line.charged_usd, standing.outstanding_usd, line.limit_usd)
+    spent, held, limit = (words.money(usd) for usd in amounts)
+    return f"{rolling}{line.per}", f"{bar} {line.committed_usd / line.limit_usd:.0%}{action}", spent, held, limit
 
 
 def _ends(line: wire.BudgetView) -> str:
     return f"{line.until:%Y-%m-%d %H:%M} UTC" if line.until else "rolls"
 
 
-def _bar(spent: Decimal, held: Decimal, most: Decimal) -> str:
-    """█ spent, ▒ reserved, · free; full where there is no room at all."""
-    total = most or Decimal(1)
+def _bar(spent: Decimal, held: Decimal, limit: Decimal) -> str:
+    """Return a bar: █ spent, ▒ reserved, · free. The bar of a limit of 0 is full."""
+    total = limit or Decimal(1)
     filled = min(BAR, round(spent / total * BAR))
     reserved = min(BAR - filled, round(held / total * BAR))
     return "█" * filled + "▒" * reserved + "·" * (BAR - filled - reserved)
@@ -201,16 +200,17 @@ def _bar(spent: Decimal, held: Decimal, most: Decimal) -> str:
 @command
 async def approve(
     job: JobArgument,
-    up_to: Annotated[str | None, typer.Option("--up-to", metavar="USD", help="A higher cap in advance.")] = None,
+    up_to: Annotated[
+        str | None, typer.Option("--up-to", metavar="USD", help="Also approve raising the cap up to this amount.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Approve a job that awaits it, or its next cap."""
+    """Approve a job that awaits approval, or a higher cap for it."""
     out, usd = Output(as_json=as_json), _usd(up_to)
     async with client() as c:
-        wanted = await job_id(c, job)
-        found = await c.approve(wanted, up_to_usd=usd)
-    out.document(found)
-    out.say(f"job {found.id} ({found.name}) is approved up to {words.money(max(found.cap_usd, usd or found.cap_usd))}")
+        view = await c.approve(await job_id(c, job), up_to_usd=usd)
+    out.document(view)
+    out.say(f"job {view.id} ({view.name}) is approved up to {words.money(max(view.cap_usd, usd or view.cap_usd))}")
 
 
 def _usd(text: str | None) -> Decimal | None:
@@ -225,26 +225,28 @@ def _usd(text: str | None) -> Decimal | None:
 
 @command
 async def refuse(job: JobArgument, as_json: Json = False) -> None:
-    """Refuse a job that awaits approval: it is cancelled."""
+    """Refuse and cancel a job that awaits approval."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.refuse(await job_id(c, job))
-    out.document(found)
-    out.say(f"job {found.id} ({found.name}) is refused and will be cancelled")
+        view = await c.refuse(await job_id(c, job))
+    out.document(view)
+    out.say(f"job {view.id} ({view.name}) is refused and will be cancelled")
 
 
-def _told(out: Output, done: wire.DryRunView) -> None:
-    waited = [one for one in done.held if one.until is None]
+def _show_dry_run(out: Output, run: wire.DryRunView) -> None:
+    never_started = [launch for launch in run.held if launch.until is None]
     out.say(
-        f"{done.since:%Y-%m-%d} to {done.until:%Y-%m-%d}: of {done.launches} launches {len(done.held)} would have "
-        f"waited ({len(waited)} to the end), {len(done.drained)} drained, {len(done.asked)} jobs asked for approval",
-        f"{words.money(done.usd_spent)} was spent, {words.money(done.usd_not_spent)} of it would not have been by now",
+        f"{run.since:%Y-%m-%d} to {run.until:%Y-%m-%d}: of {run.launches} launches, {len(run.held)} would have "
+        f"waited ({len(never_started)} to the end) and {len(run.drained)} would have drained; {len(run.asked)} jobs "
+        "would have needed approval",
+        f"{words.money(run.usd_spent)} was spent, of which the policy would have prevented "
+        f"{words.money(run.usd_not_spent)} so far",
     )
-    for crossed in done.crossed[:SHOWN]:
+    for crossed in run.crossed[:SHOWN]:
         out.say(f"{crossed.at:%Y-%m-%d %H:%M}  {crossed.budget} reaches {crossed.share:.0%}: {crossed.action.value}")
-    for held in done.held[:SHOWN]:
-        until = f"to {held.until:%Y-%m-%d %H:%M}" if held.until else "to the end"
+    for held in run.held[:SHOWN]:
+        until = f"until {held.until:%Y-%m-%d %H:%M}" if held.until else "to the end"
         out.say(f"{held.at:%Y-%m-%d %H:%M}  {held.job_id} attempt {held.attempt} waits {until}: {held.reason}")
-    more = max(0, len(done.held) - SHOWN) + max(0, len(done.crossed) - SHOWN)
+    more = max(0, len(run.held) - SHOWN) + max(0, len(run.crossed) - SHOWN)
     if more:
         out.say(f"… and {more} more; --json has all")

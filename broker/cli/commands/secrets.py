@@ -12,9 +12,9 @@ from broker.cli.core.output import Output
 
 @command
 async def secret_set(
-    name: Annotated[str, typer.Argument(help="As the program sees it: HF_TOKEN.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="Name of the environment variable, e.g. HF_TOKEN.")], as_json: Json = False
 ) -> None:
-    """Store a secret; the value is read from stdin or asked for, never an argument."""
+    """Store a secret. The value is read from stdin or a prompt, never from an argument."""
     out = Output(as_json=as_json)
     if sys.stdin.isatty():
         with interruptible():
@@ -43,17 +43,17 @@ async def secret_ls(as_json: Json = False) -> None:
     """List the names of secrets; values are never shown."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.secrets()
-    out.document(found)
-    for name in found.names:
+        page = await c.secrets()
+    out.document(page)
+    for name in page.names:
         out.say(name)
 
 
 @command
 async def secret_rm(name: Annotated[str, typer.Argument()], as_json: Json = False) -> None:
-    """Forget a secret."""
+    """Delete a secret."""
     out = Output(as_json=as_json)
     async with client() as c:
         await c.delete_secret(name)
     out.document({"removed": name})
-    out.say(f"secret {name} is forgotten")
+    out.say(f"secret {name} deleted")

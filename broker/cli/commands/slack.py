@@ -1,4 +1,4 @@
-"""Commands on who of Slack acts as whom."""
+"""Commands that link Slack users to gpubroker users."""
 
 from typing import Annotated
 
@@ -9,9 +9,9 @@ from broker.api.schemas.slack_users import SlackLinkRequest
 from broker.cli.core import formatting as words
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.output import Output
-from broker.cli.core.request_bodies import checked
+from broker.cli.core.usage_errors import checked
 
-Member = Annotated[str, typer.Argument(help="Member ID in Slack (U…): a profile there shows it, under ⋮.")]
+Member = Annotated[str, typer.Argument(help="Slack member ID (U…); in a Slack profile, under ⋮.")]
 
 OF_LINK = {"user": "USER", "owner": "--owner", "scopes": "--scope", "team": "--team", "channel": "--channel"}
 
@@ -19,45 +19,47 @@ OF_LINK = {"user": "USER", "owner": "--owner", "scopes": "--scope", "team": "--t
 @command
 async def link(
     user: Member,
-    owner: Annotated[str, typer.Option(help="As whom the person acts here.")],
+    owner: Annotated[str, typer.Option(help="The gpubroker user that the Slack user acts as.")],
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="read, submit (the two by default) or manage. Repeat."),
+        typer.Option("--scope", help="read, submit or manage. Default: read and submit. Repeatable."),
     ] = None,
-    team: Annotated[str | None, typer.Option(help="Of another team; operators only.")] = None,
-    channel: Annotated[str | None, typer.Option(help="Name of the channel whose workspace it is.")] = None,
+    team: Annotated[str | None, typer.Option(help="Link to another team (operators only).")] = None,
+    channel: Annotated[str | None, typer.Option(help="Name of a channel in the user's Slack workspace.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Let a person of Slack use buttons and /gpubroker as somebody here; again: change it."""
+    """Link a Slack user, who may then use buttons and /gpubroker; repeat the command to change the link."""
     out = Output(as_json=as_json)
     values = {"user": user, "owner": owner, "scopes": scope or ["read", "submit"], "team": team, "channel": channel}
     request = checked(SlackLinkRequest, values, OF_LINK)
     async with client() as c:
-        made = await c.link_slack_user(request)
-    out.document(made)
-    out.say(f"{made.name} ({made.user}) acts as {made.owner} of {made.team}: {', '.join(made.scopes)}")
+        created = await c.link_slack_user(request)
+    out.document(created)
+    user_text = f"{created.name} ({created.user})"
+    out.say(f"{user_text} acts as {created.owner} of {created.team}: {', '.join(created.scopes)}")
 
 
 @command
 async def links(as_json: Json = False) -> None:
-    """List who of Slack acts as whom."""
+    """List linked Slack users."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.slack_users()
-    out.document(found)
+        page = await c.slack_users()
+    out.document(page)
     table = Table()
     for name in ("member", "name", "owner", "team", "scopes", "linked"):
         table.add_column(name)
-    for one in found.items:
-        table.add_row(one.user, one.name, one.owner, one.team, ", ".join(one.scopes), words.ago(one.linked_at))
+    for user in page.items:
+        scopes = ", ".join(user.scopes)
+        table.add_row(user.user, user.name, user.owner, user.team, scopes, words.ago(user.linked_at))
     out.say(table)
 
 
 @command
 async def unlink(user: Member, as_json: Json = False) -> None:
-    """Take the link away."""
+    """Remove the link of a Slack user."""
     out = Output(as_json=as_json)
     async with client() as c:
         await c.unlink_slack_user(user)
     out.document({"unlinked": user})
-    out.say(f"{user} acts as nobody any more")
+    out.say(f"{user} is no longer linked")

@@ -1,4 +1,4 @@
-"""`gpubroker spend` and `gpubroker reconcile`: where the money went, and whether the clouds say the same."""
+"""`gpubroker spend` (spending by group) and `gpubroker reconcile` (a cloud's invoice against the ledger)."""
 
 import csv
 import sys
@@ -23,70 +23,70 @@ from broker.domain.spending import SpendBy
 
 BAR = 24
 ID = 13
-"""Characters of a job's."""
+"""Characters of a job id."""
 COLUMNS = (
     Column(name="", rank=7),
     Column(name="spent", right=True),
     Column(name="GPU h", right=True, rank=3),
     Column(name="lost", right=True, rank=2),
-    Column(name="saved on demand", right=True, rank=1),
-    Column(name="saved dearest", right=True, rank=4),
+    Column(name="saved vs. on demand", right=True, rank=1),
+    Column(name="saved vs. most expensive", right=True, rank=4),
     Column(name="jobs", right=True, rank=5),
     Column(name="attempts", right=True, rank=6),
 )
-WAYS = get_args(SpendBy)
+GROUPS = get_args(SpendBy)
 FORMATS = get_args(Format)
-Since = Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601 with a zone; 30 days ago without it.")]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601 with a zone; now without it.")]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help="Start: ISO 8601 with a zone. Default: 30 days ago.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="End: ISO 8601 with a zone. Default: now.")]
 
 
 @command
 async def spend(
-    by: Annotated[str, typer.Option(help=f"One of {', '.join(WAYS)}.")] = "job",
+    by: Annotated[str, typer.Option(help=f"Group by one of {', '.join(GROUPS)}.")] = "job",
     since: Since = None,
     until: Until = None,
     zone: Annotated[str, typer.Option(help="Time zone of days and months, e.g. Europe/Berlin.")] = "UTC",
-    team: Annotated[str | None, typer.Option(help="Of this team only.")] = None,
-    user: Annotated[str | None, typer.Option(help="Of this person only.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="A CSV table to stdout.")] = False,
+    team: Annotated[str | None, typer.Option(help="Only this team.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only this user.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write a CSV table to stdout.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what was spent, and what the same work would have cost elsewhere. Lost work is counted as cost."""
-    if by not in WAYS:
-        raise BadInput(f"--by {by}: use one of {', '.join(WAYS)}")
+    """Show spending, and the savings against other offers. Work that was lost counts as cost."""
+    if by not in GROUPS:
+        raise BadInput(f"--by {by}: use one of {', '.join(GROUPS)}")
     if as_csv and as_json:
         raise BadInput("--csv and --json: choose one")
     async with client() as c:
-        found = await c.spend(by=by, since=since, until=until, zone=zone, team=team, user=user)
+        view = await c.spend(by=by, since=since, until=until, zone=zone, team=team, user=user)
     out = Output(as_json=as_json)
-    out.document(found)
+    out.document(view)
     if as_csv:
-        _csv(found)
+        _csv(view)
     elif not as_json:
-        _show(out, found)
+        _show(out, view)
 
 
-def _csv(found: SpendView) -> None:
-    """Every figure, one line a group; the total is the reader's to add up."""
+def _csv(view: SpendView) -> None:
+    """Write every figure as CSV, one line per group, without a total."""
     writer = csv.DictWriter(sys.stdout, ["by", *SpendRowView.model_fields], lineterminator="\n")
     writer.writeheader()
-    for row in found.rows:
-        writer.writerow({"by": found.by} | row.model_dump())
+    for row in view.rows:
+        writer.writerow({"by": view.by} | row.model_dump())
 
 
-def _show(out: Output, found: SpendView) -> None:
-    out.say(f"{found.since:%Y-%m-%d %H:%M} to {found.until:%Y-%m-%d %H:%M} UTC, by {found.by}")
-    if not found.rows:
+def _show(out: Output, view: SpendView) -> None:
+    out.say(f"{view.since:%Y-%m-%d %H:%M} to {view.until:%Y-%m-%d %H:%M} UTC, by {view.by}")
+    if not view.rows:
         out.say("nothing was spent")
         return
-    most = max(row.usd for row in found.rows)
-    rows = [(row.key, _bar(row.usd, most), *_cells(row)) for row in found.rows]
-    columns = (Column(name=found.by, least=ID), *COLUMNS)
-    out.say(TerminalTable(columns, rows, total=("total", "", *_cells(found.total))), *_notes(found.total))
+    highest = max(row.usd for row in view.rows)
+    rows = [(row.key, _bar(row.usd, highest), *_cells(row)) for row in view.rows]
+    columns = (Column(name=view.by, min_width=ID), *COLUMNS)
+    out.say(TerminalTable(columns, rows, total=("total", "", *_cells(view.total))), *_notes(view.total))
 
 
-def _bar(value: Decimal, most: Decimal) -> str:
-    length = int(value * BAR / most) if most else 0
+def _bar(value: Decimal, highest: Decimal) -> str:
+    length = int(value * BAR / highest) if highest else 0
     return "█" * (max(1, length) if value else 0)
 
 
@@ -103,12 +103,12 @@ def _cells(row: SpendRowView) -> tuple[str, ...]:
 
 
 def _notes(total: SpendRowView) -> list[str]:
-    """What the table does not say of itself."""
+    """Return the lines below the table: the parts of the total, and the share without a comparison."""
     parts = f"compute {words.money(total.compute_usd)}, egress {words.money(total.egress_usd)}"
     notes = [f"{parts}, storage {words.money(total.storage_usd)}"]
     unknown = total.compute_usd - total.on_demand_of_usd
     if unknown > 0:
-        notes.append(f"{words.money(unknown)} of compute has no known on-demand price and is compared with nothing")
+        notes.append(f"{words.money(unknown)} of compute has no known on-demand price and is not compared")
     return notes
 
 
@@ -124,14 +124,14 @@ HELP = {
 
 @command
 async def reconcile_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The invoice as the cloud exports it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Invoice file as exported by the cloud.")],
     cloud: Annotated[str, typer.Option(help="; ".join(f"{name}: {what}" for name, what in HELP.items()))] = "",
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601; the invoice's start without it.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601; the invoice's end without it.")] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Dollars a machine that are no difference.")] = 0.01,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601. Default: start of the invoice.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601. Default: end of the invoice.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Per-machine tolerance in dollars.")] = 0.01,
     as_json: Json = False,
 ) -> None:
-    """Set a cloud's invoice against the ledger, machine by machine. Exit code 1 when they differ."""
+    """Compare a cloud's invoice with the ledger, machine by machine. Exit code 1 if they differ."""
     chosen = _format(file, cloud)
     try:
         invoice = read(file.read_bytes(), chosen)
@@ -141,12 +141,13 @@ async def reconcile_file(
         raise BadInput(f"{file}: {error.problems[0].message}") from None
     window = _window(invoice, since, until)
     async with client() as c:
-        found = await c.charges(cloud=invoice.cloud, since=window[0], until=window[1])
-    made = reconcile(invoice, [Charged(**one.model_dump()) for one in found.items], usd(repr(tolerance)))
+        page = await c.charges(cloud=invoice.cloud, since=window[0], until=window[1])
+    charges = [Charged(**charge.model_dump()) for charge in page.items]
+    result = reconcile(invoice, charges, usd(repr(tolerance)))
     out = Output(as_json=as_json)
-    out.document(_document(invoice, made))
-    _tell(out, invoice, made)
-    if not made.agrees:
+    out.document(_document(invoice, result))
+    _show_result(out, invoice, result)
+    if not result.agrees:
         raise typer.Exit(Exit.JOB_FAILED)
 
 
@@ -158,10 +159,10 @@ def _format(file: Path, cloud: str) -> Format:
 
 
 def _window(invoice: Invoice, since: str | None, until: str | None) -> tuple[str | None, str | None]:
-    """A position without an end may cover the day that it begins."""
+    """Return the window of the comparison. A position without an end may cover the day on which it begins."""
     covered = invoice.window
     if covered is None and (since is None or until is None):
-        raise BadInput("the invoice names no times: give --since and --until")
+        raise BadInput("the invoice contains no times; give --since and --until")
     start, end = covered or (None, None)
     if end is not None and not any(line.until for line in invoice.lines):
         end += timedelta(days=1)
@@ -172,18 +173,18 @@ def _iso(when: datetime | None) -> str | None:
     return when.isoformat() if when is not None else None
 
 
-def _document(invoice: Invoice, made: Reconciliation) -> dict[str, Any]:
+def _document(invoice: Invoice, result: Reconciliation) -> dict[str, Any]:
     rows = [
         {
             "machine": row.machine, "verdict": row.verdict.value, "invoice_usd": str(row.invoice_usd),
             "ledger_usd": str(row.ledger_usd), "difference_usd": str(row.usd), "job": row.job_id,
             "attempt": row.attempt_id,
         }
-        for row in made.rows
+        for row in result.rows
     ]  # fmt: skip
     return {
-        "cloud": invoice.cloud, "by_machine": invoice.by_machine, "agrees": made.agrees, "ignored": invoice.ignored,
-        "invoice_usd": str(made.invoice_usd), "ledger_usd": str(made.ledger_usd), "rows": rows,
+        "cloud": invoice.cloud, "by_machine": invoice.by_machine, "agrees": result.agrees, "ignored": invoice.ignored,
+        "invoice_usd": str(result.invoice_usd), "ledger_usd": str(result.ledger_usd), "rows": rows,
     }  # fmt: skip
 
 
@@ -195,14 +196,14 @@ WORDS = {
 }
 
 
-def _tell(out: Output, invoice: Invoice, made: Reconciliation) -> None:
+def _show_result(out: Output, invoice: Invoice, result: Reconciliation) -> None:
     columns = (
-        Column(name="machine" if invoice.by_machine else "type", least=ID),
+        Column(name="machine" if invoice.by_machine else "type", min_width=ID),
         Column(name="job", rank=1),
         Column(name="invoice", right=True),
         Column(name="ledger", right=True),
         Column(name="difference", right=True),
-        Column(name="", least=9),
+        Column(name="", min_width=9),
     )
     rows = [
         (
@@ -213,13 +214,13 @@ def _tell(out: Output, invoice: Invoice, made: Reconciliation) -> None:
             words.money(row.usd),
             WORDS[row.verdict],
         )
-        for row in made.rows
+        for row in result.rows
         if row.verdict is not InvoiceVerdict.EQUAL
     ]
-    equal = sum(row.verdict is InvoiceVerdict.EQUAL for row in made.rows)
+    equal = sum(row.verdict is InvoiceVerdict.EQUAL for row in result.rows)
     if rows:
         out.say(TerminalTable(columns, rows))
     out.say(
-        f"{invoice.cloud}: {equal} of {len(made.rows)} agree; the invoice has {words.money(made.invoice_usd)}, the "
-        f"ledger {words.money(made.ledger_usd)}; {invoice.ignored} positions are no machine's"
+        f"{invoice.cloud}: {equal} of {len(result.rows)} agree; invoice {words.money(result.invoice_usd)}, "
+        f"ledger {words.money(result.ledger_usd)}; {invoice.ignored} positions belong to no machine"
     )

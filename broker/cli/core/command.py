@@ -1,4 +1,4 @@
-"""What every command shares: its options, its client, and how an error becomes a line and an exit code."""
+"""Shared parts of all commands: common options, the API client, confirmation, and errors as exit codes."""
 
 import asyncio
 import functools
@@ -15,6 +15,7 @@ from broker.cli.core.exit_codes import (
     CliError,
     Exit,
     NotFoundExit,
+    Refused,
     ServerProblem,
     Unauthorised,
     UnreachableExit,
@@ -24,10 +25,10 @@ from broker.client.async_client import AsyncClient
 from broker.client.transport import errors
 
 Parameters = ParamSpec("Parameters")
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else on stderr.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, all other text to stderr.")]
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="An id, the start of one (4 characters or more), a name, or `last`."),
+    typer.Argument(metavar="JOB", help="Job id, its first 4 or more characters, a name, or `last`."),
 ]
 START = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
 
@@ -36,7 +37,7 @@ Action = Callable[Parameters, Coroutine[Any, Any, None]]
 
 
 def command(action: Action[Parameters]) -> Callable[Parameters, None]:
-    """Runs an async command to its end; errors become one line on stderr and an exit code."""
+    """Return a function that runs an async command; an error becomes a line on stderr and an exit code."""
 
     @functools.wraps(action)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -44,7 +45,7 @@ def command(action: Action[Parameters]) -> Callable[Parameters, None]:
             with asyncio.Runner() as runner:
                 runner.run(action(*args, **kwargs))
         except (CliError, errors.ClientError) as e:
-            error = e if isinstance(e, CliError) else of_client(e)
+            error = e if isinstance(e, CliError) else cli_error(e)
             Output(as_json=bool(kwargs.get("as_json"))).error(error)
             raise typer.Exit(int(error.code)) from None
         except (KeyboardInterrupt, typer.Abort):
@@ -55,7 +56,7 @@ def command(action: Action[Parameters]) -> Callable[Parameters, None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Around a question: asyncio keeps Ctrl-C for the event loop, which does not run while a person thinks."""
+    """Let Ctrl-C interrupt a prompt. asyncio delivers SIGINT to the event loop, which a prompt blocks."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,15 +67,31 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> None:
+    """Ask before an irreversible step. `to`: verb that names the step; `else_`: message after the answer no.
+
+    Raises Refused when the user answers no, BadInput when stdin is not a terminal.
+    """
+    if yes:
+        return
+    if not out.asks:
+        raise BadInput(f"not a terminal; pass -y to {to} without confirmation")
+    with interruptible():
+        agreed = typer.confirm(question, default=False)
+    if not agreed:
+        raise Refused(else_)
+
+
 def client(*, patience_s: float = 0.0) -> AsyncClient:
-    """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to, and
-    Misconfigured.
+    """Return a client of the configured daemon.
+
+    Raises Unreachable when no daemon was ever started or logged in to, and Misconfigured.
     """
     return AsyncClient.found(patience_s=patience_s)
 
 
-def of_client(error: errors.ClientError) -> CliError:
-    """A client's error as a line and an exit code."""
+def cli_error(error: errors.ClientError) -> CliError:
+    """Return a client's error as a message and an exit code."""
     if isinstance(error, errors.NotSaved | errors.Misconfigured):
         return BadInput(str(error))
     if isinstance(error, errors.BrokenOff | errors.Damaged):

@@ -1,4 +1,4 @@
-"""Numbers and things in words for people."""
+"""Amounts, durations, sizes and machines as text for the terminal."""
 
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,7 +16,7 @@ def money(value: Decimal | None) -> str:
 
 
 def hours(p50: float | None, p90: float | None) -> str:
-    """The span from the median to the 90th percentile."""
+    """Return the range from the median to the 90th percentile."""
     if p50 is None:
         return "–"
     return duration(p50 * 3600) if p90 is None else f"{duration(p50 * 3600)} – {duration(p90 * 3600)}"
@@ -29,7 +29,7 @@ def span(p50: Decimal | None, p90: Decimal | None) -> str:
 
 
 def size(count: float) -> str:
-    """Binary units."""
+    """Return a number of bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -38,7 +38,7 @@ def size(count: float) -> str:
 
 
 def gpu(offer: OfferView, nodes: int = 1) -> str:
-    """`2× l40s 48 GiB`, of several machines `3 nodes of 2× l40s 48 GiB`."""
+    """Return `2× l40s 48 GiB`, or for several machines `3 nodes of 2× l40s 48 GiB`."""
     machines = f"{nodes} nodes of " if nodes > 1 else ""
     count = f"{offer.gpus}× " if offer.gpus > 1 else ""
     memory = f" {offer.gpu_memory_bytes / GIB:.0f} GiB" if offer.gpu_memory_bytes else ""
@@ -50,12 +50,12 @@ def market(offer: OfferView) -> str:
 
 
 def cloud(offer: OfferView) -> str:
-    """The seller; a simulated one is labelled wherever it is shown."""
+    """Return the name of an offer's cloud; a simulated cloud is labelled in every view."""
     return f"{offer.cloud} (simulated)" if offer.simulated else offer.cloud
 
 
 def machine(attempt: AttemptView) -> str:
-    """What an attempt bought, at the price of all its machines."""
+    """Return the machines of an attempt as text, with the price of all its nodes."""
     offer, nodes = attempt.offer, attempt.nodes
     price = money(offer.usd_per_hour * nodes)
     return f"{cloud(offer)} {offer.region} {gpu(offer, nodes)} {market(offer)} {price}/h"

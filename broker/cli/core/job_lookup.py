@@ -1,34 +1,37 @@
-"""Which job a person means: its id, the start of it, its name, or `last`, the newest of one's own."""
+"""Find the job that a JOB argument names: by id, prefix of an id, name, or `last` (the user's newest job)."""
 
 import re
 
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.client.async_client import AsyncClient
 
-FULL = re.compile(r"[a-z2-7]{13}")
-LOOKED_AT = 500
-LEAST_START = 4
-"""Characters of an id's start: with fewer, a slip of a key means some job or other."""
+FULL_ID = re.compile(r"[a-z2-7]{13}")
+SEARCHED_JOBS = 500
+MIN_PREFIX = 4
+"""Characters of the shortest accepted prefix of an id. A shorter one could match a job by a typing error."""
 
 
-async def job_id(client: AsyncClient, said: str) -> str:
-    """Among the newest jobs; a full id is not looked up. Raises NotFound, BadInput when several are meant."""
-    if FULL.fullmatch(said):
-        return said
-    if said == "last":
+async def job_id(client: AsyncClient, name: str) -> str:
+    """Return the id of the job that `name` means, searched among the newest jobs. A full id is not looked up.
+
+    Raises NotFound, and BadInput when several jobs match.
+    """
+    if FULL_ID.fullmatch(name):
+        return name
+    if name == "last":
         me = await client.me()
         newest = (await client.jobs(team=me.team, owner=me.owner, limit=1)).items
         if not newest:
             raise NotFoundExit("you have no job yet; `gpubroker submit SPEC.yaml` makes one")
         return newest[0].id
-    if not said:
-        raise BadInput("JOB is empty; give an id, the start of one, a name, or last")
-    jobs = (await client.jobs(limit=LOOKED_AT)).items
-    started = [j.id for j in jobs if j.id.startswith(said)] if len(said) >= LEAST_START else []
-    found = started or [j.id for j in jobs if j.name == said]
-    if not found:
-        short = f" (the start of an id takes {LEAST_START} characters)" if len(said) < LEAST_START else ""
-        raise NotFoundExit(f"no job {said!r} among the newest {LOOKED_AT}{short}; `gpubroker ls` shows what there is")
-    if len(found) > 1:
-        raise BadInput(f"{said!r} means {len(found)} jobs ({', '.join(found[:5])}); give the id")
-    return found[0]
+    if not name:
+        raise BadInput("JOB is empty; give a job id, its first characters, a name, or last")
+    jobs = (await client.jobs(limit=SEARCHED_JOBS)).items
+    by_prefix = [j.id for j in jobs if j.id.startswith(name)] if len(name) >= MIN_PREFIX else []
+    matching = by_prefix or [j.id for j in jobs if j.name == name]
+    if not matching:
+        short = f" (a prefix of an id has at least {MIN_PREFIX} characters)" if len(name) < MIN_PREFIX else ""
+        raise NotFoundExit(f"no job {name!r} among the newest {SEARCHED_JOBS}{short}; `gpubroker ls` lists jobs")
+    if len(matching) > 1:
+        raise BadInput(f"{name!r} matches {len(matching)} jobs ({', '.join(matching[:5])}); give the id")
+    return matching[0]

@@ -1,4 +1,4 @@
-"""Where words go: with `--json` one document to stdout and all talk to stderr, else everything to stdout."""
+"""Output of a command. `--json` writes one document to stdout and text to stderr; otherwise text goes to stdout."""
 
 import json
 import sys
@@ -11,65 +11,65 @@ from broker.cli.core.exit_codes import CliError, Exit
 
 Document = BaseModel | dict[str, Any] | list[Any]
 PLAIN_WIDTH = 160
-"""Columns where nobody looks at a terminal: wide enough that no table is cut in a log."""
+"""Width in columns if the output is no terminal: wide enough that no table is cut in a log."""
 
 
 class Output:
-    """One command's output."""
+    """The output of one command."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         stream = sys.stderr if as_json else sys.stdout
-        self.talk = Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
-        """For people."""
+        self.console = Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
+        """The console for text: stderr with `--json`, stdout without."""
 
     @property
     def live(self) -> bool:
         """True when a display may redraw itself."""
-        return self.talk.is_terminal
+        return self.console.is_terminal
 
     @property
     def asks(self) -> bool:
-        """True when there is somebody to ask."""
+        """True when the command may ask the user a question."""
         return not self.as_json and sys.stdin.isatty()
 
     def say(self, *parts: RenderableType) -> None:
-        """A line (no markup is read in plain strings) or a table for people."""
+        """Print lines or tables. Strings are printed as they are, without markup."""
         for part in parts:
-            self.talk.print(part, markup=False, soft_wrap=isinstance(part, str))
+            self.console.print(part, markup=False, soft_wrap=isinstance(part, str))
 
-    def secret(self, told: str, secret: str) -> None:
-        """What is shown once. With `--json` it is in the document alone: what goes to stderr ends in logs."""
+    def secret(self, label: str, secret: str) -> None:
+        """Print a secret once. With `--json` only the document contains it, because stderr often ends in logs."""
         if not self.as_json:
-            self.say(told, secret)
+            self.say(label, secret)
 
     def document(self, document: Document) -> None:
-        """The one document of `--json`."""
+        """Write the single document of `--json`."""
         if self.as_json:
             write(document)
 
     def line(self, document: BaseModel) -> None:
-        """One document a line, for what has no end."""
+        """Write one document on one line, for streams."""
         sys.stdout.write(document.model_dump_json() + "\n")
         sys.stdout.flush()
 
     def error(self, error: CliError) -> None:
-        """The line for people to stderr; with `--json` the same as the document."""
+        """Write the error to stderr, and with `--json` also as the document."""
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
-        if self.as_json and not error.told:
-            refusal(error)
+        if self.as_json and not error.is_in_document:
+            write_error(error)
 
 
 def write(document: Document) -> None:
-    """To stdout, as JSON."""
+    """Write a document to stdout as JSON."""
     data = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
     sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
     sys.stdout.flush()
 
 
-def refusal(error: CliError) -> None:
-    """The document of `--json` where a command came to nothing."""
+def write_error(error: CliError) -> None:
+    """Write the `--json` document of a failed command."""
     problems = [{"field": field, "message": message} for field, message in error.problems]
     code = Exit(error.code)
     write({"error": {"kind": code.name.lower(), "exit": int(code), "message": str(error), "problems": problems}})

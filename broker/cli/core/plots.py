@@ -1,4 +1,4 @@
-"""The loss curve: in the terminal, and as a PNG where matplotlib is installed (extra `plots`)."""
+"""The loss curve: in the terminal, and as a PNG if matplotlib is installed (extra `plots`)."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from broker.reporting.loss_curve import Losses
 
 
 def in_terminal(losses: Losses, *, colour: bool) -> str:
-    """Characters of an 80 x 15 plot."""
+    """Return a plot of 80 x 15 characters."""
     import plotext
 
     plotext.clear_figure()
@@ -19,7 +19,7 @@ def in_terminal(losses: Losses, *, colour: bool) -> str:
 
 
 def to_png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...], path: Path) -> bool:
-    """See `notify.plot.png`; False when matplotlib is not installed."""
+    """Write the loss curve to `path` (see `notify.plot.png`). Return False when matplotlib is not installed."""
     picture = png(losses, heldout, resumed)
     if picture is None:
         return False

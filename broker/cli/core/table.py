@@ -1,4 +1,7 @@
-"""Tables that fit the terminal: what matters least is left out of a narrow one; ids, states and money stay whole."""
+"""Tables that fit the terminal.
+
+A narrow terminal hides the least important columns. Ids, states and money are never cut.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,27 +13,27 @@ from rich.table import Table
 from rich.text import Text
 
 BORDER = 3
-"""Cells that each column adds; one more closes the table."""
-LINES = 2
-"""Of prose in one row."""
+"""Cells that the border of each column adds; one more cell closes the table."""
+PROSE_LINES = 2
+"""Lines that a prose column shows in one row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Stays whole unless it has a `least` width, from which on it folds."""
+    """A column of a table."""
 
     name: str
     right: bool = False
-    least: int | None = None
-    """Cells."""
+    min_width: int | None = None
+    """Cells from which on the column wraps its text; None: the column never wraps."""
     prose: bool = False
-    """Ends with an ellipsis after two lines; everything else that folds is there to its end."""
+    """True if the text ends with an ellipsis after two lines; other columns wrap the whole text."""
     rank: int = 0
-    """The highest is left out first; 0 never."""
+    """The column with the highest rank is hidden first; 0: never hidden."""
 
 
 class TerminalTable:
-    """A table of texts, laid out when it is printed; `total` is a last row below a line."""
+    """A table of texts, laid out when it is printed. `total` is the last row, below a line."""
 
     def __init__(
         self,
@@ -48,55 +51,58 @@ class TerminalTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         every = tuple(range(len(self._columns)))
-        kept, room = every, options.max_width - 1
-        tight = self._needed(every, tight=False) > room
-        while tight and self._needed(kept, tight=True) > room and any(self._columns[i].rank for i in kept):
-            least = max(kept, key=lambda i: self._columns[i].rank)
-            kept = tuple(i for i in kept if i != least)
-        yield self._table(kept, self._widths(kept, room, tight=tight))
-        if kept != every:
-            names = ", ".join(self._columns[i].name or "bars" for i in every if i not in kept)
-            yield Text(f"left out to fit: {names}; a wider terminal or --json shows them")
+        visible, available = every, options.max_width - 1
+        tight = self._needed(every, tight=False) > available
+        while tight and self._needed(visible, tight=True) > available and any(self._columns[i].rank for i in visible):
+            lowest = max(visible, key=lambda i: self._columns[i].rank)
+            visible = tuple(i for i in visible if i != lowest)
+        yield self._table(visible, self._widths(visible, available, tight=tight))
+        if visible != every:
+            names = ", ".join(self._columns[i].name or "bars" for i in every if i not in visible)
+            yield Text(f"columns hidden (terminal too narrow): {names}; --json has all")
 
-    def _needed(self, kept: Sequence[int], *, tight: bool) -> int:
-        return sum(self._least(i, tight=tight) + BORDER for i in kept)
+    def _needed(self, visible: Sequence[int], *, tight: bool) -> int:
+        return sum(self._min_width(i, tight=tight) + BORDER for i in visible)
 
-    def _least(self, i: int, *, tight: bool) -> int:
-        full, least = self._full(i, tight=tight), self._columns[i].least
-        return full if least is None else min(full, least)
+    def _min_width(self, i: int, *, tight: bool) -> int:
+        full, min_width = self._full(i, tight=tight), self._columns[i].min_width
+        return full if min_width is None else min(full, min_width)
 
     def _full(self, i: int, *, tight: bool) -> int:
-        """Cells of a column's longest text; `tight` folds its head between words."""
+        """Return the cells of a column's longest text; `tight` wraps its header between words."""
         name = self._columns[i].name
         return max(self._longest[i], *map(cell_len, name.split() if tight else [name]), 0)
 
-    def _widths(self, kept: Sequence[int], room: int, *, tight: bool) -> dict[int, int]:
-        """Cells of each column: what is left goes to those that fold, cell by cell. Empty where all have to fold."""
-        left = room - self._needed(kept, tight=tight)
-        if left < 0:
+    def _widths(self, visible: Sequence[int], available: int, *, tight: bool) -> dict[int, int]:
+        """Return the cells of each column; columns that wrap share the spare cells.
+
+        Empty when even the minimum widths do not fit, so that every column has to wrap.
+        """
+        spare = available - self._needed(visible, tight=tight)
+        if spare < 0:
             return {}
-        widths = {i: self._least(i, tight=tight) for i in kept}
-        while left and (growing := [i for i in kept if widths[i] < self._full(i, tight=tight)]):
-            for i in growing[:left]:
+        widths = {i: self._min_width(i, tight=tight) for i in visible}
+        while spare and (growing := [i for i in visible if widths[i] < self._full(i, tight=tight)]):
+            for i in growing[:spare]:
                 widths[i] += 1
-            left -= len(growing[:left])
+            spare -= len(growing[:spare])
         return widths
 
-    def _table(self, kept: Sequence[int], widths: Mapping[int, int]) -> Table:
+    def _table(self, visible: Sequence[int], widths: Mapping[int, int]) -> Table:
         table = Table(title=self._title or None, title_justify="left")
-        for column, i in ((self._columns[i], i) for i in kept):
+        for column, i in ((self._columns[i], i) for i in visible):
             side: JustifyMethod = "right" if column.right else "left"
             table.add_column(column.name, justify=side, overflow="fold", width=widths.get(i))
         for row in self._rows:
-            table.add_row(*(_Prose(row[i]) if self._columns[i].prose else row[i] for i in kept))
+            table.add_row(*(_Prose(row[i]) if self._columns[i].prose else row[i] for i in visible))
         if self._total:
             table.add_section()
-            table.add_row(*(self._total[i] for i in kept))
+            table.add_row(*(self._total[i] for i in visible))
         return table
 
 
 class _Prose:
-    """The first lines of a text."""
+    """The first lines of a text, with an ellipsis."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
@@ -106,11 +112,11 @@ class _Prose:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = list(self._text.wrap(console, options.max_width, overflow="fold"))
-        if len(lines) > LINES:
-            last = lines[LINES - 1]
-            last.append("…")  # by truncate alone only where the line is full
+        if len(lines) > PROSE_LINES:
+            last = lines[PROSE_LINES - 1]
+            last.append("…")  # truncate adds an ellipsis only to a full line
             last.truncate(options.max_width, overflow="ellipsis")
-        yield from lines[:LINES]
+        yield from lines[:PROSE_LINES]
 
 
 def _text(cell: str | Text) -> Text:

@@ -1,4 +1,4 @@
-"""A job's files for people: how far they have come, and what its metrics and samples say."""
+"""Download a job's files, and read its metrics and samples."""
 
 import json
 from dataclasses import dataclass
@@ -17,26 +17,29 @@ from broker.reporting.loss_curve import Losses, losses
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactMessages:
-    """What the small result files say; empty where a job has none."""
+    """Contents of the small result files; empty if a job has none."""
 
     losses: Losses = ()
     samples: tuple[Sample, ...] = ()
 
 
 async def download(client: AsyncClient, job: str, files: list[ArtifactView], folder: Path, out: Output) -> list[Path]:
-    """Each file is checked, then renamed into its place. Raises NotFound when there is nothing, and as `files.save`."""
+    """Download, verify and rename each file into place.
+
+    Raises NotFound when there is no file, and the errors of `files.save`.
+    """
     if not files:
         raise NotFoundExit(f"job {job} has no files yet; they come with its first checkpoint")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=out.talk, transient=True, disable=not out.live) as bar:
+    with Progress(*columns, console=out.console, transient=True, disable=not out.live) as bar:
         task = bar.add_task("downloading", total=sum(f.bytes for f in files))
         return await save(client, job, files, folder, lambda file: bar.advance(task, file.bytes))
 
 
-async def told(client: AsyncClient, job: str) -> ArtifactMessages:
-    """Reads the metrics and samples of the job's last checkpoint; both are small."""
-    found = {f.path: f for f in (await client.artifacts(job)).items}
-    metrics, samples = found.get("metrics.jsonl"), found.get("samples.json")
+async def read_messages(client: AsyncClient, job: str) -> ArtifactMessages:
+    """Return the metrics and samples of the job's last checkpoint; both files are small."""
+    files = {f.path: f for f in (await client.artifacts(job)).items}
+    metrics, samples = files.get("metrics.jsonl"), files.get("samples.json")
     return ArtifactMessages(
         losses=losses(await client.artifact(job, metrics)) if metrics else (),
         samples=read_samples(await client.artifact(job, samples)) if samples else (),
@@ -44,7 +47,7 @@ async def told(client: AsyncClient, job: str) -> ArtifactMessages:
 
 
 def read_samples(raw: bytes) -> tuple[Sample, ...]:
-    """What the trainer wrote; a foreign file of that name gives none."""
+    """Return the samples that the trainer wrote; a file of the same name in another format gives none."""
     try:
         return tuple(
             Sample(prompt=str(s["prompt"]), base=str(s["base"]), tuned=str(s["tuned"])) for s in json.loads(raw)

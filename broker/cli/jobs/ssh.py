@@ -1,4 +1,4 @@
-"""Commands on the machine of a job: ssh and exec, through the daemon."""
+"""`gpubroker ssh` and `gpubroker exec`: run programs on a job's machine, through the daemon."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ from broker.cli.core.job_lookup import job_id
 
 CHUNK = 65536
 OUT, ERR = 1, 2
-"""First byte of what comes back: see `broker.api.http.terminal`."""
+"""First byte of a message: the stream that it belongs to; see `broker.api.http.terminal`."""
 Words = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after `--`.")]
 
 
 @command
 async def ssh(job: JobArgument) -> None:
-    """Open a shell on a job's machine, beside the trainer. Its exit code is the shell's."""
+    """Open a shell on a job's machine while training runs. Exits with the shell's exit code."""
     if not sys.stdin.isatty():
         raise BadInput("ssh needs a terminal; for scripts: gpubroker exec JOB -- COMMAND")
     await _run(job, [], terminal=True)
@@ -37,19 +37,19 @@ async def ssh(job: JobArgument) -> None:
 async def execute(
     job: JobArgument,
     words: Words,
-    terminal: Annotated[bool, typer.Option("--tty", "-t", help="Give the program a terminal.")] = False,
+    terminal: Annotated[bool, typer.Option("--tty", "-t", help="Allocate a terminal for the program.")] = False,
 ) -> None:
-    """Run a program on a job's machine, beside the trainer: `gpubroker exec JOB -- nvidia-smi`."""
+    """Run a program on a job's machine while training runs: `gpubroker exec JOB -- nvidia-smi`."""
     if terminal and not sys.stdin.isatty():
-        raise BadInput("--tty needs a terminal here too; leave it out")
+        raise BadInput("--tty: stdin is not a terminal; omit --tty")
     await _run(job, words, terminal=terminal)
 
 
 async def _run(job: str, words: list[str], *, terminal: bool) -> None:
-    """Raises typer.Exit with the program's exit code."""
+    """Run a remote program. Raises typer.Exit with its exit code."""
     async with client() as c:
-        wanted = await job_id(c, job)
-        async with c.shell(wanted, words, tty=terminal) as socket:
+        full_id = await job_id(c, job)
+        async with c.shell(full_id, words, tty=terminal) as socket:
             with _raw() if terminal else contextlib.nullcontext():
                 code = await _relay(socket, terminal=terminal)
     raise typer.Exit(code)
@@ -69,17 +69,17 @@ async def _relay(socket: aiohttp.ClientWebSocketResponse, *, terminal: bool) -> 
     finally:
         feed.cancel()
         await asyncio.gather(feed, return_exceptions=True)
-    raise aiohttp.ClientConnectionError("the connection was cut before the program's end")
+    raise aiohttp.ClientConnectionError("the connection was lost before the program ended")
 
 
 async def _feed(socket: aiohttp.ClientWebSocketResponse, *, terminal: bool) -> None:
-    """Our input, and the size of our window."""
+    """Send local input, and the size of the local terminal."""
     loop = asyncio.get_running_loop()
     if terminal:
-        await _tell_size(socket)
-        loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(_tell_size(socket)))
+        await _send_size(socket)
+        loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(_send_size(socket)))
     mode = os.fstat(sys.stdin.fileno()).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdin.isatty()):  # a file or /dev/null: it never waits
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdin.isatty()):  # a file or /dev/null never blocks
         await socket.send_bytes(await asyncio.to_thread(sys.stdin.buffer.read))
         await socket.send_str(json.dumps({"eof": True}))
         return
@@ -90,14 +90,14 @@ async def _feed(socket: aiohttp.ClientWebSocketResponse, *, terminal: bool) -> N
     await socket.send_str(json.dumps({"eof": True}))
 
 
-async def _tell_size(socket: aiohttp.ClientWebSocketResponse) -> None:
+async def _send_size(socket: aiohttp.ClientWebSocketResponse) -> None:
     size = os.get_terminal_size()
     await socket.send_str(json.dumps({"resize": [size.lines, size.columns]}))
 
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Every key goes to the other side, Ctrl-C too."""
+    """Send every key to the remote program, including Ctrl-C."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setraw(descriptor)

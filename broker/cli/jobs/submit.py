@@ -1,4 +1,4 @@
-"""Commands that start something: quote, submit, offers."""
+"""`gpubroker quote`, `submit` and `offers`."""
 
 import re
 from pathlib import Path
@@ -16,17 +16,20 @@ from broker.cli.jobs import submission
 from broker.cli.jobs.jobs import follow
 from broker.cli.jobs.watch import PATIENCE_S
 from broker.cli.spec.spec_file import load
-from broker.cli.views import offers as offersview
-from broker.cli.views import quote as quoteview
-from broker.cli.views import what_if as whatifview
+from broker.cli.views import offers as offers_view
+from broker.cli.views import quote as quote_view
+from broker.cli.views import what_if as what_if_view
 from broker.cli.views.what_if import PlotFile, WhatIf
 from broker.domain.gpu_names import gpu_name
 from broker.estimator.speed.hardware import matches
 from broker.sizing.estimate import EstimateError, hardware_of
 
-SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec, YAML or JSON.")]
+SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="Spec of the job, YAML or JSON.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change the spec: --set train.epochs=2. Repeat.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Override a setting of the spec: --set train.epochs=2. Repeatable."
+    ),
 ]
 UPLOAD_PATIENCE_S = 30.0
 UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -36,28 +39,29 @@ UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 async def quote(
     spec: SpecArgument,
     settings: Settings = None,
-    every: Annotated[bool, typer.Option("--all", help="Every offer, kept or dropped.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every offer that fits, not only the best.")] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="What time and dollars of the best offers consist of, and every drop.")
+        bool,
+        typer.Option("--explain", help="Break down time and cost of the best offers, and explain every dropped offer."),
     ] = False,
     what_if: WhatIf = None,
-    gpu: Annotated[str | None, typer.Option(help="Of --what-if; by default the best offer's.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="With --what-if: the GPU. Default: that of the best offer.")] = None,
     plot: PlotFile = None,
     as_json: Json = False,
 ) -> None:
-    """Check a spec and its data, and price every offer against it. Nothing is created, nothing is bought."""
+    """Check a spec and its data, and price the job on every offer. Nothing is created or bought."""
     out = Output(as_json=as_json)
     if what_if is None:
-        whatifview.without(gpu=gpu, plot=plot)
+        what_if_view.check_unused(gpu=gpu, plot=plot)
     file = load(spec, tuple(settings or ()))
     async with client() as c:
         prepared = await submission.prepare(c, file, limit=1000 if every or explain or what_if else 100)
     if what_if is not None:
-        return whatifview.of_quote(out, prepared, what_if, gpu, plot)
+        return what_if_view.of_quote(out, prepared, what_if, gpu, plot)
     out.document(prepared.quote)
     submission.show(out, prepared, every=every)
     if explain:
-        quoteview.explain(out, prepared.quote)
+        quote_view.explain(out, prepared.quote)
 
 
 @command
@@ -65,21 +69,25 @@ async def submit(
     spec: SpecArgument,
     settings: Settings = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the job is durable.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the job is stored; do not watch it.")
+    ] = False,
     keep_on_failure: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Keep a failed job's machine for so long, to look at it with `gpubroker ssh`: 90s, 15m, 2h. It bills.",
+            help="If the job fails, keep its machine this long for `gpubroker ssh`: 90s, 15m, 2h. It is billed.",
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--idempotency-key", help="The same key never makes a second job.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="Repeating a key never creates a second job.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check, quote, confirm, submit, and watch a job to its end. Ctrl-C leaves the job running."""
+    """Check, quote, confirm and submit a job, then watch it until it ends. Ctrl-C leaves the job running."""
     out = Output(as_json=as_json)
-    kept_s = None if keep_on_failure is None else _seconds(keep_on_failure)
-    file = load(spec, tuple(settings or ()), keep_on_failure=kept_s)
+    keep_s = None if keep_on_failure is None else _seconds(keep_on_failure)
+    file = load(spec, tuple(settings or ()), keep_on_failure=keep_s)
     async with client(patience_s=0) as c:
         prepared = await submission.prepare(c, file)
         submission.show(out, prepared)
@@ -98,32 +106,33 @@ async def submit(
 
 @command
 async def offers(
-    provider: Annotated[str | None, typer.Option(help="Only this provider's.")] = None,
+    provider: Annotated[str | None, typer.Option(help="Only this provider.")] = None,
     gpu: Annotated[
-        list[str] | None, typer.Option("--gpu", "-g", help="Only these, comma-separated: H100,A100-80GB,L40S,RTX4090.")
+        list[str] | None,
+        typer.Option("--gpu", "-g", help="Only these GPUs, comma-separated: H100,A100-80GB,L40S,RTX4090."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=5000)] = 500,
+    limit: Annotated[int, typer.Option(min=1, max=5000, help="Number of offers.")] = 500,
     as_json: Json = False,
 ) -> None:
-    """List what is for sale now, cheapest first, with the age and the source of each price."""
+    """List current offers, cheapest first, with the age and the source of each price."""
     out = Output(as_json=as_json)
     names = _gpus(gpu or [])
     async with client() as c:
-        found = await c.offers(provider=provider, accelerators=names, limit=limit)
-    _known(found, provider, names)
-    out.document(found)
-    offersview.show(out, found)
+        page = await c.offers(provider=provider, accelerators=names, limit=limit)
+    _check_names(page, provider, names)
+    out.document(page)
+    offers_view.show(out, page)
 
 
-def _known(found: OfferList, provider: str | None, gpus: list[str]) -> None:
-    """A name that nobody has would look like a market that is sold out. Raises BadInput."""
-    providers = [status.name for status in found.providers]
+def _check_names(page: OfferList, provider: str | None, gpus: list[str]) -> None:
+    """Raise BadInput for an unknown provider or GPU, whose empty list would look like a sold-out market."""
+    providers = [status.name for status in page.providers]
     if provider is not None and provider not in providers:
         raise BadInput(f"--provider: {unknown_name('provider', provider, sorted(providers), 'configured')}")
-    if found.total > len(found.items):  # dearer offers may have it
+    if page.total > len(page.items):  # an unlisted, more expensive offer may have the GPU
         return
     for name in gpus:
-        if any(matches(gpu_name(name), offer.accelerator) for offer in found.items):
+        if any(matches(gpu_name(name), offer.accelerator) for offer in page.items):
             continue
         try:
             hardware_of(name)
@@ -131,14 +140,14 @@ def _known(found: OfferList, provider: str | None, gpus: list[str]) -> None:
             raise BadInput(str(e)) from None
 
 
-def _seconds(said: str) -> int:
-    """`90`, `90s`, `15m` or `2h` in seconds. Raises BadInput."""
-    found = re.fullmatch(r"([0-9]{1,9})([smh]?)", said.strip())
-    if found is None:
-        raise BadInput(f"--keep-on-failure {said}: write a time as 90s, 15m or 2h")
-    return int(found[1]) * UNITS_S[found[2]]
+def _seconds(text: str) -> int:
+    """Return `90`, `90s`, `15m` or `2h` in seconds. Raises BadInput."""
+    match = re.fullmatch(r"([0-9]{1,9})([smh]?)", text.strip())
+    if match is None:
+        raise BadInput(f"--keep-on-failure {text}: write a time as 90s, 15m or 2h")
+    return int(match[1]) * UNITS_S[match[2]]
 
 
-def _gpus(said: list[str]) -> list[str]:
-    """`H100,RTX4090` one by one."""
-    return [name.strip() for text in said for name in text.split(",") if name.strip()]
+def _gpus(texts: list[str]) -> list[str]:
+    """Return the names in comma-separated lists such as `H100,RTX4090`."""
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""Follow a job to its rest: events as they happen and its progress, through restarts of the daemon."""
+"""Follow a job until it ends: its events and its progress, across restarts of the daemon."""
 
 import asyncio
 
@@ -11,42 +11,45 @@ from broker.client.transport.errors import DaemonUnreachable
 from broker.domain.job import JobState
 
 PATIENCE_S = 900.0
-"""A watcher waits so long for a daemon that was stopped."""
-LOOK_S = 1.0
+"""Seconds for which a watcher waits for a stopped daemon."""
+POLL_S = 1.0
 
 
 async def watch(client: AsyncClient, job: str, out: Output) -> JobDetail:
-    """The job at rest. `client` must have patience; raises Unreachable when it is at its end."""
+    """Follow the job and return it once it has ended or is capped.
+
+    Raises Unreachable when the daemon does not answer within the client's `patience_s`.
+    """
     with display(out) as shown:
-        looking = asyncio.create_task(_look(client, job, shown))
+        polling = asyncio.create_task(_poll(client, job, shown))
         try:
             async for event in client.events(job):
                 shown.event(event)
         finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
     return await client.job(job)
 
 
-async def _look(client: AsyncClient, job: str, shown: Display) -> None:
-    """A silent daemon is told at once and waited for; everything else is the event stream's to raise."""
+async def _poll(client: AsyncClient, job: str, shown: Display) -> None:
+    """Show the job's progress. A daemon that does not answer is shown and awaited; the event stream raises others."""
     while True:
         try:
-            async with asyncio.timeout(LOOK_S * 5):
+            async with asyncio.timeout(POLL_S * 5):
                 shown.show(view(await client.job(job)))
         except (TimeoutError, DaemonUnreachable):
-            shown.note("no daemon answers; the job goes on, waiting for `gpubroker serve`")
-        await asyncio.sleep(LOOK_S)
+            shown.note("no daemon answers; the job keeps running, waiting for `gpubroker serve`")
+        await asyncio.sleep(POLL_S)
 
 
-def verdict(job: JobDetail) -> None:
-    """Raises what the job's end means for the exit code; nothing for a success or a job that still runs.
+def raise_for_state(job: JobDetail) -> None:
+    """Raise the error whose exit code matches the job's state; return for a success or a running job.
 
-    The summary was the command's document, so that these are told already.
+    The summary was the command's document, so `--json` writes no error document.
     """
     match job.state:
         case JobState.FAILED | JobState.CANCELLED:
-            raise JobFailed(f"job {job.id} {job.state}: {job.reason or 'see gpubroker events'}", told=True)
+            raise JobFailed(f"job {job.id} {job.state}: {job.reason or 'see gpubroker events'}", is_in_document=True)
         case JobState.CAPPED:
             fix = f"`gpubroker cap {job.id} USD` raises it"
-            raise Capped(f"job {job.id} reached its cap: {job.reason}; {fix}", told=True)
+            raise Capped(f"job {job.id} reached its cap: {job.reason}; {fix}", is_in_document=True)

@@ -1,11 +1,10 @@
-"""`gpubroker blobs adopt`: another blob store in the place of one that is lost."""
+"""`gpubroker blobs adopt`: replace a lost blob store."""
 
 from typing import Annotated
 
 import typer
 
-from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import confirm
+from broker.cli.core.command import Json, command, confirm
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.operator.local_store import Config, Home, Named, opened
@@ -19,9 +18,7 @@ async def adopt(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Let the configured blob store take the place of the one that this database's jobs lie in, which is lost with
-    their checkpoints. Stop every daemon first.
-    """
+    """Replace a lost blob store with the configured one. Its checkpoints are lost too. Stop every daemon first."""
     from broker.blobs import ObstoreBlobs
     from broker.daemon.installation import mark_of
 
@@ -34,9 +31,9 @@ async def adopt(
         if adopted:
             if it.lives:
                 raise BadInput(f"a daemon runs on {it.settings.home}, with another blob store; stop it first")
-            asked = "Is the old blob store lost, and every daemon stopped?"
-            confirm(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
+            question = "Is the old blob store lost, and is every daemon stopped?"
+            confirm(out, question, yes=yes, to="adopt it", else_="nothing was changed")
             await it.store.adopt_blob_store(mark)
     out.document({"url": url, "adopted": adopted})
-    now = "from now on" if adopted else "already"
-    out.say(f"{url} is {now} the blob store of this database's jobs")
+    state = "now" if adopted else "already"
+    out.say(f"{url} is {state} the blob store of this database")

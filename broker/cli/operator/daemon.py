@@ -1,4 +1,4 @@
-"""Commands around the daemon: serve, login, doctor, blobs, init."""
+"""`gpubroker serve`, `login`, `doctor`, `blobs init` and `init`."""
 
 import asyncio
 import importlib.util
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
     from broker.daemon.listeners import Addresses
 
 
-@command  # on asyncio's own loop: uvloop's children run Python before they exec, and may wait for a lock for ever
+@command  # asyncio's own loop: child processes of uvloop run Python before exec and can deadlock
 async def serve(
-    home: Annotated[Path | None, typer.Option(help="State folder; default $GPUBROKER_HOME.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; default 7070, 0 takes a free one.")] = None,
+    home: Annotated[Path | None, typer.Option(help="State folder. Default: $GPUBROKER_HOME.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file. Default: gpubroker.yaml in the home.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on. Default: 7070; 0 chooses a free port.")] = None,
 ) -> None:
-    """Run the daemon until SIGINT or SIGTERM. Machines go on meanwhile; the next start takes them over."""
+    """Run the daemon until SIGINT or SIGTERM. Running machines keep training; the next start reattaches to them."""
     try:
         settings = DaemonConfig.load(config, home=home, host=host, port=port)
         note_missing_trainer(settings)
         set_up(settings.log_level)
         from broker.daemon.app import run
 
-        await run(settings, ready=lambda at: typer.echo(_serves(at, settings.home)))
+        await run(settings, ready=lambda at: typer.echo(_ready_message(at, settings.home)))
     except InvalidInput as e:
         raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
     except SchemaNewer as e:
@@ -46,13 +48,13 @@ async def serve(
         raise ServerProblem(str(e)) from None
 
 
-def _serves(at: "Addresses", home: Path) -> str:
-    beside = f" and gRPC at {at.grpc}" if at.grpc else ""
-    return f"gpubroker serves {at.url}{beside} from {home}"
+def _ready_message(at: "Addresses", home: Path) -> str:
+    grpc = f" and gRPC at {at.grpc}" if at.grpc else ""
+    return f"gpubroker serves {at.url}{grpc} from {home}"
 
 
 def note_missing_trainer(settings: DaemonConfig) -> None:
-    """Machines of other people bring their own; jobs on this one need it here."""
+    """Print a note if jobs may run on this machine but the trainer is not installed. Rented machines have their own."""
     providers = settings.providers
     here = providers.local is not None or (providers.simulated is not None and providers.simulated.body == "real")
     if here and importlib.util.find_spec("torch") is None:
@@ -62,20 +64,20 @@ def note_missing_trainer(settings: DaemonConfig) -> None:
 @command
 async def login(
     url: Annotated[str | None, typer.Argument(metavar="URL", help="For example https://broker.example.com.")] = None,
-    token: Annotated[str | None, typer.Option(help="Default: GPUBROKER_TOKEN, else asked for.")] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Forget the stored login.")] = False,
+    token: Annotated[str | None, typer.Option(help="Default: GPUBROKER_TOKEN, otherwise a prompt.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the stored login.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Store a daemon and a token for this person; without a URL, show which daemon is used."""
+    """Store the URL and token of a daemon for this user. Without URL, show which daemon is in use."""
     out = Output(as_json=as_json)
     if forget:
         connection.login_file().unlink(missing_ok=True)
         out.document({"url": None})
-        out.say("forgotten")
+        out.say("stored login deleted")
         return
     chosen = connection.find() if url is None else _given(out, url, token)
     if chosen is None:
-        raise UnreachableExit("no daemon is known; start one with `gpubroker serve`, or give a URL")
+        raise UnreachableExit("no daemon is configured; start one with `gpubroker serve`, or give a URL")
     async with AsyncClient(chosen.url, chosen.token, certificate=chosen.certificate) as c:
         me = await c.me()
     if url is not None:
@@ -90,7 +92,7 @@ def _store(chosen: connection.Connection) -> None:
     try:
         connection.write(connection.login_file(), chosen)
     except OSError as e:
-        fix = "mend it, or set GPUBROKER_URL and GPUBROKER_TOKEN"
+        fix = "make it writable, or set GPUBROKER_URL and GPUBROKER_TOKEN"
         raise BadInput(f"{connection.login_file()} cannot be written ({e.strerror}); {fix}") from None
 
 
@@ -109,23 +111,23 @@ def _given(out: Output, url: str, token: str | None) -> connection.Connection:
 @command
 async def doctor(
     orphans: Annotated[
-        bool, typer.Option("--orphans", help="Only look for machines that no record explains; needs no daemon.")
+        bool, typer.Option("--orphans", help="Only search for orphaned machines. Needs no daemon.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check everything that a job needs; each problem comes with its fix."""
+    """Check the setup and suggest fixes."""
     out = Output(as_json=as_json)
     if orphans:
-        from broker.cli.operator.orphans import doctor as look_for_orphans
+        from broker.cli.operator.orphans import doctor as search_orphans
 
-        await look_for_orphans(out)
+        await search_orphans(out)
         return
-    found = await checks.run()
-    out.document({"ok": all(c.ok for c in found), "checks": [checks.document(c) for c in found]})
-    for check in found:
+    results = await checks.run()
+    out.document({"ok": all(check.ok for check in results), "checks": [checks.document(check) for check in results]})
+    for check in results:
         out.say(checks.line(check))
-    if not all(check.ok for check in found):
-        raise JobFailed("something is wrong; see above", told=True)
+    if not all(check.ok for check in results):
+        raise JobFailed("at least one check failed; see above", is_in_document=True)
 
 
 @command
@@ -133,11 +135,11 @@ async def blobs_init(
     url: Annotated[str, typer.Argument(metavar="URL", help="file:///folder, s3://bucket/prefix, gs://… or az://…")],
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="For the object store, e.g. endpoint. Repeat."),
+        typer.Option("--option", metavar="KEY=VALUE", help="Option of the object store, e.g. endpoint. Repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create or check a blob store, try what the broker relies on, print the least policy. Needs no daemon."""
+    """Create or check a blob store, test the required operations and print the minimal IAM policy. Needs no daemon."""
     from broker.blobs.bucket_check import check_bucket
 
     out = Output(as_json=as_json)
@@ -149,39 +151,39 @@ async def blobs_init(
     out.document({"url": report.url, "ok": report.ok, "checks": shown, "policy": report.policy})
     for check in report.checks:
         out.say(f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}" + (f": {check.detail}" if check.detail else ""))
-    out.say("", "The least that the broker needs:", report.policy)
+    out.say("", "Minimal permissions of the broker:", report.policy)
     if not report.ok:
-        raise JobFailed(f"{url} cannot be used; see above", told=True)
+        raise JobFailed(f"{url} cannot be used; see above", is_in_document=True)
 
 
 def _options(pairs: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise BadInput(f"--option {pair}: write KEY=VALUE")
-        found[key] = value
-    return found
+        options[key] = value
+    return options
 
 
 @command
 async def init(
     path: Annotated[Path, typer.Argument(metavar="FILE")] = Path("job.yaml"),
-    script: Annotated[bool, typer.Option("--script", help="A job that runs your own program.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+    script: Annotated[bool, typer.Option("--script", help="Write a spec that runs your own program.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a spec with every setting explained; `-` writes it to stdout."""
+    """Write a spec that explains every setting; `-` writes it to stdout."""
     out = Output(as_json=as_json)
     text = template.spec("script" if script else "train")
     if str(path) == "-" and not as_json:
         typer.echo(text, nl=False)
         return
     if path.exists() and not force:
-        raise BadInput(f"{path} is there already; give another name, or --force")
+        raise BadInput(f"{path} already exists; give another name, or --force")
     try:
         await asyncio.to_thread(path.write_text, text)
     except OSError as e:
         raise BadInput(f"{path}: {e.strerror}") from None
     out.document({"path": str(path)})
-    out.say(f"wrote {path}; then `gpubroker quote {path}`")
+    out.say(f"wrote {path}; next: `gpubroker quote {path}`")

@@ -1,4 +1,4 @@
-"""`gpubroker launcher`: what creates machines, and may be lost with its computer."""
+"""`gpubroker launcher`: list and report lost launchers, the processes that create machines."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import confirm
+from broker.cli.core.command import Json, command, confirm
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
@@ -24,53 +23,56 @@ if TYPE_CHECKING:
 
 @command
 async def ls(installation: Named = None, home: Home = None, config: Config = None, as_json: Json = False) -> None:
-    """List attempts on their way out whose launcher is not known to be through. Needs no daemon."""
+    """List ending attempts whose launcher is not known to have finished. Needs no daemon."""
     out = Output(as_json=as_json)
     async with opened(home, config, installation) as it:
-        found, now = await it.store.unproven_launches(), await it.store.ping()
-    out.document({"attempts": [_document(one) for one in found]})
-    out.say(_table(found, now) if found else "no attempt waits for its launcher")
+        attempts, now = await it.store.unproven_launches(), await it.store.ping()
+    out.document({"attempts": [_document(attempt) for attempt in attempts]})
+    out.say(_table(attempts, now) if attempts else "no attempt waits for its launcher")
 
 
 @command
 async def lost(
-    attempt: Annotated[str, typer.Argument(metavar="ATTEMPT", help="As `gpubroker launcher ls` shows it.")],
+    attempt: Annotated[
+        str, typer.Argument(metavar="ATTEMPT", help="Id of the attempt, as listed by `gpubroker launcher ls`.")
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     installation: Named = None,
     home: Home = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Vouch that a launcher can create nothing any more, since its process or computer is lost for good: its attempt
-    ends once the cloud shows no machine, and the job goes on. Needs no daemon.
+    """Confirm that a launcher's process or computer is gone for good and can create no machine. Needs no daemon.
+
+    Its attempt then ends as soon as the cloud lists no machine, and the job continues.
     """
     from broker.controllers.provisioning.launcher_completion import StillLives, confirm_lost
 
     out = Output(as_json=as_json)
     async with AsyncExitStack() as stack:
         it = await stack.enter_async_context(opened(home, config, installation))
-        one = next((found for found in await it.store.unproven_launches() if found.id == attempt), None)
-        if one is None:
+        unproven = await it.store.unproven_launches()
+        lost_attempt = next((candidate for candidate in unproven if candidate.id == attempt), None)
+        if lost_attempt is None:
             raise NotFoundExit(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
-        asked = f"Is {one.launched_by!r}, which was to create {one.name} at {one.line.offer.provider}, lost for good?"
-        confirm(out, asked, yes=yes, to="vouch", else_="nothing was changed")
-        provider = await _provider(it.settings, it.installation, one, stack)
+        machine = f"{lost_attempt.name} at {lost_attempt.line.offer.provider}"
+        question = f"Is {lost_attempt.launched_by!r}, the launcher of {machine}, gone for good?"
+        confirm(out, question, yes=yes, to="confirm", else_="nothing was changed")
+        provider = await _provider(it.settings, it.installation, lost_attempt, stack)
         try:
-            done = await confirm_lost(it.store, one, provider)
+            done = await confirm_lost(it.store, lost_attempt, provider)
         except StillLives as e:
             raise BadInput(str(e)) from None
     if not done:
-        raise NotFoundExit(f"attempt {attempt} has gone on meanwhile; nothing was changed")
-    out.document(_document(one) | {"lost": True})
-    out.say(
-        f"{one.name} at {one.line.offer.provider} will not come any more; its attempt ends once the cloud shows none"
-    )
+        raise NotFoundExit(f"attempt {attempt} has changed meanwhile; nothing was changed")
+    out.document(_document(lost_attempt) | {"lost": True})
+    out.say(f"{machine} will not be created; its attempt ends once the cloud lists no machine")
 
 
 async def _provider(
-    settings: DaemonConfig, name: Installation, one: Attempt, stack: AsyncExitStack
+    settings: DaemonConfig, name: Installation, attempt: Attempt, stack: AsyncExitStack
 ) -> "Provider | None":
-    """Where it launches; None where that is not configured here."""
+    """Return the attempt's provider, or None if it is not configured on this host."""
     from broker.blobs import ObstoreBlobs
     from broker.runtime.clock import SystemClock
     from providers.registry import build
@@ -80,33 +82,34 @@ async def _provider(
     providers = build(settings.providers, installation=name, state=state, clock=SystemClock(), blobs=blobs)
     for provider in providers.values():
         stack.push_async_callback(provider.close)
-    return providers.get(one.line.offer.provider)
+    return providers.get(attempt.line.offer.provider)
 
 
 COLUMNS = (
     Column(name="attempt"),
     Column(name="job"),
-    Column(name="machine", least=16),
+    Column(name="machine", min_width=16),
     Column(name="cloud", rank=1),
-    Column(name="launcher", least=8),
-    Column(name="leaving for", least=8, rank=2),
+    Column(name="launcher", min_width=8),
+    Column(name="ending for", min_width=8, rank=2),
 )
 
 
-def _table(found: Sequence[Attempt], now: datetime) -> TerminalTable:
+def _table(attempts: Sequence[Attempt], now: datetime) -> TerminalTable:
     rows = []
-    for one in found:
-        left = duration((now - (one.terminating_since or one.created_at)).total_seconds())
-        rows.append((one.id, one.job_id, one.name, one.line.offer.provider, one.launched_by, left))
+    for attempt in attempts:
+        age = duration((now - (attempt.terminating_since or attempt.created_at)).total_seconds())
+        provider = attempt.line.offer.provider
+        rows.append((attempt.id, attempt.job_id, attempt.name, provider, attempt.launched_by, age))
     return TerminalTable(COLUMNS, rows)
 
 
-def _document(one: Attempt) -> dict[str, str]:
+def _document(attempt: Attempt) -> dict[str, str]:
     return {
-        "id": AttemptId(one.id),
-        "job": one.job_id,
-        "machine": one.name,
-        "provider": one.line.offer.provider,
-        "launcher": one.launched_by,
-        "since": (one.terminating_since or one.created_at).isoformat(),
+        "id": AttemptId(attempt.id),
+        "job": attempt.job_id,
+        "machine": attempt.name,
+        "provider": attempt.line.offer.provider,
+        "launcher": attempt.launched_by,
+        "since": (attempt.terminating_since or attempt.created_at).isoformat(),
     }

@@ -1,4 +1,4 @@
-"""What lies on a daemon's own computer, for commands that need no daemon: its id, and its database."""
+"""Access to an installation's id and database on the daemon's host, for commands that need no daemon."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,27 +17,31 @@ from broker.store.embedded.server import EmbeddedPostgres, StateFolderLocked
 if TYPE_CHECKING:
     from broker.store.postgres.store import PostgresStore
 
-Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
-Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
-Named = Annotated[str | None, typer.Option("--installation", metavar="ID", help="Whose; default: the home's.")]
+Home = Annotated[Path | None, typer.Option(help="The daemon's state folder. Default: $GPUBROKER_HOME.")]
+Config = Annotated[Path | None, typer.Option(help="Configuration file. Default: gpubroker.yaml in the home.")]
+Named = Annotated[
+    str | None, typer.Option("--installation", metavar="ID", help="Installation id. Default: this home's.")
+]
 
 
 class Opened(NamedTuple):
-    """`installation`: whose machines it buys. `lives`: it runs on this home."""
+    """An opened database with its configuration."""
 
     settings: DaemonConfig
     installation: Installation
+    """The installation whose machines the daemon buys."""
     store: "PostgresStore"
     lives: bool
+    """True if a daemon runs on this home."""
 
 
 @asynccontextmanager
 async def opened(home: Path | None, config: Path | None, named: str | None) -> "AsyncIterator[Opened]":
-    """A daemon's configuration and database, until it is left. Raises BadInput, ServerProblem."""
+    """Open a daemon's configuration and database. Raises BadInput, ServerProblem."""
     try:
         settings = DaemonConfig.load(config, home=home)
         async with AsyncExitStack() as stack:
-            if not _has_database(settings):  # before whose it would be: a wrong home does not tell that either
+            if not _has_database(settings):  # before the installation id: a wrong home has neither
                 raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
             name = installation_of(settings, named)
             store, lives = await store_of(settings, name, stack)
@@ -52,21 +56,22 @@ async def opened(home: Path | None, config: Path | None, named: str | None) -> "
 
 
 def installation_of(settings: DaemonConfig, named: str | None) -> Installation:
-    """Raises BadInput when none is known: no other's machines are ever touched by a guess."""
+    """Return the installation id. Raises BadInput when it is unknown, so that no other machines are touched."""
     file = settings.home / "installation"
-    known = named or (file.read_text().strip() if file.exists() else "")
-    if len(known) != INSTALLATION_LENGTH:
-        where = f"on the daemon's host it is in {file}"
-        raise BadInput(f"whose machines? give --installation, {INSTALLATION_LENGTH} characters; {where}")
-    return Installation(known)
+    name = named or (file.read_text().strip() if file.exists() else "")
+    if len(name) != INSTALLATION_LENGTH:
+        hint = f"on the daemon's host it is in {file}"
+        raise BadInput(f"unknown installation; give --installation, {INSTALLATION_LENGTH} characters; {hint}")
+    return Installation(name)
 
 
 async def store_of(
     settings: DaemonConfig, name: Installation, stack: AsyncExitStack
 ) -> "tuple[PostgresStore | None, bool]":
-    """(the database, None where there is none; whether a daemon keeps it on this home), until the stack is left.
+    """Return (the database, or None if it does not exist; whether a daemon on this home runs it).
 
-    Raises BadInput where it is another installation's, GpubrokerError. One that is nobody's yet stays so.
+    The stack closes the database. A new database stays without an installation.
+    Raises BadInput if the database belongs to another installation, and GpubrokerError.
     """
     from broker.store.migrate import require_current
     from broker.store.postgres.store import PostgresStore
@@ -77,8 +82,8 @@ async def store_of(
     await require_current(dsn)
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
-    if (theirs := await store.known_installation()) not in (None, name):
-        raise BadInput(f"the database belongs to installation {theirs}, not {name}; correct one of the two")
+    if (owner := await store.known_installation()) not in (None, name):
+        raise BadInput(f"the database belongs to installation {owner}, not {name}; correct one of the two")
     return store, daemon
 
 
@@ -91,7 +96,7 @@ def _own(settings: DaemonConfig) -> Path:
 
 
 async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> tuple[str | None, bool]:
-    """(the configured server, or the home's own; whether a daemon keeps that one)"""
+    """Return (address of the configured or embedded server, or None; whether a daemon runs the embedded server)."""
     if settings.database_url is not None:
         return settings.database_url, False
     if not _has_database(settings):

@@ -1,12 +1,11 @@
-"""`gpubroker key adopt`: another master key in the place of one that is lost."""
+"""`gpubroker key adopt`: replace a lost master key."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from broker.cli.core.command import Json, command
-from broker.cli.core.confirm import confirm
+from broker.cli.core.command import Json, command, confirm
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.operator.local_store import Config, Home, Named, opened
@@ -20,8 +19,9 @@ async def adopt(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Let the home's master key, or $GPUBROKER_MASTER_KEY, take the place of the one that this database's secrets are
-    sealed by, which is lost: secrets, channels and Slack's apps must be set again. Stop every daemon first.
+    """Replace a lost master key with the home's key or $GPUBROKER_MASTER_KEY. Stop every daemon first.
+
+    Secrets, channels and Slack apps must be set again.
     """
     from broker.runtime.secret_box import MASTER_KEY_FILE, MASTER_KEY_VARIABLE, SecretBox, master_key
 
@@ -31,12 +31,12 @@ async def adopt(
         if known and it.lives:
             raise BadInput(f"a daemon runs on {it.settings.home}; stop it first")
         path = it.settings.home / MASTER_KEY_FILE
-        there = bool(os.environ.get(MASTER_KEY_VARIABLE)) or path.exists()  # none is made before the answer
-        adopted = not there or SecretBox(master_key(path, os.environ)).mark != known
+        exists = bool(os.environ.get(MASTER_KEY_VARIABLE)) or path.exists()  # create no key before the answer
+        adopted = not exists or SecretBox(master_key(path, os.environ)).mark != known
         if adopted:
-            asked = "Is the old master key lost, and every daemon stopped? Nothing that it sealed can be opened then"
-            confirm(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
+            question = "Is the old master key lost, and is every daemon stopped? Its secrets can no longer be decrypted"
+            confirm(out, question, yes=yes, to="adopt it", else_="nothing was changed")
             await it.store.adopt_master_key(SecretBox(master_key(path, os.environ)).mark)
     out.document({"adopted": adopted})
-    now = "from now on: set secrets, channels and Slack's apps again" if adopted else "already"
-    out.say(f"this database's secrets are sealed by this master key {now}")
+    state = "now uses this master key; set secrets, channels and Slack apps again" if adopted else "already uses it"
+    out.say(f"this database {state}")

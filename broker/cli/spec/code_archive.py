@@ -1,4 +1,4 @@
-"""A folder of code as a tar whose bytes depend on its contents only: the same code is the same upload."""
+"""Pack a code folder into a reproducible tar: equal contents give equal bytes, and thus the same upload."""
 
 import os
 import stat
@@ -15,9 +15,10 @@ MAX_BYTES = 512 * 1024**2
 
 
 def pack(folder: Path, into: BinaryIO) -> None:
-    """Names sorted; times, owners and modes fixed (the executable bit stays); relative links inside it stay links.
+    """Write the folder as a tar with sorted names and fixed times, owners and modes.
 
-    Raises BadInput for what cannot be packed: no such folder, nothing in it, a special file, a link out of it, too big.
+    The executable bit is kept, and relative links inside the folder stay links.
+    Raises BadInput if the folder is missing, empty or too big, or has a special file or a link to the outside.
     """
     if not os.path.isdir(folder):
         raise BadInput(f"script.code: {folder} is not a folder; give the folder that holds the program")
@@ -35,14 +36,14 @@ def pack(folder: Path, into: BinaryIO) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for child in folder.iterdir():
         if child.is_dir() and not child.is_symlink():
             if child.name not in SKIPPED:
-                found.extend(_files(child))
+                files.extend(_files(child))
         elif child.suffix != ".pyc":
-            found.append(child)
-    return found
+            files.append(child)
+    return files
 
 
 def _add(tar: tarfile.TarFile, file: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from trainer.contract.yaml_document import parse_value
 
 
 def apply(data: dict[str, Any], settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[schema.Path, str]]:
-    """A copy of `data` with each `path=value` set, and the option that set it, by path.
+    """Return a copy of `data` with each `path=value` set, and the option that set a value, by path.
 
     Raises BadInput for a path that the spec does not have.
     """
@@ -49,6 +49,9 @@ def _set(data: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
 
 
 def _default(path: tuple[str, ...]) -> dict[str, Any]:
-    """A group that the file lacks starts with its default kind: `--set train.method.r=8` changes the default method."""
+    """Return the initial group for a path that the file lacks: its default kind.
+
+    For example, `--set train.method.r=8` changes the default method.
+    """
     default = schema.fields(path[:-1])[path[-1]].default if path[-1] in schema.fields(path[:-1]) else None
     return default.model_dump(mode="json", include={"kind"}) if isinstance(default, BaseModel) else {}

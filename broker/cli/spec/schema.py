@@ -1,6 +1,6 @@
-"""Settings by path, read off the models that check them: what there is, and what a wrong word meant.
+"""Settings by path, read from the pydantic models: lists of settings, and suggestions for unknown names.
 
-Those of a job's spec where no other model is named.
+The functions use the model of the job's spec unless another `root` is given.
 """
 
 import difflib
@@ -18,46 +18,49 @@ Path = tuple[str, ...]
 
 
 def kinds(path: Path, root: type[BaseModel] = JobSpec) -> tuple[Any, ...]:
-    """The classes that a value at `path` can have; empty for an unknown path."""
-    found: tuple[Any, ...] = (root,)
+    """Return the classes that a value at `path` can have; empty for an unknown path."""
+    classes: tuple[Any, ...] = (root,)
     for key in path:
-        found = tuple(
+        classes = tuple(
             kind
-            for model in found
+            for model in classes
             if _is_model(model) and key in _named(model)
             for kind in _classes(_named(model)[key].annotation)
         )
-    return found
+    return classes
 
 
 def models(path: Path, root: type[BaseModel] = JobSpec) -> tuple[type[BaseModel], ...]:
-    """The groups of settings that can stand at `path`."""
+    """Return the groups of settings that can occur at `path`."""
     return tuple(kind for kind in kinds(path, root) if _is_model(kind))
 
 
 def fields(path: Path, root: type[BaseModel] = JobSpec) -> dict[str, FieldInfo]:
-    """The settings below `path`, by name; where kinds share a name, the first kind's (the default)."""
-    found: dict[str, FieldInfo] = {}
+    """Return the settings below `path` by name. If kinds share a name, the first kind (the default) wins."""
+    by_name: dict[str, FieldInfo] = {}
     for model in models(path, root):
         for name, field in _named(model).items():
-            found.setdefault(name, field)
-    return found
+            by_name.setdefault(name, field)
+    return by_name
 
 
 def paths(above: Path = (), root: type[BaseModel] = JobSpec) -> Iterator[Path]:
-    """Every setting, groups before their members."""
+    """Yield the path of every setting, groups before their members."""
     for name in fields(above, root):
         yield (*above, name)
         yield from paths((*above, name), root)
 
 
 def _named(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Fields as people write them."""
+    """Return the fields by the names used in a file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def nearest(word: str, above: Path) -> str:
-    """What `word` below `above` was meant to be: a sibling, else a setting elsewhere, else what there is."""
+    """Return a hint for the unknown name `word` below `above`.
+
+    The hint names a similar sibling, otherwise a similar setting in another group, otherwise all siblings.
+    """
     siblings = sorted(fields(above))
     if word in siblings:
         return "it belongs to another `kind`"
@@ -66,7 +69,7 @@ def nearest(word: str, above: Path) -> str:
     elsewhere = {path[-1]: ".".join(path) for path in paths()}
     if match := difflib.get_close_matches(word, elsewhere, n=1, cutoff=0.75):
         return f"did you mean {elsewhere[match[0]]!r}?"
-    return f"there are {', '.join(siblings)}"
+    return f"use one of {', '.join(siblings)}"
 
 
 def _is_model(kind: Any) -> typing.TypeGuard[type[BaseModel]]:

@@ -1,4 +1,4 @@
-"""A spec file as the user wrote it: read, overridden, checked; every fault named by file and line, or by the option."""
+"""Read, override and check a spec file. Every error names file and line, or the option that set the value."""
 
 import os
 from collections.abc import Mapping
@@ -9,21 +9,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.api.core.problems import of_validation
-from broker.api.schemas.quotes import QuoteSpec
+from broker.api.schemas.quotes import QuoteSpec, QuoteView
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.spec import overrides, schema
-from trainer.contract import yaml_document as yamlfile
-from trainer.contract.yaml_document import BadYaml, YamlDocument
+from trainer.contract.yaml_document import BadYaml, YamlDocument, parse
 
 UPLOAD = "upload:"
 MAX_SPEC_BYTES = 1024**2
 Given = Mapping[schema.Path, str]
-"""The option that set what is not the file's, by path."""
+"""Option that set a value in place of the file, by path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecFile:
-    """`spec` is valid; its files are still the user's paths, relative to `folder`."""
+    """A spec file with a valid `spec`, whose file paths are still relative to the folder of `path`."""
 
     path: Path
     document: YamlDocument
@@ -36,24 +35,36 @@ class SpecFile:
         return self.data.get("cap_usd") is not None
 
     def place(self, field: str) -> str:
-        """`file:line: field` of a dotted field, as the API names it, or the option that set it."""
+        """Return `file:line: field` of a dotted field name of the API, or the option that set the field."""
         return _place(self.document, self.given, field)
 
     def problem(self, pairs: tuple[tuple[str, str], ...]) -> BadInput:
-        """The API's problems with this spec, one line each, by place."""
+        """Return the API's errors about this spec, one line each, with file and line."""
         return _bad_input(self.document, self.given, pairs)
 
     def file(self, written: str) -> Path:
-        """A path of the spec, relative to the folder of the spec."""
+        """Return a path of the spec, resolved against the folder of the spec."""
         return self.path.parent / os.path.expanduser(written)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A spec in the form of the API, its files uploaded, with its quote."""
+
+    file: SpecFile
+    body: dict[str, Any]
+    """The request body: the spec with references to uploads in place of paths."""
+    quote: QuoteView
+    columns: tuple[str, ...] = ()
+    """Columns of the uploaded data set; empty if unknown."""
+
+
 def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile:
-    """`options`: top-level settings that have an option of their own, None where it was not given.
+    """Read and check a spec file. `options`: top-level settings that have their own option, None if not given.
 
     Raises BadInput naming file, line and field, or the option.
     """
-    document = parsed(path, otherwise=f"; `gpubroker init {path}` writes a spec to start from")
+    document = parsed(path, hint=f"; `gpubroker init {path}` writes a spec to start from")
     data, given = overrides.apply(document.data, settings)
     for name, value in options.items():
         if value is not None:
@@ -66,21 +77,21 @@ def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile
     return SpecFile(path=path, document=document, given=given, data=data, spec=spec)
 
 
-def parsed(path: Path, *, otherwise: str = "") -> YamlDocument:
-    """A short file as it is written. Raises BadInput with file and line, and with `otherwise` where there is none."""
+def parsed(path: Path, *, hint: str = "") -> YamlDocument:
+    """Parse a short YAML file. Raises BadInput with file and line, or with `hint` if the file is missing."""
     try:
-        return yamlfile.parse(_read(path, otherwise), str(path))
+        return parse(_read(path, hint), str(path))
     except BadYaml as e:
         raise BadInput(str(e)) from None
 
 
-def _read(path: Path, otherwise: str) -> str:
+def _read(path: Path, hint: str) -> str:
     try:
         raw = path.read_bytes()
     except IsADirectoryError:
         raise BadInput(f"{path} is a folder; give the file in it") from None
     except OSError as e:
-        raise BadInput(f"{path}: {e.strerror}{otherwise}") from None
+        raise BadInput(f"{path}: {e.strerror}{hint}") from None
     if len(raw) > MAX_SPEC_BYTES:
         raise BadInput(f"{path} has {len(raw)} bytes; it should be a short YAML or JSON file")
     try:

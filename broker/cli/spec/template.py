@@ -1,4 +1,4 @@
-"""The spec that `gpubroker init` writes: every setting with its description, taken from the models that check it."""
+"""The spec that `gpubroker init` writes: every setting with the description from its pydantic model."""
 
 import json
 import textwrap
@@ -25,17 +25,17 @@ VALUES: dict[Path, Any] = {
     ("script", "code"): "./code",
     ("script", "command"): ["python", "train.py"],
 }
-"""Written as settings; everything else is written as a comment with its default."""
+"""Settings that are written with these values; all others are written as comments with their defaults."""
 CAP = 10
-"""Dollars, for the one setting that has no default and may be left out: `submit` proposes a cap."""
+"""Example of the cap in dollars, the only optional setting without a default: `submit` proposes one."""
 WIDTH = 110
 
 
 def spec(kind: Kind) -> str:
-    """A YAML text that parses and validates as it is."""
+    """Return a YAML text that parses and validates unchanged."""
     head = [
         "# A gpubroker job. Check it with `gpubroker quote FILE`, run it with `gpubroker submit FILE`.",
-        "# Lines that start with `#` and a setting show its default.",
+        "# A setting after `#` has its default value.",
     ]
     other: Path = ("script",) if kind == "train" else ("train",)
     return "\n".join([*head, *_group((), skip=other)]) + "\n"
@@ -62,9 +62,9 @@ def _group(above: Path, skip: Path, *, off: bool = False) -> list[str]:
 
 
 def _fields(above: Path) -> dict[str, FieldInfo]:
-    """Of a choice between kinds, the first one's."""
-    found = schema.models(above)
-    return dict(found[0].model_fields) if found else {}
+    """Return the fields below `above`; for a choice between kinds, those of the first kind."""
+    models = schema.models(above)
+    return dict(models[0].model_fields) if models else {}
 
 
 def _comment(field: FieldInfo, indent: str) -> list[str]:
@@ -83,7 +83,7 @@ def _setting(path: Path, field: FieldInfo, indent: str, *, off: bool) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A value on one line: JSON is YAML."""
+    """Return a value on one line, as JSON, which is valid YAML."""
     if isinstance(value, str) and value.replace("-", "").replace("/", "").replace(".", "").isalnum():
         return value
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""Jobs in a list and one job alone, for people."""
+"""Tables of a list of jobs and of a single job."""
 
 from collections.abc import Iterable
 
@@ -23,20 +23,20 @@ COLOURS = {
 
 COLUMNS = (
     Column(name="job"),
-    Column(name="name", least=8),
-    Column(name="owner", least=8, rank=4),
+    Column(name="name", min_width=8),
+    Column(name="owner", min_width=8, rank=4),
     Column(name="state"),
     Column(name="attempts", right=True, rank=5),
     Column(name="spent", right=True),
     Column(name="cap", right=True, rank=2),
     Column(name="forecast", right=True, rank=3),
     Column(name="age", rank=6),
-    Column(name="why", least=12, prose=True, rank=1),
+    Column(name="why", min_width=12, prose=True, rank=1),
 )
 
 
 def table(jobs: Iterable[JobView]) -> TerminalTable:
-    """Newest first, as they come; of whom, where it is not all the same person."""
+    """Return the jobs in the given order; the owner column appears only if owners differ."""
     jobs = list(jobs)
     several = len({(job.team, job.owner) for job in jobs}) > 1
     shown = [n for n, column in enumerate(COLUMNS) if several or column.name != "owner"]
@@ -53,42 +53,40 @@ def _row(job: JobView) -> tuple[str | Text, ...]:
 
 
 def forecast(job: JobView) -> Text:
-    """Expected dollars at its end; red when they, or its time, do not suffice."""
-    made = job.forecast
-    if made is None:
+    """Return the expected total cost; red when it exceeds the cap or the job will be late."""
+    expected = job.forecast
+    if expected is None:
         return Text("–")
-    return Text(words.money(made.usd), style="red" if made.over_cap or made.late else "")
+    return Text(words.money(expected.usd), style="red" if expected.over_cap or expected.late else "")
 
 
-def foreseen(job: JobView) -> str:
-    made = job.forecast
-    if made is None:
+def forecast_message(job: JobView) -> str:
+    """Return the expected total cost and end of a job; empty without a forecast."""
+    expected = job.forecast
+    if expected is None:
         return ""
-    notes = "; above the cap" * made.over_cap + "; too late" * made.late
-    return f"{words.money(made.usd)} by {made.finish_at:%Y-%m-%d %H:%M} UTC (P50){notes}"
+    notes = "; above the cap" * expected.over_cap + "; too late" * expected.late
+    return f"{words.money(expected.usd)} by {expected.finish_at:%Y-%m-%d %H:%M} UTC (P50){notes}"
 
 
 def detail(job: JobDetail) -> Table:
-    """One job: a line a fact, a line an attempt."""
-    now = view(job)
+    """Return the facts and attempts of one job, one per line."""
+    now, spent = view(job), words.money(job.spent_usd)
     shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")
     facts = [
         ("job", f"{job.name} ({job.id})"),
         ("state", now.state + (f": {job.reason}" if job.reason else "")),
-        (
-            "money",
-            f"{words.money(job.spent_usd)} spent of {words.money(job.cap_usd)}, {words.money(job.reserved_usd)} held",
-        ),
+        ("money", f"{spent} spent of {words.money(job.cap_usd)}, {words.money(job.reserved_usd)} reserved"),
         (
             "submitted",
             f"{words.ago(job.created_at)} by {job.owner}" + (f", retry of {job.retry_of}" if job.retry_of else ""),
         ),
         ("labels", ", ".join(f"{k}:{v}" for k, v in job.labels.items())),
         ("progress", now.line() if job.runs else ""),
-        ("forecast", foreseen(job)),
-        ("storage", kept(job.storage) if job.storage else ""),
+        ("forecast", forecast_message(job)),
+        ("storage", storage_message(job.storage) if job.storage else ""),
         ("estimate", job.runs[-1].evidence if job.runs else ""),
         ("out of memory", "; ".join(job.ran_out_of_memory)),
     ]
@@ -102,11 +100,11 @@ def detail(job: JobDetail) -> Table:
     return shown
 
 
-def kept(storage: StorageView | None) -> str:
-    """What is kept, what that costs, and what it has cost."""
+def storage_message(storage: StorageView | None) -> str:
+    """Return the size of a job's stored data, its monthly cost and its cost so far."""
     if storage is None:
-        return "keeps data that nobody has measured yet"
-    text = f"keeps {words.size(storage.bytes)}, {words.money(storage.usd_per_month)} a month"
+        return "stores data whose size is not measured yet"
+    text = f"stores {words.size(storage.bytes)}, {words.money(storage.usd_per_month)} a month"
     text += f", {words.money(storage.usd)} so far"
-    gone = ", ".join(f"{one.what} on {one.at:%Y-%m-%d}" for one in storage.deleted)
-    return text + (f"; deleted already: {gone}" if gone else "")
+    deleted = ", ".join(f"{deletion.what} on {deletion.at:%Y-%m-%d}" for deletion in storage.deleted)
+    return text + (f"; already deleted: {deleted}" if deleted else "")

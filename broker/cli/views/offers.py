@@ -1,14 +1,17 @@
-"""What is for sale, for people: one line an offer, then one line a provider."""
+"""Tables of offers: the current offers with one line per provider, and the offers of a past decision."""
+
+from rich.table import Table
 
 from broker.api.schemas.offers import OfferList, OfferView, ProviderStatusView
+from broker.api.schemas.plans import DecisionView
 from broker.cli.core import formatting as words
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
 
 COLUMNS = (
-    Column(name="cloud", least=11),
-    Column(name="region", least=9, rank=2),
-    Column(name="type", least=8, rank=1),
+    Column(name="cloud", min_width=11),
+    Column(name="region", min_width=9, rank=2),
+    Column(name="type", min_width=8, rank=1),
     Column(name="GPU"),
     Column(name="market"),
     Column(name="$/h", right=True),
@@ -23,10 +26,11 @@ COLUMNS = (
 FREE = {True: "yes", False: "no", None: "?"}
 
 
-def show(out: Output, found: OfferList) -> None:
-    sheet = TerminalTable(COLUMNS, map(_row, found.items))
-    out.say(sheet if found.items else "nothing is for sale", f"{len(found.items)} of {found.total} offers")
-    for status in found.providers:
+def show(out: Output, page: OfferList) -> None:
+    """Print the offers, then one line per provider."""
+    table = TerminalTable(COLUMNS, map(_row, page.items))
+    out.say(table if page.items else "no offers", f"{len(page.items)} of {page.total} offers")
+    for status in page.providers:
         out.say(provider(status))
 
 
@@ -49,7 +53,7 @@ def _row(offer: OfferView) -> tuple[str, ...]:
 
 
 def _host(offer: OfferView) -> str:
-    """`community, 99.2 %`: whose it is and how reliable its cloud says it is."""
+    """Return `community, 99.2 %`: the trust class of the host, and the reliability that its cloud reports."""
     parts: list[str] = [offer.trust] if offer.trust else []
     if offer.facts is not None and offer.facts.reliability is not None:
         parts.append(f"{offer.facts.reliability:.1%}")
@@ -57,7 +61,7 @@ def _host(offer: OfferView) -> str:
 
 
 def provider(status: ProviderStatusView) -> str:
-    """`vast: 4812 offers, 3 s ago; left out: 12 price 0 or less`, or what it said instead."""
+    """Return `vast: 4812 offers, 3 s ago; skipped: 12 price 0 or less`, or the provider's error."""
     text = f"{status.name}: {status.offers} offers"
     if status.seen_at is not None:
         text += f", {words.ago(status.seen_at)}"
@@ -65,5 +69,16 @@ def provider(status: ProviderStatusView) -> str:
         text += f"; DOWN: {status.error}"
     if status.dropped:
         ranked = sorted(status.dropped.items(), key=lambda item: (-item[1], item[0]))
-        text += "; left out: " + ", ".join(f"{count} {why}" for why, count in ranked)
+        text += "; skipped: " + ", ".join(f"{count} {why}" for why, count in ranked)
     return text
+
+
+def decision_table(decision: DecisionView) -> Table:
+    """Return every offer of a purchase decision, ranked as it was then."""
+    table = Table(title="Offers at the time of purchase", title_justify="left")
+    for name, side in (("offer", "left"), ("$/h", "right"), ("$ to finish", "right"), ("", "left"), ("reason", "left")):
+        table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for line in decision.items:
+        price, to_finish = words.money(line.usd_per_hour), words.money(line.usd_p50)
+        table.add_row(line.offer, price, to_finish, line.drop or "kept", line.reason)
+    return table

@@ -1,4 +1,4 @@
-"""How far a job is: one view of it, as a redrawn display on a terminal and as plain lines elsewhere."""
+"""Progress of a job: redrawn on a terminal, printed as plain lines otherwise."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ PLAIN_EVERY_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What people look at while they wait."""
+    """Progress of a job at one moment."""
 
     state: str
     where: str
@@ -36,10 +36,10 @@ class View:
     left_s: float | None = None
     """Seconds of training left at the present speed."""
     warnings: tuple[str, ...] = ()
-    """Of the forecast, and of a machine that does nothing."""
+    """Warnings of the forecast, and of an idle machine."""
 
     def line(self) -> str:
-        """`training · step 12/45 · loss 3.210 · 812 tokens/s · $0.0312 of $0.50 · where`."""
+        """Return `training · step 12/45 · loss 3.210 · 812 tokens/s · $0.0312 of $0.50 · machine`."""
         parts = [self.state]
         if self.total:
             parts.append(f"step {self.step}/{self.total}")
@@ -56,7 +56,7 @@ class View:
 
 
 def view(job: JobDetail) -> View:
-    """The job now: its latest attempt's latest beat."""
+    """Return the progress of the job from the latest heartbeat of its latest attempt."""
     run = job.runs[-1] if job.runs else None
     beat = run.beat if run else None
     beats = [r.beat for r in job.runs if r.beat is not None]
@@ -75,13 +75,13 @@ def view(job: JobDetail) -> View:
 
 
 def _warnings(job: JobDetail) -> tuple[str, ...]:
-    made, idle = job.forecast, job.runs[-1].idle if job.runs and job.state is JobState.ACTIVE else None
-    found = [] if idle is None else [f"idle ({idle})"]
-    if made is not None and made.over_cap:
-        found.append(f"{words.money(made.usd)} expected, above the cap")
-    if made is not None and made.late:
-        found.append(f"too late: {made.finish_at:%Y-%m-%d %H:%M} UTC expected")
-    return tuple(found)
+    forecast, idle = job.forecast, job.runs[-1].idle if job.runs and job.state is JobState.ACTIVE else None
+    warnings = [] if idle is None else [f"idle ({idle})"]
+    if forecast is not None and forecast.over_cap:
+        warnings.append(f"{words.money(forecast.usd)} expected, above the cap")
+    if forecast is not None and forecast.late:
+        warnings.append(f"too late: {forecast.finish_at:%Y-%m-%d %H:%M} UTC expected")
+    return tuple(warnings)
 
 
 def _left(job: JobDetail, beat: Heartbeat | None) -> float | None:
@@ -99,7 +99,7 @@ def _state(job: JobDetail) -> str:
 
 
 def event_line(event: EventView) -> str:
-    """`12:30:05 attempt.preempted  cloud-a took the machine at step 17`."""
+    """Return `12:30:05 attempt.preempted  cloud-a took the machine at step 17`."""
     at = event.at.astimezone().strftime("%H:%M:%S") if event.at else "--:--:--"
     return f"{at}  {event.kind:<20} {event.message}"
 
@@ -119,15 +119,15 @@ def display(out: Output) -> Display:
 
 
 class LiveDisplay:
-    """Events scroll above two lines that are redrawn: state, and a bar with the numbers."""
+    """A display on a terminal: events scroll above two redrawn lines, the state and a progress bar."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"))
-        self._progress = Progress(*columns, console=out.talk)
+        self._progress = Progress(*columns, console=out.console)
         self._task: TaskID = self._progress.add_task("", total=None, numbers="")
         self._state = Text("")
-        self._live = Live(self._render(), console=out.talk, refresh_per_second=4, transient=True)
+        self._live = Live(self._render(), console=out.console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -157,7 +157,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Readable in a log: every event, and the view when its state changed or some seconds have passed with news."""
+    """A display for logs: every event, and the progress when the state changes or every few seconds."""
 
     def __init__(self, out: Output, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._out = out

@@ -1,4 +1,4 @@
-"""The data check and the quote, for people."""
+"""Tables of the data check and the quote."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ from broker.quote.summary import LABELS
 
 SHOWN = 10
 UNCHECKED = " *"
-"""After a time whose speed was compared with no run of its like; the lines below the table tell more."""
+"""Mark after a time whose speed was not compared with a similar run; lines below the table explain it."""
 LONGEST_TEXT = 400
 
 
 def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
-    """The check, the kept offers ranked, the dropped ones grouped by reason; `every` cuts nothing."""
+    """Print the kept offers ranked, and the dropped offers grouped by reason. `every`: print all kept offers."""
     kept = [line for line in quote.lines if line.verdict is OfferVerdict.KEPT]
     shown = kept if every else kept[:SHOWN]
     if shown:
@@ -38,42 +38,42 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     for text in speeds(shown):
         out.say(text)
     if quote.kept > len(shown):
-        out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
+        out.say(f"and {quote.kept - len(shown)} more that fit; `gpubroker quote --all` shows all")
     for line in dropped(quote):
         out.say(line)
     for region in quote.unsold_regions:
         out.say(f"no offer is in region {region}")
     if not quote.kept:
         cheapest = f" (the cheapest that fits: {words.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
-        out.say(f"no offer is left{cheapest}; a submitted job would wait until one fits")
+        out.say(f"no offer fits{cheapest}; a submitted job would wait until one does")
     if quote.held is not None:
-        out.say(held(quote.held))
+        out.say(hold_message(quote.held))
     if any(line.offer.simulated for line in shown):
-        out.say("simulated offers cost nothing real: their machines are processes of the daemon's host")
+        out.say("simulated offers cost no money: their machines are processes on the daemon's host")
 
 
-def held(by: HoldView) -> str:
-    """What a policy would do: never said of a job that would start."""
-    if by.hold is Hold.APPROVAL:
-        return f"approval: a job submitted now {by.reason}; somebody with the scope manage approves it"
-    return f"policy: a job submitted now {by.reason}"
+def hold_message(hold: HoldView) -> str:
+    """Return why a policy would hold a submitted job."""
+    if hold.hold is Hold.APPROVAL:
+        return f"approval: a job submitted now {hold.reason}; a user with the scope manage can approve it"
+    return f"policy: a job submitted now {hold.reason}"
 
 
 COLUMNS = (
     Column(name="#", right=True),
-    Column(name="cloud", least=11),
-    Column(name="region", least=9, rank=3),
-    Column(name="GPU", least=12),
+    Column(name="cloud", min_width=11),
+    Column(name="region", min_width=9, rank=3),
+    Column(name="GPU", min_width=12),
     Column(name="market", rank=2),
     Column(name="$/h", right=True, rank=1),
-    Column(name="time P50 – P90", right=True, least=9),
-    Column(name="$ to finish P50 – P90", right=True, least=12),
-    Column(name="why", least=16),
+    Column(name="time P50 – P90", right=True, min_width=9),
+    Column(name="$ to finish P50 – P90", right=True, min_width=12),
+    Column(name="why", min_width=16),
 )
 
 
 def offers(lines: list[LineView], *, why: bool) -> TerminalTable:
-    """Ranked by expected dollars to finish; `why`: with the reason of each."""
+    """Return the offers, ranked by expected dollars to finish. `why`: add the reason of each."""
     columns = COLUMNS if why else COLUMNS[:-1]
     rows = (_row(number, line)[: len(columns)] for number, line in enumerate(lines, 1))
     return TerminalTable(columns, rows, title="Quote: offers by expected $ to finish")
@@ -95,28 +95,28 @@ def _row(number: int, line: LineView) -> tuple[str, ...]:
 
 
 def speeds(lines: list[LineView]) -> list[str]:
-    """What the speed of each rests on, once for those of the same GPU."""
-    found: dict[str, list[str]] = {}
+    """Return the evidence for the speed of each offer, one line for offers with the same evidence."""
+    by_basis: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         if line.tier is not None:
-            found.setdefault(f"{line.tier} ({line.evidence})", []).append(str(number))
-    return [f"speed of {', '.join(numbers)}: {basis}" for basis, numbers in found.items()]
+            by_basis.setdefault(f"{line.tier} ({line.evidence})", []).append(str(number))
+    return [f"speed of {', '.join(numbers)}: {basis}" for basis, numbers in by_basis.items()]
 
 
 EXPLAINED = 3
 
 
 ASSUMED = (
-    f"tokens are bytes / {BYTES_PER_TOKEN}; attention is that of rows of the mean length, and nothing is padded",
-    f"weights and data come at {DOWNLOAD_BYTES_PER_S / 1e6:.0f} MB/s and the last checkpoint leaves at "
-    f"{UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s, or slower where the cloud says so; {START_S:.0f} s of imports",
-    f"P90 is the work at the low end of its speed's interval, boot and load x {SETUP_SPREAD}, and preemptions",
+    f"tokens are bytes / {BYTES_PER_TOKEN}; attention is computed for rows of mean length, without padding",
+    f"weights and data download at {DOWNLOAD_BYTES_PER_S / 1e6:.0f} MB/s and the last checkpoint uploads at "
+    f"{UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s, or slower if the cloud reports less; {START_S:.0f} s of imports",
+    f"P90 uses the low end of the speed interval, boot and load x {SETUP_SPREAD}, and preemptions",
 )
-"""Of what is estimated: docs/design/estimator.md has the rest."""
+"""Assumptions of the estimates; docs/design/estimator.md lists all."""
 
 
 def explain(out: Output, quote: QuoteView) -> None:
-    """The parts of the best offers' time and dollars, and every offer with the reason why it was kept or dropped."""
+    """Print the parts of time and cost of the best offers, and the verdict on every offer with its reason."""
     for line in [line for line in quote.lines if line.verdict is OfferVerdict.KEPT][:EXPLAINED]:
         for text in explained(line):
             out.say(text)
@@ -128,27 +128,30 @@ def explain(out: Output, quote: QuoteView) -> None:
     for line in quote.lines:
         table.add_row(line.offer.id, line.drop or "kept", line.reason)
     out.say(table)
-    left = quote.kept + sum(quote.drops.values()) - len(quote.lines)
-    if left:
-        out.say(f"and {left} more; ask for fewer with resources.accelerators or resources.providers")
+    unlisted = quote.kept + sum(quote.drops.values()) - len(quote.lines)
+    if unlisted:
+        out.say(f"and {unlisted} more; narrow the search with resources.accelerators or resources.providers")
 
 
 def explained(line: LineView) -> list[str]:
-    """`cloud gpu: boot 2 min, …` and `… $0.41 machines, …` of a kept line; nothing where its time is not known."""
+    """Return the plan, the parts of the time and the parts of the cost of a kept offer; empty if its time is unknown.
+
+    For example `time  boot 2 min, …` and `$  machines $0.41, …`.
+    """
     if line.hours is None or line.costs is None or line.plan is None:
         return []
     plan, hours, costs = line.plan, line.hours.model_dump(), line.costs.model_dump()
-    again = "recomputing" if plan.gradient_checkpointing else "activations kept"
-    each = f"{plan.micro_batch} rows at once, {plan.accumulation} times a step, {again}"
+    checkpointing = "gradient checkpointing" if plan.gradient_checkpointing else "no gradient checkpointing"
+    batch = f"micro-batch {plan.micro_batch}, {plan.accumulation} per step, {checkpointing}"
     return [
-        f"{words.cloud(line.offer)} {words.gpu(line.offer, line.nodes)}: {plan.parallelism} on {plan.devices}, {each}",
+        f"{words.cloud(line.offer)} {words.gpu(line.offer, line.nodes)}: {plan.parallelism} on {plan.devices}, {batch}",
         "  time  " + ", ".join(f"{name} {words.hours(value, None)}" for name, value in hours.items() if value),
         "  $     " + ", ".join(f"{name} {words.money(value)}" for name, value in costs.items() if value),
     ]
 
 
 def dropped(quote: QuoteView) -> list[str]:
-    """`dropped 12 offers: need more memory, e.g. rtx4090: needs 31 GiB of 24`, most frequent first."""
+    """Return lines such as `dropped 12 need more memory; e.g. rtx4090: needs 31 GiB of 24`, most frequent first."""
     examples: dict[DropReason, LineView] = {}
     for line in quote.lines:
         if line.drop is not None:
@@ -162,15 +165,15 @@ def dropped(quote: QuoteView) -> list[str]:
 
 
 def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableType | None:
-    """What the check found: rows, columns, token estimate, one rendered example, the model. None for a script."""
+    """Return the result of the check: rows, columns, tokens, one rendered example, the model. None for a script."""
     settled = [("settled", report["settled"])] if report.get("settled") else []
-    found = [*_data(report.get("data") or {}, columns), *settled, *_model(report.get("model") or {})]
-    if not found:
+    facts = [*_data(report.get("data") or {}, columns), *settled, *_model(report.get("model") or {})]
+    if not facts:
         return None
     table = Table(title="Data and model", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in found:
+    for name, value in facts:
         table.add_row(name, Text(value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"))
     return table
 
@@ -191,19 +194,23 @@ def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str
 
 
 def _example(found: DataReport) -> list[tuple[str, str]]:
-    """One row as it is trained on, and for text how long rows are."""
+    """Return one row as it is trained on, and the length of rows of text."""
     if not found.tokens_total:
         return [("example", f"{found.example_prompt} → {found.example_completion}")]
-    cut = f"; {found.truncated_share:.1%} of the rows are cut" if found.truncated_share else ""
-    long = f"about {found.tokens_mean:,.0f} a row, P99 {found.tokens_p99:,.0f}, {found.tokens_total:,.0f} in all{cut}"
-    return [("tokens", long), ("prompt", found.example_prompt), ("completion", found.example_completion)]
+    cut = f"; {found.truncated_share:.1%} of the rows are truncated" if found.truncated_share else ""
+    mean, p99, total = (f"{count:,.0f}" for count in (found.tokens_mean, found.tokens_p99, found.tokens_total))
+    return [
+        ("tokens", f"about {mean} per row, P99 {p99}, {total} in total{cut}"),
+        ("prompt", found.example_prompt),
+        ("completion", found.example_completion),
+    ]
 
 
 def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
     if not model:
         return []
     shape = TypeAdapter(ModelShape).validate_python(model)
-    known = "" if shape.known else ", an architecture that the estimates were not validated on"
-    bundled = ", by the bundled catalogue" if shape.bundled else ""
+    known = "" if shape.known else ", an architecture for which estimates were not validated"
+    bundled = ", from the bundled catalogue" if shape.bundled else ""
     size = f"{shape.parameters / 1e6:,.{0 if shape.parameters >= 1e7 else 2}f} M parameters"
     return [("model", f"{shape.name}: {shape.family}, {size}{known}{bundled}")]

@@ -1,4 +1,4 @@
-"""The summary of a job, for people."""
+"""The summary of a job on the terminal."""
 
 from rich.table import Table
 from rich.text import Text
@@ -10,7 +10,7 @@ from broker.cli.views.summary_data import AttemptLine, Sample, Summary
 
 
 def show(out: Output, summary: Summary) -> None:
-    """Attempts, steps and dollars, the loss curve, held-out loss, samples, where the files lie."""
+    """Print attempts, steps and cost, the loss curve, held-out loss, samples and the location of the files."""
     if summary.attempts:
         out.say(_attempts(summary.attempts))
     if len(summary.losses) > 1:
@@ -22,23 +22,23 @@ def show(out: Output, summary: Summary) -> None:
 
 
 def lines(summary: Summary) -> list[str]:
-    """The facts, one a line."""
-    found = [f"{summary.name} ({summary.job}) {summary.state}" + (f": {summary.reason}" if summary.reason else "")]
+    """Return the facts of the summary, one per line."""
+    facts = [f"{summary.name} ({summary.job}) {summary.state}" + (f": {summary.reason}" if summary.reason else "")]
     count = len(summary.attempts)
-    tried = f"{count} attempt{'' if count == 1 else 's'}, {summary.preemptions} preempted"
+    attempts = f"{count} attempt{'' if count == 1 else 's'}, {summary.preemptions} preempted"
     steps = f"; {summary.steps} steps, {summary.steps_redone} of them lost and redone" if summary.steps else ""
-    found.append(f"{tried}{steps}; {words.duration(summary.seconds)}")
-    found.append(_money(summary))
+    facts.append(f"{attempts}{steps}; {words.duration(summary.seconds)}")
+    facts.append(_money(summary))
     before, after = summary.heldout_loss_before, summary.heldout_loss_after
     if before is not None and after is not None:
-        found.append(f"held-out loss {before:.3f} -> {after:.3f}")
+        facts.append(f"held-out loss {before:.3f} -> {after:.3f}")
     if summary.adapter:
-        found.append(f"adapter: {summary.adapter}")
+        facts.append(f"adapter: {summary.adapter}")
         if summary.picture:
-            found.append(f"loss curve: {summary.picture}")
+            facts.append(f"loss curve: {summary.picture}")
     elif summary.steps:
-        found.append(f"files: `gpubroker artifacts {summary.job} --to DIR`")
-    return found
+        facts.append(f"files: `gpubroker artifacts {summary.job} --to DIR`")
+    return facts
 
 
 def _money(summary: Summary) -> str:

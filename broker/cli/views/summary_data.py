@@ -1,4 +1,4 @@
-"""What a job did and cost, put together from its attempts and its artifacts. Pure: documents in, `Summary` out."""
+"""Summary of a job, computed from its attempts and artifacts. Pure: it only transforms documents."""
 
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -18,7 +18,7 @@ INTERRUPTIONS = frozenset({Reason.PREEMPTED, Reason.LOST})
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptLine:
-    """One attempt; steps are optimizer steps, None when it never trained."""
+    """One attempt of a job. Steps are optimizer steps, None if it never trained."""
 
     number: int
     machine: str
@@ -27,12 +27,14 @@ class AttemptLine:
     why: str
     usd: Decimal
     usd_on_demand: Decimal | None
-    """The same time on the same machine on demand; None when that price is unknown."""
+    """Cost of the same time on the same machine on demand; None if that price is unknown."""
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
+    """A prompt with the completions of the base model and the tuned model."""
+
     prompt: str
     base: str
     tuned: str
@@ -40,6 +42,8 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
+    """Result and cost of a job."""
+
     job: str
     name: str
     state: str
@@ -48,7 +52,7 @@ class Summary:
     preemptions: int
     steps: int
     steps_redone: int
-    """Steps that were done, lost with a machine, and done again."""
+    """Steps that were lost with a machine and done a second time."""
     usd: Decimal
     usd_on_demand: Decimal | None
     cap_usd: Decimal
@@ -58,18 +62,18 @@ class Summary:
     losses: tuple[tuple[int, float], ...] = ()
     samples: tuple[Sample, ...] = ()
     adapter: str | None = None
-    """Where the adapter (or the model) lies on this machine, once it was downloaded."""
+    """Path of the downloaded adapter or model; None before the download."""
     picture: str | None = None
-    """The loss curve as a PNG, where matplotlib is installed."""
+    """Path of the loss curve as a PNG; None if matplotlib is not installed."""
 
     def at(self, folder: Path) -> "Summary":
-        """With the place of the downloaded results: `adapter/` or `model/` below `folder`, else `folder`."""
-        found = next((f for f in (folder / "adapter", folder / "model") if f.is_dir()), folder)
+        """Return a copy with the path of the downloaded results: `adapter/` or `model/` below `folder`, or `folder`."""
+        results = next((f for f in (folder / "adapter", folder / "model") if f.is_dir()), folder)
         picture = folder / PICTURE
-        return replace(self, adapter=str(found), picture=str(picture) if picture.exists() else None)
+        return replace(self, adapter=str(results), picture=str(picture) if picture.exists() else None)
 
     def document(self) -> dict[str, Any]:
-        """As JSON values; money as decimal strings."""
+        """Return JSON values, with money as decimal strings."""
         document: dict[str, Any] = TypeAdapter(Summary).dump_python(self, mode="json")
         return document
 
@@ -77,7 +81,10 @@ class Summary:
 def summarise(
     job: JobDetail, machines: tuple[str, ...], losses: tuple[tuple[int, float], ...], samples: tuple[Sample, ...]
 ) -> Summary:
-    """`machines`: what each attempt ran on, in words; `losses`: (step, loss) of the job's metrics."""
+    """Return the summary of a job.
+
+    `machines`: a text for the machines of each attempt; `losses`: (step, loss) of the job's metrics.
+    """
     final = job.runs[-1].final if job.runs else None
     lines = tuple(_line(run, text) for run, text in zip(job.runs, machines, strict=True))
     ended = job.finished_at or max((r.ended_at for r in job.runs if r.ended_at), default=job.created_at)

@@ -1,4 +1,4 @@
-"""A scaling table, for people, and its plot."""
+"""The scaling table of `--what-if`, and its chart."""
 
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
-from broker.cli.spec.prepared import Prepared
+from broker.cli.spec.spec_file import Prepared
 from broker.domain.offer import GIB, DropReason
 from broker.domain.workload import ModelShape
 from broker.estimator.speed.hardware import TABLE
@@ -22,31 +22,40 @@ from broker.sizing.what_if import of_spec
 
 WhatIf = Annotated[
     str | None,
-    typer.Option("--what-if", metavar="gpus=1,2,…,512", help="What more GPUs would bring: throughput, hours, dollars."),
+    typer.Option(
+        "--what-if",
+        metavar="gpus=1,2,…,512",
+        help="Compare GPU counts: throughput, hours and dollars, e.g. gpus=1,2,4,8.",
+    ),
 ]
-PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Of --what-if, a picture.")]
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.png", help="Write the --what-if chart to this file.")
+]
 
 
-def show(out: Output, found: dict[str, Any], plot: Path | None) -> None:
-    """The table with its assumptions; `plot`: a PNG of it. Raises BadInput where no plot can be drawn or written."""
-    if plot is not None:  # first, since --json prints one document, the table or the error
-        _draw(found, plot)
-    out.document(found)
+def show(out: Output, scaling: dict[str, Any], plot: Path | None) -> None:
+    """Print the table with its assumptions. `plot`: file for the chart as a PNG.
+
+    Raises BadInput if the chart cannot be drawn or written.
+    """
+    if plot is not None:  # draw first, because --json writes only one document: the table or the error
+        _draw(scaling, plot)
+    out.document(scaling)
     if not out.as_json:
-        _show(out, found)
+        _show(out, scaling)
     if plot is not None:
         out.say(f"plot: {plot}")
 
 
-def without(**given: object) -> None:
-    """Raises BadInput for the first option that was given, all of which mean nothing without --what-if."""
+def check_unused(**given: object) -> None:
+    """Raise BadInput for the first given option, because all of them require --what-if."""
     for name, value in given.items():
         if value is not None:
-            raise BadInput(f"--{name.replace('_', '-')} goes with --what-if, for example --what-if gpus=1,2,4,8")
+            raise BadInput(f"--{name.replace('_', '-')} requires --what-if, for example --what-if gpus=1,2,4,8")
 
 
-def _draw(found: dict[str, Any], plot: Path) -> None:
-    picture = scaling_png(found)
+def _draw(scaling: dict[str, Any], plot: Path) -> None:
+    picture = scaling_png(scaling)
     if picture is None:
         raise BadInput("--plot: matplotlib is not installed, or nothing fits; pip install 'gpubroker[plots]'")
     try:
@@ -55,15 +64,15 @@ def _draw(found: dict[str, Any], plot: Path) -> None:
         raise BadInput(f"--plot {plot}: {e.strerror}") from None
 
 
-def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: Path | None) -> None:
-    """The table for a spec's job, at the least price a GPU of the offers. Raises BadInput."""
+def of_quote(out: Output, prepared: Prepared, what_if: str, gpu: str | None, plot: Path | None) -> None:
+    """Print the table for a spec's job, at the lowest price per GPU of the offers. Raises BadInput."""
     train, quote = prepared.file.spec.train, prepared.quote
     model, data = quote.check.get("model"), quote.check.get("data")
     if train is None or not model or not data:
         raise BadInput(
-            f"{prepared.file.path}: --what-if needs a job that is estimated, and nothing is known of this one"
+            f"{prepared.file.path}: --what-if needs a training job with a known model and data set; remove the option"
         )
-    shape, found = TypeAdapter(ModelShape).validate_python(model), DataReport.model_validate(data)
+    shape, report = TypeAdapter(ModelShape).validate_python(model), DataReport.model_validate(data)
     sold = (line.offer.accelerator for line in quote.lines)
     gpu = next((name for name in sold if name in TABLE and TABLE[name].gpu), None) if gpu is None else gpu
     try:
@@ -76,8 +85,8 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
             if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not DropReason.PRICE
         ]
         scaled = of_spec(
-            said, train, shape, hardware, mean=found.tokens_mean - found.tokens_written,
-            written=found.tokens_written, steps=steps_of(prepared.file.spec, found.rows),
+            what_if, train, shape, hardware, mean=report.tokens_mean - report.tokens_written,
+            written=report.tokens_written, steps=steps_of(prepared.file.spec, report.rows),
             usd_per_gpu_hour=min(prices, default=None),
         )  # fmt: skip
     except EstimateError as e:
@@ -86,17 +95,17 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
 
 
 def _short(number: float) -> str:
-    """Cents, and of what is less than one the first two digits."""
+    """Return a number with two decimals, or below 1 with two significant digits."""
     return f"{number:,.2f}" if number >= 1 else f"{number:.2g}"
 
 
-def _show(out: Output, found: dict[str, Any]) -> None:
-    table = Table(title=f"{found['model']}, {found['method']}, on {found['gpu']}", title_justify="left")
+def _show(out: Output, scaling: dict[str, Any]) -> None:
+    table = Table(title=f"{scaling['model']}, {scaling['method']}, on {scaling['gpu']}", title_justify="left")
     table.add_column("GPUs", justify="right")
     table.add_column("plan")
-    for name in ("GiB a GPU", "tokens/s", "MFU", "hours", "$"):
+    for name in ("GiB per GPU", "tokens/s", "MFU", "hours", "$"):
         table.add_column(name, justify="right")
-    for row in found["points"]:
+    for row in scaling["points"]:
         fits = row["plan"] is not None
         low, high = row["tokens_per_s_interval"] or (0, 0)
         hours, usd = row["hours"], row["usd"]
@@ -110,9 +119,9 @@ def _show(out: Output, found: dict[str, Any]) -> None:
             _short(usd) if fits and usd is not None else "",
         )
     out.say(table)
-    for basis, rows in groupby((row for row in found["points"] if row["plan"]), key=_basis):
+    for basis, rows in groupby((row for row in scaling["points"] if row["plan"]), key=_basis):
         out.say(f"tokens/s (GPUs: {', '.join(str(row['gpus']) for row in rows)}): {basis}")
-    for line in found["assumptions"]:
+    for line in scaling["assumptions"]:
         out.say(f"assumed: {line}")
 
 
@@ -124,6 +133,7 @@ def _plan(row: dict[str, Any]) -> str:
     plan = row["plan"]
     if plan is None:
         return "does not fit"
-    again = ", recomputing" if plan["gradient_checkpointing"] else ""
+    checkpointing = ", recomputing" if plan["gradient_checkpointing"] else ""
     idle = f" of {row['gpus']}" if plan["devices"] < row["gpus"] else ""
-    return f"{plan['parallelism']} on {plan['devices']}{idle}: {plan['accumulation']} x {plan['micro_batch']}{again}"
+    batch = f"{plan['accumulation']} x {plan['micro_batch']}"
+    return f"{plan['parallelism']} on {plan['devices']}{idle}: {batch}{checkpointing}"

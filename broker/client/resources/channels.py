@@ -1,4 +1,4 @@
-"""Calls for channels and Slack links."""
+"""Calls about channels."""
 
 from urllib.parse import quote as escape
 
@@ -9,7 +9,7 @@ from broker.client.transport.http import Calls
 
 class ChannelCalls(Calls):
     async def channels(self) -> wire.ChannelList:
-        """List the channels of your team; for admins all."""
+        """Of the own team; for admins all."""
         return await self._call("GET", "/v1/channels", wire.ChannelList)
 
     async def create_channel(self, request: wire.ChannelRequest) -> wire.ChannelMade:
@@ -23,11 +23,11 @@ class ChannelCalls(Calls):
         return await self._call("PATCH", _path(channel_id), wire.ChannelView, json=body)
 
     async def rotate_channel(self, channel_id: str) -> wire.ChannelMade:
-        """Create a new signing secret, shown in this answer only."""
+        """A new signing secret, shown in this answer only."""
         return await self._call("POST", f"{_path(channel_id)}/rotate", wire.ChannelMade)
 
     async def test_channel(self, channel_id: str) -> wire.ChannelTested:
-        """Send a real message."""
+        """Sends a real message."""
         return await self._call("POST", f"{_path(channel_id)}/test", wire.ChannelTested)
 
     async def delete_channel(self, channel_id: str) -> None:
@@ -36,7 +36,7 @@ class ChannelCalls(Calls):
 
 class SlackCalls(Calls):
     async def slack_users(self) -> slack_wire.SlackUserList:
-        """List the Slack links of your team; for admins all."""
+        """Of the own team; for admins of all."""
         return await self._call("GET", "/v1/slack/users", slack_wire.SlackUserList)
 
     async def link_slack_user(self, request: slack_wire.SlackLinkRequest) -> slack_wire.SlackUserView:

@@ -1,4 +1,4 @@
-"""Writes a file completely or not at all."""
+"""How a file comes to its place on this machine: whole, or not at all."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ from broker.client.transport.errors import NotSaved
 
 @contextmanager
 def placed(target: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file next to `target`. It replaces `target` when the body succeeds, otherwise it is removed.
+    """A file beside `target` that takes its place, safe on the disk, when the body ends well, and else is removed.
 
-    The file is flushed to disk first. Raises NotSaved.
+    Raises NotSaved.
     """
     part = target.with_name(f".gpubroker-{secrets.token_hex(4)}.part")
     try:

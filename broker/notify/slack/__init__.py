@@ -1,1 +1,1 @@
-"""Slack: notifier, buttons and Socket Mode."""
+"""The Slack notifier, its buttons and its socket."""

@@ -1,7 +1,7 @@
-"""Slack notifier: one thread per job. The root message shows the job's state; replies report events.
+"""Slack: one thread a job. The first message shows the job as it is; replies tell what happened.
 
-A delivery may arrive twice, and Slack has no idempotency key for posts. Each message therefore carries a key as
-metadata, and a sender that is not sure searches for the key first.
+A delivery may come twice. Slack has no idempotency key for posts, so each message carries ours as metadata, and whoever
+cannot be sure that a message is new looks for it first.
 """
 
 import contextlib
@@ -29,19 +29,17 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 30.0
 TRUST_S = 5.0
-"""Seconds for which this process trusts its own record of a thread: less than the outbox's lease, so no other process
-has written since.
-"""
+"""A thread that this process left so lately, nobody else has written to since: less than the outbox's lease."""
 TRUSTED = 4096
 LOOK_BACK = timedelta(minutes=5)
-"""Margin of a search in time: our clock and Slack's differ by less."""
+"""Clocks of ours and Slack's differ by less."""
 
 Curve = Callable[[Job], Awaitable[Losses]]
-"""(job) -> loss curve of its last checkpoint. Raises GpubrokerError."""
+"""The loss curve of a job's last checkpoint. Raises GpubrokerError."""
 
 
 class SlackNotifier:
-    """`ports.Notifier` for Slack conversations."""
+    """`ports.Notifier` into Slack conversations."""
 
     kind = "slack"
     refresh_s: float | None = REFRESH_S
@@ -62,7 +60,7 @@ class SlackNotifier:
         return secrets, None
 
     def client(self, channel: Channel) -> SlackClient:
-        """Return the client of a channel's current token and conversation. Raises SecretsError."""
+        """For a channel's token and conversation as they are now. Raises SecretsError."""
         conversation = str(channel.config["channel"])
         known = self._clients.get(channel.id)
         if known is not None and known[:2] == (channel.sealed, conversation):
@@ -73,7 +71,7 @@ class SlackNotifier:
         return made
 
     def session(self) -> aiohttp.ClientSession:
-        """Return the shared HTTP session, created in the loop that uses it."""
+        """One for all that is said to Slack; made in the loop that uses it."""
         if self._session is None:
             self._session = new_session()
         return self._session
@@ -107,7 +105,7 @@ class SlackNotifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """State of a thread when this process last wrote to it."""
+    """A thread as this process left it."""
 
     replies: set[str]
     state: State | None
@@ -116,17 +114,17 @@ class _Seen:
 
 @dataclass
 class _Thread:
-    """One delivery. `state`: {"ts": root message, "shown": its digest}."""
+    """One delivery. `state`: {"ts": the root, "shown": its digest}."""
 
     client: SlackClient
     curve: Curve
     channel: Channel
     state: dict[str, object]
     replies: set[str] | None
-    """Our replies that this delivery or a later one could repeat; None: not looked up yet."""
+    """Ours in the thread that this delivery or a later one could repeat; None: to be looked up."""
 
     async def notice(self, delivery: Delivery) -> None:
-        """Send a notice. Its stream has two senders (outbox and channel test), so always search for it first."""
+        """Its stream has two senders, the outbox and whoever tests the channel: looking is the only way to know."""
         if delivery.notice is not None:
             key = {"channel": self.channel.id, "id": delivery.id}
             if await self.client.find(key, since=_since(delivery.notice.at)) is None:
@@ -137,7 +135,7 @@ class _Thread:
             return
         try:
             await self._told(delivery, snapshot)
-        except Missing:  # a user deleted the message; posting it again lets users find the job
+        except Missing:  # somebody deleted it: people who look for the job find it again
             self.state.clear()
             if not delivery.refresh:
                 self.replies = None
@@ -188,16 +186,13 @@ class _Thread:
             told.add(name)
 
     async def _told_since(self, event: Event, thread: str) -> set[str]:
-        """Return our replies since the oldest waiting event, looked up once.
-
-        The previous sender may have posted more than it recorded.
-        """
+        """Looked up once for all that waits: whoever held the stream before may have told more than it wrote down."""
         if self.replies is None:
             self.replies = await self.client.thread(thread, since=_since(event.at))
         return self.replies
 
     async def _losses(self, job: Job) -> Losses:
-        """Return the loss curve, or nothing if it is unavailable: a summary does not wait for the blob store."""
+        """Empty where there are none; a summary does not wait for the blob store."""
         try:
             return await self.curve(job)
         except GpubrokerError as e:

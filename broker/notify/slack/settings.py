@@ -1,4 +1,4 @@
-"""Settings of a Slack channel: the conversation, and the app's secrets."""
+"""What a Slack channel needs to be told: the conversation, and the app's secrets."""
 
 import json
 import re
@@ -24,19 +24,19 @@ REQUIRED = ("bot_token",)
 class Secrets:
     bot_token: str = field(repr=False)
     signing_secret: str = field(default="", repr=False)
-    """Secret that verifies Slack's requests over HTTP; empty: no requests are accepted."""
+    """Checks what Slack sends to our address; empty: nothing is taken from there."""
     app_token: str = field(default="", repr=False)
-    """Token for Socket Mode; empty: Socket Mode is not used."""
+    """Opens Socket Mode; empty: it is not used."""
 
     @classmethod
     def opened(cls, box: SecretBox, sealed: bytes | None) -> Self:
-        """Return decrypted secrets. Raises SecretsError if another master key encrypted them."""
+        """Raises SecretsError when another master key sealed them."""
         found = json.loads(box.open(sealed)) if sealed is not None else {}
         return cls(**{"bot_token": ""} | {name: str(found[name]) for name in FORMS if name in found})
 
 
 def check(config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
-    """Return the settings to store. Raises InvalidInput with every fault."""
+    """As they are to be kept. Raises InvalidInput with every fault."""
     faults = [_unknown(f"config.{key}", "channel") for key in config if key != "channel"]
     faults += [_unknown(f"secrets.{name}", ", ".join(FORMS)) for name in secrets if name not in FORMS]
     conversation = config.get("channel")

@@ -1,1 +1,1 @@
-"""Signed webhooks to public addresses."""
+"""Signed webhooks, and the guard of their addresses."""

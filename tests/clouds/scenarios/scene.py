@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from broker.api.schemas.jobs import EventView, JobDetail
-from broker.cli.jobs.artifacts import told
+from broker.cli.jobs.artifacts import read_messages
 from broker.client.async_client import AsyncClient
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.job import RESTING_JOB_STATES
@@ -343,7 +343,7 @@ def fine_tune(hub: str, *, steps: int = 4, **changes: Any) -> dict[str, Any]:
 async def losses(scene: Scene, job: str) -> dict[int, float]:
     """Loss by step, of all attempts of a job together."""
     async with scene.client() as client:
-        return dict((await told(client, job)).losses)
+        return dict((await read_messages(client, job)).losses)
 
 
 def elapsed(since: float) -> float:

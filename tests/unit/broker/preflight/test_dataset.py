@@ -119,7 +119,7 @@ def test_a_column_that_some_rows_lack_names_the_first_of_them() -> None:
         (train(prompt="{word"), "train.data.prompt", "write {column}"),
         (train(completion="{definition:>9}"), "train.data.completion", "not a plain column name"),
         (train(prompt="{note}"), "train.data.prompt", "column 'note' is null or missing in row 2"),
-        (train(global_batch=3), "train.global_batch", "2 rows to train on (3 less 1 held out) are fewer than"),
+        (train(global_batch=3), "train.global_batch", "2 training rows (3 minus 1 held out) are fewer than"),
     ],
 )
 def test_a_spec_that_the_data_cannot_serve(config: TrainConfig, field: str, words: str) -> None:
@@ -143,7 +143,7 @@ def test_warnings_for_what_is_allowed_but_doubtful() -> None:
     said = " | ".join(report.warnings)
     assert report.truncated_share == pytest.approx(0.9)
     assert "about 90% of the rows are longer than max_length 64" in said
-    assert "8 rows repeat an earlier one" in said
+    assert "8 rows are duplicates" in said
     assert "column 'definition' is empty in 1 rows" in said
     assert "no row is held out" in said
 

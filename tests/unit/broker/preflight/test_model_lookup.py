@@ -99,8 +99,8 @@ async def test_a_folder_of_this_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ((), "lacks config.json, \\*.safetensors, tokenizer\\*"),
-        (("config.json", "tokenizer.json"), "lacks \\*.safetensors"),
+        ((), "has no config.json, \\*.safetensors, tokenizer\\*"),
+        (("config.json", "tokenizer.json"), "has no \\*.safetensors"),
     ],
 )
 async def test_an_incomplete_folder_says_what_is_missing(tmp_path: Path, names: tuple[str, ...], words: str) -> None:
@@ -287,7 +287,7 @@ async def test_a_pipeline_is_known_by_its_index(hub: tuple[Hub, str], tmp_path: 
         f"/owner/{name}/resolve/main/model_index.json" for name in ("StableDiffusionXLPipeline", "FluxPipeline")
     }
     (tmp_path / "FluxPipeline/model_index.json").unlink()
-    with pytest.raises(InvalidInput, match=r"lacks model_index\.json"):
+    with pytest.raises(InvalidInput, match=r"has no model_index\.json"):
         await resolve_for(train.model_copy(update={"model": str(tmp_path / "FluxPipeline")}), hub=None)
 
 

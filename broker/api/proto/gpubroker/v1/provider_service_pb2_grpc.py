@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProviderServiceStub(object):
-    """Configured providers.
+    """Who sells machines.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ProviderServiceStub(object):
 
 
 class ProviderServiceServicer(object):
-    """Configured providers.
+    """Who sells machines.
     """
 
     def ListProviders(self, request, context):
-        """Lists every configured provider: its offers, and when it last answered. Scope: read.
+        """Every configured provider: what it sells, and when it last answered. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckProviders(self, request, context):
-        """Checks each provider's credentials with one read-only request. Scope: admin.
+        """Asks each provider one read-only question: do its credentials work? Scope: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ProviderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProviderService(object):
-    """Configured providers.
+    """Who sells machines.
     """
 
     @staticmethod
