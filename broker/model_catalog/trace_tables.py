@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from broker.estimator.memory.trace_fit import Segments, TracedStep
-from broker.model_catalog import catalog as catalogue
+from broker.model_catalog import catalog
 from broker.model_catalog import parameter_count as count
 
 FILE = files(__package__) / "trace_tables.json"
@@ -54,7 +54,7 @@ def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None
     except ValueError:
         return None
     for name, tables in document()["models"].items():
-        known = catalogue.find(name)
+        known = catalog.find(name)
         if known and _sizes(known.config) == sizes:
             return name, tables
     return None
@@ -74,7 +74,7 @@ def key_of(method: str, precision: str, checkpointing: bool) -> str:
 
 def names(kind: str) -> tuple[str, ...]:
     """Return the models of that kind with tables."""
-    every = {name: catalogue.find(name) for name in document()["models"]}
+    every = {name: catalog.find(name) for name in document()["models"]}
     return tuple(name for name, known in every.items() if known and kind_of(known.config) == kind)
 
 

@@ -17,20 +17,19 @@ from broker.domain.errors import InvalidInput
 from broker.domain.gpu_names import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.estimator.architecture.lora_targets import ALL_LINEAR
-from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory import estimate as memory_estimate
 from broker.estimator.memory.device_overhead import CONTEXT, Estimate
+from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.evidence import exact_margin
 from broker.estimator.planning.scaling import run_of, unmeasured
 from broker.estimator.speed.hardware import GIB, TABLE, Hardware, matches, nearest
 from broker.estimator.speed.throughput import Speed, speed
-from broker.model_catalog import catalog as catalogue
-from broker.model_catalog import trace_tables as traced
+from broker.model_catalog import catalog, trace_tables
 from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import check_kind
 from broker.model_catalog.decoder_shape import headed_shape, shape_of, text_of, written_shape
 from broker.model_catalog.task_shape import built_for, task_shape
-from broker.sizing import traced_run as tracer
-from broker.sizing import traced_tables as tabled
+from broker.sizing import traced_run, traced_tables
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
 from trainer.contract.train import TaskName
 
@@ -60,7 +59,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
     if isinstance(config, Mapping):
         return "config", config
     if config is None:
-        published = catalogue.find(str(model))
+        published = catalog.find(str(model))
         if published is not None:
             return str(model), published.config
         if not Path(str(model)).is_dir():
@@ -126,7 +125,7 @@ def _variant_notes(gpu: str | None) -> Iterator[str]:
         yield f"--gpu {gpu}: assumed to be {first}; it could also be {', '.join(others)}"
 
 
-def _speed(shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware | None, task: str | None) -> Speed | str:
+def _speed(shape: ModelShape, ask: EstimateOptions, hardware: Hardware | None, task: str | None) -> Speed | str:
     """Return the speed of all GPUs, or the reason why there is none."""
     if hardware is None:
         return "no --gpu was given"
@@ -218,7 +217,7 @@ class EstimateRequest(BaseModel):
                 f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {accepted}"
             ) from None
 
-    def options(self, optimizer: str, version: str | None) -> sizes.EstimateOptions:
+    def options(self, optimizer: str, version: str | None) -> EstimateOptions:
         """Return the options of the memory estimate for the optimizer and version of transformers."""
         # `sizes.check` refuses unknown choices in one line that names the known ones.
         choices: Any = {
@@ -228,7 +227,7 @@ class EstimateRequest(BaseModel):
             "attention": self.attention,
             "norms": self.norms,
         }
-        return sizes.EstimateOptions(
+        return EstimateOptions(
             **choices, optimizer=optimizer, length=self.seq, target=self.target_seq, accumulated=self.accumulate,
             gpus=self.gpus, rows=self.micro_batch * (2 if self.task in PAIRED else 1), nodes=self.nodes,
             offload=self.offload, rank=self.lora_r, checkpointing=self.gradient_checkpointing,
@@ -246,7 +245,7 @@ def answer(request: EstimateRequest) -> dict[str, Any]:
         version, stack_notes = stack_of(request.stack)
         ask = request.options(optimizer, version)
         document = _answer(name, given, ask, request, hardware_of(request.gpu))
-    except sizes.InvalidEstimate as e:
+    except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     document["notes"] += [*config_notes, *optimizer_notes, *stack_notes, *_variant_notes(request.gpu)]
     return document
@@ -263,32 +262,34 @@ def targets_of(text: str) -> tuple[str, ...] | str:
 def _answer(
     name: str,
     given: Mapping[str, Any],
-    ask: sizes.EstimateOptions,
+    ask: EstimateOptions,
     request: EstimateRequest,
     hardware: Hardware | None,
 ) -> dict[str, Any]:
     """Return the document of the estimate. Raise EstimateError or InvalidEstimate."""
     task = request.task
-    if (kind := traced.kind_of(given)) is not None:
-        ask = tabled.sized(given, ask, request.resolution)
-        result = tabled.estimate(given, ask)
-        trace = tracer.trace(given, None, ask, task) if request.exact else None
-        return _document(name, kind, result, hardware, tabled.NO_SPEED, trace)
+    if (kind := trace_tables.kind_of(given)) is not None:
+        ask = traced_tables.sized(given, ask, request.resolution)
+        result = traced_tables.estimate(given, ask)
+        trace = traced_run.trace(given, None, ask, task) if request.exact else None
+        return _document(name, kind, result, hardware, traced_tables.NO_SPEED, trace)
     shape = model_shape(name, given, task)
     task, is_inferred = task or built_for(given), task is None
-    tabled.refuse_resolution(shape.family, request.resolution)
+    traced_tables.refuse_resolution(shape.family, request.resolution)
     if task == "dpo" and ask.method == "full":
         raise EstimateError(
             "--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora"
         )
-    result = sizes.estimate(shape, ask)
+    result = memory_estimate.estimate(shape, ask)
     if task in PAIRED:
-        result = sizes.by_formula(result, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")
+        result = memory_estimate.by_formula(
+            result, f"{shape.family} by {task}: a row as two sequences, by formula, not traced"
+        )
     by_class = [f"task {task}, by the config's architectures"] if is_inferred and task else []
     links_note = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
     notes = *result.notes, *by_class, *_config_notes(given, shape), *_task_notes(task, ask.rows), *links_note
     result, step_speed = replace(result, notes=notes), _speed(shape, ask, hardware, task)
-    trace = tracer.trace(given, shape, ask, task) if request.exact else None
+    trace = traced_run.trace(given, shape, ask, task) if request.exact else None
     return _document(name, shape.family, result, hardware, step_speed, trace)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.architecture.lora_targets import ALL_LINEAR
-from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory import estimate as memory_estimate
+from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.model_catalog.config_defaults import kind_of
 
 TRACE_PATIENCE_S = 300
@@ -22,17 +23,17 @@ TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq
 """Tasks that the tracer supports, by the architecture or by its own option."""
 
 
-def _targets(shape: ModelShape | None, ask: sizes.EstimateOptions) -> str:
+def _targets(shape: ModelShape | None, ask: EstimateOptions) -> str:
     """Return the targets that match something, in the tracer's terms. `shape`: None for a model with trace tables."""
     if shape is None or ask.method == "full":
         return "all-linear"
-    adapted, names = sizes.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
+    adapted, names = memory_estimate.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
     if ask.targets == (ALL_LINEAR,):
         return ALL_LINEAR
     if isinstance(ask.targets, tuple):  # the tracer uses peft itself
         return ",".join(ask.targets)
     if not adapted <= names.keys():
-        raise sizes.InvalidEstimate(
+        raise InvalidEstimate(
             f"--exact traces no pattern that matches embeddings or the head ({ask.targets}); give names"
         )
     return ",".join(sorted({names[role] for role in adapted}))
@@ -46,7 +47,7 @@ def _installed() -> str | None:
         return None
 
 
-def _check(ask: sizes.EstimateOptions, task: str | None) -> None:
+def _check(ask: EstimateOptions, task: str | None) -> None:
     """Raise InvalidEstimate for any step but the trainer's own."""
     installed = _installed()
     for wrong, what in (
@@ -62,13 +63,13 @@ def _check(ask: sizes.EstimateOptions, task: str | None) -> None:
         (task not in (None, *TRACED_TASKS), f"--task {task}"),
     ):
         if wrong:
-            raise sizes.InvalidEstimate(
+            raise InvalidEstimate(
                 f"--exact traces the trainer's own step, alone or by DDP or FSDP 2: no {what}; leave out --exact"
             )
 
 
 def trace(
-    config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.EstimateOptions, task: str | None
+    config: Mapping[str, Any], shape: ModelShape | None, ask: EstimateOptions, task: str | None
 ) -> dict[str, Any]:
     """Return the exact tracer's result for the trainer's own step. Raise InvalidEstimate for any other step."""
     _check(ask, task)
@@ -89,10 +90,10 @@ def trace(
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_PATIENCE_S, check=False)
         except subprocess.TimeoutExpired:
-            raise sizes.InvalidEstimate(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
+            raise InvalidEstimate(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
-        raise sizes.InvalidEstimate(
+        raise InvalidEstimate(
             f"--exact: {last.replace(file.name, 'the config')} (it needs `pip install 'gpubroker[trainer]'`)"
         )
     traced: dict[str, Any] = json.loads(done.stdout)

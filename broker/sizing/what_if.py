@@ -8,12 +8,13 @@ from typing import Any
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import ATTENTION_ROLES, family_spec
-from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory import estimate as memory_estimate
+from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.planning.scaling import A_MACHINE, Point, TrainingLoad, counts_of, scaling
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.workload import optimizer_of
-from broker.model_catalog import trace_tables as traced
-from broker.sizing import traced_tables as tabled
+from broker.model_catalog import trace_tables
+from broker.sizing import traced_tables
 from broker.sizing.estimate import EstimateError, config_of, hardware_of, links, model_shape, spoken
 from broker.sizing.hf_aliases import unquantised
 from trainer.contract.train import TrainConfig
@@ -28,7 +29,7 @@ def what_if(
     model: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
     gpu: str | None,
-    ask: sizes.EstimateOptions,
+    ask: EstimateOptions,
     global_batch: int | None = None,
     rows: int | None = None,
     usd_per_gpu_hour: float | None = None,
@@ -42,8 +43,8 @@ def what_if(
     """
     name, given = config_of(model, config)
     given, _ = unquantised(given, ask.method)
-    if traced.kind_of(given) is not None:
-        raise EstimateError(f"--what-if: {tabled.NO_SPEED}; leave it out for its memory")
+    if trace_tables.kind_of(given) is not None:
+        raise EstimateError(f"--what-if: {traced_tables.NO_SPEED}; leave it out for its memory")
     hardware = hardware_of(gpu)
     if hardware is None:
         raise EstimateError("--what-if: give --gpu, for example --gpu H100-SXM")
@@ -61,13 +62,11 @@ def what_if(
     return table(name, shape, ask, hardware, counts, load)
 
 
-def _check(
-    ask: sizes.EstimateOptions, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None
-) -> None:
+def _check(ask: EstimateOptions, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None) -> None:
     """Raise EstimateError if a number is out of range."""
     try:
-        sizes.check_numbers(ask)
-    except sizes.InvalidEstimate as e:
+        memory_estimate.check_numbers(ask)
+    except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     for option, value, most in (("--global-batch", global_batch, MOST_BATCH), ("--rows", rows, MOST_ROWS)):
         if value is not None and not 1 <= value <= most:
@@ -90,7 +89,7 @@ def of_spec(
     lora = train.adapters
     if lora and lora.dora:
         raise EstimateError("--what-if: DoRA is not estimated; leave train.method.dora out")
-    ask = sizes.EstimateOptions(
+    ask = EstimateOptions(
         method="lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
         optimizer=optimizer_of(train),
         attention="sdpa" if train.attention == "auto" else train.attention,
@@ -128,7 +127,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def table(
     name: str,
     shape: ModelShape,
-    ask: sizes.EstimateOptions,
+    ask: EstimateOptions,
     hardware: Hardware,
     counts: tuple[int, ...],
     load: TrainingLoad,
@@ -136,7 +135,7 @@ def table(
     """Return the printed document. Raise EstimateError."""
     try:
         points = scaling(shape, ask, hardware, counts, load)
-    except sizes.InvalidEstimate as e:
+    except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     return {
         "model": name,

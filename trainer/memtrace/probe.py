@@ -9,12 +9,12 @@ import torch
 
 from trainer.contract.checkpoint_format import Progress, Rate
 from trainer.contract.train import TrainConfig
-from trainer.memtrace import quantised as memtrace_bits
+from trainer.memtrace import quantised
 from trainer.memtrace.inputs import BY_TASK
 from trainer.memtrace.storage_tracker import Storages
-from trainer.models import loading as models
+from trainer.models import loading
 from trainer.optim import optimizers
-from trainer.parallel import ddp as parallel
+from trainer.parallel import ddp
 from trainer.training.step import Steps
 
 
@@ -58,7 +58,7 @@ class Probe(Steps):
         self._parallel.validate(config)
         self._world, self._rank = self._parallel.world, self._parallel.rank
         self._bare = make() if self._world == 1 else self._parallel.build(lambda _: make())
-        self._parameters = models.trainable(self._bare)
+        self._parameters = loading.trainable(self._bare)
         self._rate = Rate(lr=1e-4)
         optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
         if ask.foreach:
@@ -74,21 +74,21 @@ class Probe(Steps):
         if ask.padded:
             self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
 
-    def _arranged(self, ask: TraceOptions, precision: str, *, meta: bool) -> parallel.DataParallel:
+    def _arranged(self, ask: TraceOptions, precision: str, *, meta: bool) -> ddp.DataParallel:
         if ask.gpus == 1:
-            return parallel.DataParallel(self._accelerator)
+            return ddp.DataParallel(self._accelerator)
         from trainer.memtrace import (
-            fake_distributed as memtrace_world,
+            fake_distributed,
         )  # imports all of torch's FSDP 2, which one process does not need
 
-        return memtrace_world.arrangement(self._accelerator, precision, divided=ask.divided, meta=meta)
+        return fake_distributed.arrangement(self._accelerator, precision, divided=ask.divided, meta=meta)
 
     def _gathered(self) -> Iterable[torch.nn.Parameter]:
         if not self._parallel.divided:
             return ()
-        from trainer.memtrace import fake_distributed as memtrace_world
+        from trainer.memtrace import fake_distributed
 
-        return memtrace_world.gathered(self._bare)
+        return fake_distributed.gathered(self._bare)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
@@ -122,18 +122,18 @@ class Probe(Steps):
 
         With several micro-batches this is the last of them, and accumulated gradients exist.
         """
-        for tensor in (*self._bare.parameters(), *self._bare.buffers(), *memtrace_bits.scales(self._bare)):
-            storages.hold(parallel.local(tensor), "weights")
+        for tensor in (*self._bare.parameters(), *self._bare.buffers(), *quantised.scales(self._bare)):
+            storages.hold(ddp.local(tensor), "weights")
         for state in self._optimizer.state.values():
             for value in state.values():
-                storages.hold(parallel.local(value), "optimizer")
+                storages.hold(ddp.local(value), "optimizer")
         accumulated = self._config.rows_a_step > self._config.rows_at_once * self._parallel.groups
         for gathered in self._gathered():
             gathered.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "communication"))
         for parameter in self._parameters.values():
-            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(parallel.local(p.grad), "gradients"))
+            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(ddp.local(p.grad), "gradients"))
             if accumulated:
                 parameter.grad = torch.zeros_like(parameter)
-                storages.hold(parallel.local(parameter.grad), "gradients")
+                storages.hold(ddp.local(parameter.grad), "gradients")
         self._bare.train()
         self._step()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainer.contract.train import TrainConfig
-from trainer.models import loading as models
+from trainer.models import loading
 
 
 def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dtype, *, norms: bool) -> Any:
@@ -26,7 +26,7 @@ def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dt
     method = config.quantised
     if method is None or method.bits != 4:
         raise ValueError("a base of 8 bits cannot be traced; leave out --exact")
-    how = models._quantisation(method, dtype, architecture)
+    how = loading._quantisation(method, dtype, architecture)
     quantiser = AutoHfQuantizer.from_config(how)
     excluded = quantiser.get_modules_to_not_convert(model, how.llm_int8_skip_modules, model._keep_in_fp32_modules)
     weights = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
@@ -44,7 +44,7 @@ def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dt
                 zeros = torch.zeros_like(module.bias, device=value.device, dtype=value.dtype)
                 module.bias = torch.nn.Parameter(zeros, requires_grad=False)
     if norms:
-        models._prepare(model)
+        loading._prepare(model)
     return quantiser._process_model_after_weight_loading(model)  # peft recognises a 4-bit base by what this sets
 
 

@@ -15,14 +15,13 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from trainer.memtrace import quantised as memtrace_bits
-from trainer.memtrace import unet as memtrace_unet
+from trainer.memtrace import quantised, unet
 from trainer.memtrace.device_emulation import BLOCK, DeviceEmulation, allowed, one_autocast
 from trainer.memtrace.inputs import HEADED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.memtrace.probe import Probe, TraceOptions
 from trainer.memtrace.storage_tracker import Storages, in_backward
-from trainer.models import loading as models
-from trainer.training import determinism as exact
+from trainer.models import loading
+from trainer.training import determinism
 
 TRACED = 3, 4
 """Layers of the two traces; with three the first, the last and one in between differ."""
@@ -107,7 +106,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
     """Build the trainer's model with that many layers. Raise ValueError if transformers cannot build it."""
     if ask.task == "text_to_image":
         with torch.device(device):
-            return memtrace_unet.built(config, ask.train, _kept(ask), ask.targets)
+            return unet.built(config, ask.train, _kept(ask), ask.targets)
     fields = with_depths(config, depths)
     family = str(fields.pop("model_type", None))
     with torch.device(device):
@@ -121,8 +120,8 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
             model.config.pad_token_id = 0  # a decoder finds the last token by it
         fresh = fresh_of(ask.task, family)
         if ask.train.quantised is not None:
-            model = memtrace_bits.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
-        return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
+            model = quantised.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
+        return loading.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
 
 
 def _kept(ask: TraceOptions) -> torch.dtype:
@@ -150,9 +149,9 @@ def _among(ask: TraceOptions, storages: Storages, *, real: bool) -> Iterator[Non
     if ask.gpus == 1:
         yield
         return
-    from trainer.memtrace import fake_distributed as memtrace_world
+    from trainer.memtrace import fake_distributed
 
-    with memtrace_world.joined(ask.gpus), memtrace_world.seen(storages, meta=not real):
+    with fake_distributed.joined(ask.gpus), fake_distributed.seen(storages, meta=not real):
         yield
 
 
@@ -166,7 +165,7 @@ def trace(
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
     if ask.train.quantised is not None:
-        storages.in_parts.append(memtrace_bits.in_parts)
+        storages.in_parts.append(quantised.in_parts)
     with _among(ask, storages, real=real), _as_if(ask, real=real) as asif:
         task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
         device = "cpu" if real else "meta"
@@ -175,7 +174,7 @@ def trace(
         model = probe._bare
         storages.peaks.clear()
         if ask.task == "text_to_image":
-            memtrace_unet.mark(model, storages)
+            unet.mark(model, storages)
         else:
             mark(model, storages, len(depths))
         watch(storages, asif)
@@ -187,8 +186,8 @@ def trace(
 
 def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
     """Return the step of the whole model with random weights on this machine's GPU, deterministic as in the worker."""
-    exact.begin()
-    exact.insist()
+    determinism.begin()
+    determinism.insist()
     task, depths = task_of(ask.task, ask.train, config), depths_of(config)
     probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
     probe._bare.train()

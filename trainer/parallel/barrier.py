@@ -14,11 +14,11 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from trainer.parallel import ddp as parallel
+from trainer.parallel import ddp
 
 BEAT_S = 2.0
 LOOK_S = 0.2
-SILENT_S = parallel.TIMEOUT.total_seconds()
+SILENT_S = ddp.TIMEOUT.total_seconds()
 """Seconds without a heartbeat after which a process counts as lost."""
 PATIENCE_S = 12 * 3600.0
 """Longest wait for a process that still sends heartbeats, because it may hang. Seconds."""

@@ -31,7 +31,7 @@ from trainer.contract.documents import Parallelism
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.core.ipc import SnapshotPart
-from trainer.models import accelerations as switches
+from trainer.models import accelerations
 from trainer.parallel import tensor_parallel
 from trainer.parallel.context_parallel import ContextParallel
 from trainer.parallel.ddp import DataParallel, division, layers, local, number, window
@@ -208,7 +208,7 @@ def of(how: Parallelism, accelerator: Accelerator, precision: str) -> DataParall
         return DataParallel(accelerator)
     if accelerator.num_processes == 1:
         asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(how, name)) > 1]
-        switches.notice(f"{' and '.join(asked) or 'fsdp'}: a single process trains here, so nothing is sharded")
+        accelerations.notice(f"{' and '.join(asked) or 'fsdp'}: a single process trains here, so nothing is sharded")
         return DataParallel(accelerator)
     return FullyShardedParallel(accelerator, how, precision)
 

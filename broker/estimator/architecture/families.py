@@ -38,7 +38,7 @@ class FamilySpec:
     """Python names the input of the last matrix of attention and MLP until the norm after it is done."""
     names_attended: bool = False
     """Python names the output of attention until the layer ends, where the MLP follows it."""
-    kept: frozenset[str] = frozenset()
+    unquantised: frozenset[str] = frozenset()
     """Roles of the matrices that are never quantised."""
     drops: bool = True
     """Dropout is applied to the output of attention, if the model uses dropout at all."""
@@ -109,9 +109,9 @@ def _pair(attention: Mapping[str, str], mlp: Mapping[str, str], **more: Any) -> 
     return FamilySpec(names={**twice, **mlp}, rotary=False, **more)
 
 
-T5_GATED = _pair(ATTEND, {"gate": "wi_0", "up": "wi_1", "down": "wo"}, kept=frozenset({"down"}))
+T5_GATED = _pair(ATTEND, {"gate": "wi_0", "up": "wi_1", "down": "wo"}, unquantised=frozenset({"down"}))
 PAIRS: Mapping[str, FamilySpec] = {
-    "t5": _pair(ATTEND, {"fc": "wi", "proj": "wo"}, kept=frozenset({"proj"})),
+    "t5": _pair(ATTEND, {"fc": "wi", "proj": "wo"}, unquantised=frozenset({"proj"})),
     "bart": _pair(PROJECT, {"fc": "fc1", "proj": "fc2"}, norm="layer", behind=True),
 }
 """Structure of the encoder-decoder families."""

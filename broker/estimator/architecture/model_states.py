@@ -39,14 +39,14 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
     rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
-        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - family_spec(s).kept)
+        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - family_spec(s).unquantised)
         return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * many
     return rest + matrices * (1 if n.bits == 8 else n.weight)
 
 
 def _kept(stack: ModelShape) -> int:
     """Return the number of weights of a layer's matrices that are never quantised."""
-    return sum(i * o for role, (i, o) in linears(stack).items() if role in family_spec(stack).kept)
+    return sum(i * o for role, (i, o) in linears(stack).items() if role in family_spec(stack).unquantised)
 
 
 def layer_bytes(shape: ModelShape, n: Numerics) -> int:

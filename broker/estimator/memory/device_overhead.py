@@ -48,7 +48,7 @@ class Estimate:
     trainable: int
 
 
-def made(
+def with_overhead(
     parameters: int,
     played: StepPeak,
     evidence: tuple[Tier, str, float],

@@ -11,7 +11,7 @@ from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import ATTENTION_ROLES, Numerics, family_spec, linears
 from broker.estimator.architecture.lora_targets import choose, known_names, nearest
 from broker.estimator.architecture.model_states import STATES, divided, embedded
-from broker.estimator.memory import device_overhead as shown
+from broker.estimator.memory import device_overhead
 from broker.estimator.memory.device_overhead import Estimate
 from broker.estimator.memory.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
 from broker.estimator.memory.simulator import simulate
@@ -319,8 +319,10 @@ def estimate(shape: ModelShape, ask: EstimateOptions) -> Estimate:
             raise InvalidEstimate(f"--sharding tensor: {e}") from None
     peak = simulate(device_shape, step)
     several = step.shards * step.replicas > 1
-    workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
-    result = shown.made(shape.parameters, peak, _evidence(shape, ask), notes, several=several, workspace=workspace)
+    workspace = device_overhead.CUBLAS_WORKSPACE if ask.transformers is None else device_overhead.STACK_WORKSPACE
+    result = device_overhead.with_overhead(
+        shape.parameters, peak, _evidence(shape, ask), notes, several=several, workspace=workspace
+    )
     return replace(result, device_margin=result.device_margin + SHOWN_MORE.get(shape.family, 0.0))
 
 

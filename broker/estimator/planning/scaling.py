@@ -11,8 +11,9 @@ from typing import Literal
 
 from broker.domain.workload import DIVIDED, ModelShape, Parallelism, Plan
 from broker.estimator.architecture.model_states import trained_parameters
-from broker.estimator.memory import estimate as sizes
+from broker.estimator.memory import estimate as memory_estimate
 from broker.estimator.memory.device_overhead import CONTEXT
+from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.job_memory import divisible
 from broker.estimator.planning.plan_search import MOST_ROWS, SPEED_TIE_RATIO, dividers, parallelism_candidates
 from broker.estimator.speed.hardware import Hardware
@@ -60,7 +61,7 @@ class Point:
     usd: float | None = None
 
 
-def unmeasured(ask: sizes.EstimateOptions) -> str | None:
+def unmeasured(ask: EstimateOptions) -> str | None:
     """Return why the time cannot be estimated, or None if it can."""
     if ask.gpus > MOST_GPUS:
         return f"no basis: no measured run had more than 512 GPUs, and the limit is {MOST_GPUS}"
@@ -74,7 +75,7 @@ def unmeasured(ask: sizes.EstimateOptions) -> str | None:
 
 def run_of(
     shape: ModelShape,
-    ask: sizes.EstimateOptions,
+    ask: EstimateOptions,
     plan: Plan,
     tokens_per_row: float,
     nodes: int = 1,
@@ -83,7 +84,7 @@ def run_of(
 ) -> RooflineStep:
     """Return one step under the plan. `written`: tokens of a row that an encoder-decoder generates."""
     asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
-    numerics = sizes.numerics(shape, asked)[0]
+    numerics = memory_estimate.numerics(shape, asked)[0]
     return RooflineStep(
         shape=shape,
         numerics=numerics,
@@ -93,7 +94,7 @@ def run_of(
         target_length=written,
         trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
-        recompute=sizes.recompute(ask) if plan.gradient_checkpointing else "none",
+        recompute=memory_estimate.recompute(ask) if plan.gradient_checkpointing else "none",
         optimizer=ask.optimizer,
         devices=plan.devices,
         nodes=min(nodes, plan.devices),
@@ -108,7 +109,11 @@ def utilisation(run: RooflineStep, hardware: Hardware, tokens_per_s: float) -> f
 
 
 def scaling(
-    shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware, counts: Sequence[int], load: TrainingLoad
+    shape: ModelShape,
+    ask: EstimateOptions,
+    hardware: Hardware,
+    counts: Sequence[int],
+    load: TrainingLoad,
 ) -> tuple[Point, ...]:
     """Return a point for each number of GPUs.
 
@@ -116,15 +121,15 @@ def scaling(
 
     Rows, checkpointing, GPUs and sharding of `ask` are ignored; the search chooses them.
     """
-    sizes.check(shape, replace(ask, gpus=1, sharding="none"))
+    memory_estimate.check(shape, replace(ask, gpus=1, sharding="none"))
     if (why := unmeasured(ask)) is not None:
-        raise sizes.InvalidEstimate(f"--what-if: {why}")
+        raise InvalidEstimate(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
     return tuple(scale.point(count) for count in counts)
 
 
 class _Scale:
-    def __init__(self, shape: ModelShape, ask: sizes.EstimateOptions, hardware: Hardware, load: TrainingLoad) -> None:
+    def __init__(self, shape: ModelShape, ask: EstimateOptions, hardware: Hardware, load: TrainingLoad) -> None:
         self._shape, self._ask, self._hardware, self._load = shape, ask, hardware, load
         self._need = cache(self._needed)
 
@@ -176,7 +181,7 @@ class _Scale:
             self._ask, rows=rows, accumulated=accumulated, checkpointing=checkpointing, gpus=devices, nodes=machines,
             sharding="none" if devices == 1 else way,
         )  # fmt: skip
-        memory = sizes.estimate(self._shape, options)
+        memory = memory_estimate.estimate(self._shape, options)
         return int(memory.peak_allocated * (1 + memory.margin)) + CONTEXT
 
     def _step_s(self, plan: Plan, nodes: int) -> float:

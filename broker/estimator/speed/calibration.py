@@ -161,16 +161,16 @@ class Evidence:
     """Weighed runs that share the first level."""
 
     prior: Prior
-    told: Mapping[Path, Mapping[Path, Gauss]]
+    messages: Mapping[Path, Mapping[Path, Gauss]]
     variance: float
     """Variance of a run."""
     runs: int
 
     def of(self, path: Path) -> Belief:
         """Return the belief about a path below that level."""
-        mean, precision = _posterior(path, self.told, self.prior)
+        mean, precision = _posterior(path, self.messages, self.prior)
         scale = sqrt(1 / precision + self.variance) / self.prior.whole
-        return Belief(shift=mean, scale=scale, runs=self.runs, alike=path in self.told.get(path, {}))
+        return Belief(shift=mean, scale=scale, runs=self.runs, alike=path in self.messages.get(path, {}))
 
 
 def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
@@ -192,7 +192,7 @@ def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
         if all(abs(means[where] - before[where]) < SETTLED for where in cells):
             break
     variance = max(noise, (WORTH * noise + squares) / (WORTH + len(near)))
-    return Evidence(prior=prior, told=messages, variance=variance, runs=len(near))
+    return Evidence(prior=prior, messages=messages, variance=variance, runs=len(near))
 
 
 def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:

@@ -90,16 +90,16 @@ class Attention(LayerOps):
         The repetition of a single head is a view, which a cast materialises (`repeat_kv` in transformers'
         sdpa_attention.py).
         """
-        made, named, tape = [], [], self.tape
+        expanded, named, tape = [], [], self.tape
         for t in heads:
             if self.shape.kv_heads > 1:
                 named.append(tape.op([t], count, t.width))
-                made.append(self.cast(named[-1], width))
+                expanded.append(self.cast(named[-1], width))
             elif t.width == width:
-                made.append(self.cast(t, width))
+                expanded.append(self.cast(t, width))
             else:
-                made.append(tape.op([t], count, width, back=count * t.width))
-        return made + named
+                expanded.append(tape.op([t], count, width, back=count * t.width))
+        return expanded + named
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Apply torch's attention without a fused kernel: in float32, with all scores materialised."""

@@ -83,6 +83,6 @@ class Layer(Attention, Mlp):
         tape.drop(*[] if named else [normed])
         both = tape.op([more, attended], x.count, max(more.width, attended.width), passthrough_grad=True)
         tape.drop(more, attended)
-        made = self.add(x, both)
+        output = self.add(x, both)
         tape.drop(*[normed, *ahead] if named else [])
-        return made
+        return output

@@ -62,7 +62,7 @@ class LayerOps:
         if w.trained:
             saves.append(into)
         trained = [(w, width)] if w.trained else []
-        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, saves_matrix=True)
+        product = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, saves_matrix=True)
         tape.drop(into)
         if copy is not None and w.cast is None:
             if self.build.cached_casts:
@@ -70,7 +70,7 @@ class LayerOps:
                 self.casts.append(w)
             else:
                 tape.drop(copy)
-        return made
+        return product
 
     def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
         """Return `x` times a quantised matrix.
@@ -84,22 +84,22 @@ class LayerOps:
         unpacked = count * width + beside
         out = self.tape.op([into], self.tokens * outputs, width, scratch=unpacked, back=unpacked)
         self.tape.drop(into)
-        made = self.cast(out, x.width)
+        result = self.cast(out, x.width)
         self.tape.drop(out)
-        return made
+        return result
 
     def linear(self, x: Tensor, role: str) -> Tensor:
         """Return the output of one of the layer's linear modules, with its adapter."""
         inputs, outputs = self.sizes[role]
         w = self.weights[role]
-        made = self.quantised(x, inputs * outputs, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
-        return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
+        output = self.quantised(x, inputs * outputs, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
+        return self.adapt(x, output, role, outputs) if role in self.numerics.adapted else output
 
     def adapt(self, x: Tensor, base: Tensor, role: str, outputs: int) -> Tensor:
         """Add peft's LoRA, in the adapters' own type; under autocast in half precision."""
         n, tape = self.numerics, self.tape
-        kept = n.bits and n.autocast  # peft's bitsandbytes layers do not cast then
-        into = self.cast(x, x.width if kept else n.adapters)
+        keeps_type = n.bits and n.autocast  # peft's bitsandbytes layers do not cast then
+        into = self.cast(x, x.width if keeps_type else n.adapters)
         dropped = self.dropout(into) if n.dropout else self.cast(into, into.width)
         low = self.matrix(dropped, self.weights[role + "A"], n.rank)
         tape.drop(dropped)
@@ -116,9 +116,9 @@ class LayerOps:
     def dropout(self, x: Tensor) -> Tensor:
         """Apply dropout, which saves its mask."""
         mask = self.tape.new(x.count, self.numerics.mask or x.width)
-        made = self.tape.op([x], x.count, x.width, saves=[mask], saves_own_output=True)
+        output = self.tape.op([x], x.count, x.width, saves=[mask], saves_own_output=True)
         self.tape.drop(mask)
-        return made
+        return output
 
     def norm(self, x: Tensor, parts: int = 1) -> Tensor:
         """Normalise `x`. `parts`: heads of a row that are normalised separately."""
@@ -139,8 +139,8 @@ class LayerOps:
         tape.drop(wide, root)
         if kind == "gemma":
             scale = tape.new(w.count, 4)  # the weight plus one
-            kept = [scale, normal] if n.full else [scale]
-            scaled = tape.op([normal], x.count, 4, saves=kept, weights=trained)
+            saved = [scale, normal] if n.full else [scale]
+            scaled = tape.op([normal], x.count, 4, saves=saved, weights=trained)
             out = self.cast(scaled, x.width)
             tape.drop(scale, normal, scaled)
             return out

@@ -63,7 +63,7 @@ class Seq2SeqLayer(Layer):
         """Return the output of one of the layer's linear modules with its adapter; some modules are not quantised."""
         inputs, outputs = self.sizes[role]
         self.tokens = x.count // inputs
-        if role not in self.build.kept:
+        if role not in self.build.unquantised:
             return super().linear(x, role)
         output = self.matrix(x, self.weights[role], outputs)
         return self.adapt(x, output, role, outputs) if role in self.numerics.adapted else output
@@ -135,7 +135,7 @@ class Seq2SeqLayer(Layer):
             inner = tape.after(wide, self.activate(wide))
         if self.shape.inner_dropout:
             inner = tape.after(inner, self.dropout(inner))
-        if self.build.kept:  # T5 casts to the matrix's own type
+        if self.build.unquantised:  # T5 casts to the matrix's own type
             inner = tape.after(inner, self.cast(inner, self.numerics.weight))
         out = tape.after(inner, self.linear(inner, "down" if "gate" in self.sizes else "proj"))
         tape.drop(*named)
