@@ -1,4 +1,4 @@
-"""Work side by side, and background tasks that are never lost: held until done, their errors logged."""
+"""Concurrent work, and background tasks that are kept until they are done and whose errors are logged."""
 
 import asyncio
 import logging
@@ -10,12 +10,14 @@ T = TypeVar("T")
 
 
 async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> Sequence[T]:
-    """What each returns, all at the same time. One alone, which is the rule, takes no task of its own."""
+    """Return the results of coroutines that run concurrently. A single coroutine is awaited without a task."""
     todo = list(work)
     return [await todo[0]] if len(todo) == 1 else await asyncio.gather(*todo)
 
 
 class Tasks:
+    """Set of background tasks."""
+
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
@@ -31,7 +33,7 @@ class Tasks:
             log.warning("%s: %s", type(error).__name__, error, exc_info=error)
 
     async def one_done(self, within_s: float) -> bool:
-        """True as soon as one of them has ended, at once when none runs; False when that takes longer."""
+        """Return True as soon as a task has ended, or at once if none runs; False after `within_s` seconds."""
         if not self._running:
             return True
         done, _ = await asyncio.wait(self._running, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)

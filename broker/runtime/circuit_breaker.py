@@ -1,43 +1,45 @@
-"""When a cloud may be asked again: its own word (Retry-After), and a breaker for one that does not answer."""
+"""Pause after refusals of a cloud (Retry-After plus back-off), and a circuit breaker for a cloud without answers."""
 
 from dataclasses import dataclass, replace
 
 SILENT = 3
-"""Calls in a row without an answer after which a cloud is not waited for any more."""
+"""Calls in a row without an answer after which the breaker opens."""
 PAUSE_MAX_S = 300.0
-"""Longest pause that a cloud's word is obeyed for: machines bill meanwhile, and are not watched."""
+"""Longest pause in seconds after a refusal, even if the cloud asks for more: machines bill unwatched meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerState:
-    """`again_at`: seconds of a monotonic clock before which the cloud wants no call."""
+    """State of the circuit breaker for one kind of calls to a cloud."""
 
     again_at: float = float("-inf")
+    """Time of a monotonic clock in seconds before which the cloud accepts no call."""
     throttled: int = 0
-    """Times in a row."""
+    """Refusals in a row."""
     silent: int = 0
     """Calls in a row without an answer."""
 
     @property
     def broken(self) -> bool:
-        """Nobody waits for it; somebody tries now and then whether it is back."""
+        """True if the breaker is open: calls fail at once, and a background task probes the cloud."""
         return self.silent >= SILENT
 
     def wait_s(self, now: float, *, yields_s: float = 0.0) -> float:
-        """0: the cloud may be asked. `yields_s`: how much longer whoever asks leaves it to others, once it refused."""
+        """Return the seconds until the next call, 0: now. `yields_s` is added after a refusal, so others go first."""
         return max(0.0, self.again_at + (yields_s if self.throttled else 0.0) - now)
 
 
-def after_answer(pace: BreakerState) -> BreakerState:
-    """It answered, whatever it said."""
-    return replace(pace, throttled=0, silent=0)
+def after_answer(state: BreakerState) -> BreakerState:
+    """Return the state after an answer of any kind."""
+    return replace(state, throttled=0, silent=0)
 
 
-def after_throttled(pace: BreakerState, now: float, *, asked_s: float, jitter_s: float) -> BreakerState:
-    """No sooner than it asked for, and `jitter_s` of back-off: clients that were refused together come back apart."""
+def after_throttled(state: BreakerState, now: float, *, asked_s: float, jitter_s: float) -> BreakerState:
+    """Return the state after a refusal: pause for `asked_s` plus `jitter_s`, so that refused clients return apart."""
     pause_s = min(PAUSE_MAX_S, asked_s + jitter_s)
-    return replace(pace, again_at=max(pace.again_at, now + pause_s), throttled=pace.throttled + 1, silent=0)
+    return replace(state, again_at=max(state.again_at, now + pause_s), throttled=state.throttled + 1, silent=0)
 
 
-def after_silence(pace: BreakerState) -> BreakerState:
-    return replace(pace, silent=pace.silent + 1)
+def after_silence(state: BreakerState) -> BreakerState:
+    """Return the state after a call without an answer."""
+    return replace(state, silent=state.silent + 1)

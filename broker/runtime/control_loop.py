@@ -1,4 +1,4 @@
-"""Runs controllers until told to stop: level-triggered, one at a time each, and ended by one error only."""
+"""Loop that runs a controller until it is cancelled: level-triggered, one step at a time."""
 
 import asyncio
 import logging
@@ -10,25 +10,28 @@ from broker.ports import Clock
 log = logging.getLogger(__name__)
 
 MAX_BACK_OFF_S = 10.0
+"""Longest pause in seconds after failed steps."""
 
 
 class Controller(Protocol):
+    """Interface of a controller."""
+
     @property
     def name(self) -> str: ...
     @property
     def every_s(self) -> float:
-        """Seconds between two steps that found nothing to do."""
+        """Seconds to wait after a step that had nothing to do."""
         ...
 
     async def step(self) -> bool:
-        """One round; True when there may be more to do at once."""
+        """Run one step; return True if more work may be due at once."""
         ...
 
 
 async def run_forever(controller: Controller, clock: Clock) -> None:
-    """Steps until cancelled. Expected errors (a cloud, the database, the blobs) back off; others are logged whole.
+    """Run steps until cancelled. After an error the loop backs off; unexpected errors are logged with a traceback.
 
-    Raises SchemaNewer alone: nothing may go on here then.
+    Raises SchemaNewer only, because this broker must not write to a newer schema.
     """
     failures = 0
     while True:

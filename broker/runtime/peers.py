@@ -1,9 +1,8 @@
-"""What brokers of one installation see of each other: that one lives, on which database, and whether it has the same
-clouds.
+"""Checks at the start that no other live broker has other clouds or another database.
 
-Each may come to any row, so each must be able to ask about any machine. One that lacks a cloud would leave what runs
-there uncharged while the others are down, and one whose `local` is another computer would call its machines gone. One
-on a copy of the database would take the other's machines for its own, or for orphans.
+Any broker may handle any row, so each one must be able to query any machine. A broker that lacks a cloud would leave
+the machines there uncharged while the others are down. A broker whose `local` is another computer would report its machines
+as gone. A broker on a copy of the database would treat the other's machines as its own, or as orphans.
 """
 
 import hashlib
@@ -23,25 +22,27 @@ from trainer.contract.documents import Lease
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
+"""Seconds between two reads of the lease."""
 
 
 class OtherBroker(GpubrokerError):
-    """A broker lives that has other clouds than this one, or another database."""
+    """Raised if a live broker has other clouds than this one, or another database."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerIdentity:
-    """A broker's own, as its lease tells it. `clouds`: names of providers; with whose machines they are where those are
-    processes of one computer, else with nothing. `database`: which one; empty where that is not known.
-    """
+    """Identity of a broker, as its lease reports it."""
 
     home: str = ""
+    """Hash of host name and home folder; empty: unknown."""
     clouds: Mapping[str, str] = field(default_factory=dict)
+    """By provider: the value of `home` if its machines are processes of this computer, otherwise empty."""
     database: str = ""
+    """Hash that identifies the database; empty: unknown."""
 
 
 def seat_of(home: Path, providers: Mapping[str, Provider], database: str) -> BrokerIdentity:
-    """The lease is read by every machine: it has no name of a computer, a folder or a server in it."""
+    """Return this broker's identity, as hashes: every machine reads the lease, and names of hosts are private."""
     place = _mark(f"{socket.gethostname()}\n{home.resolve()}")
     here = {name: place if provider.caps.reaches_local_files else "" for name, provider in providers.items()}
     return BrokerIdentity(home=place, clouds=here, database=_mark(database) if database else "")
@@ -52,33 +53,34 @@ def _mark(name: str) -> str:
 
 
 async def refuse_conflicting_brokers(blobs: Blobs, clock: Clock, own: BrokerIdentity) -> None:
-    """Raises OtherBroker where a broker from another home, with other clouds or another database, touches its lease
-    within two rounds.
+    """Raise OtherBroker if a conflicting broker renews its lease within two of its intervals.
 
-    Waits only where the lease that lies there is such a one's, and by the rhythm that it tells: this one's own may be
-    another. A store that is away tells nothing, and keeps nobody.
+    A broker conflicts if it has another home, and other clouds or another database. The wait uses the interval in its
+    lease, which may differ from this broker's own; without such a lease there is no wait. An unreachable blob store
+    does not keep the daemon from starting.
     """
     try:
         other = _parsed(await blobs.get(keys.BROKER_LEASE))
         if other is None or other.home in ("", own.home) or (why := _difference(other, own)) is None:
             return
-        watch_s = _two_rounds_s(other)
-        log.warning("broker %s %s; looking for %g s whether it lives", other.broker, why, watch_s)
+        watch_s = _two_intervals_s(other)
+        log.warning("broker %s %s; checking for %g s whether it runs", other.broker, why, watch_s)
         if not await lease_is_renewed(blobs, clock, watch_s):
             return
     except BlobsUnavailable as e:
-        log.warning("whether another broker lives that this one must not run beside cannot be told: %s", e)
+        log.warning("cannot check whether a conflicting broker runs: %s", e)
         return
-    raise OtherBroker(f"broker {other.broker} lives, and {why}")
+    raise OtherBroker(f"broker {other.broker} runs, and {why}")
 
 
 async def lease_is_renewed(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
-    """Whether some broker lives: watched for `watch_s`, and for two rounds by the rhythm that the lease tells at the
-    least. Raises BlobsUnavailable.
+    """Return True if a broker renews the lease within `watch_s`, or within two of its intervals if they are longer.
+
+    Raises BlobsUnavailable.
     """
     first = await blobs.get(keys.BROKER_LEASE)
     if (lease := _parsed(first)) is not None:
-        watch_s = max(watch_s, _two_rounds_s(lease))
+        watch_s = max(watch_s, _two_intervals_s(lease))
     until = clock.monotonic() + watch_s
     while clock.monotonic() < until:
         await clock.sleep(min(LOOK_S, watch_s))
@@ -87,7 +89,7 @@ async def lease_is_renewed(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
     return False
 
 
-def _two_rounds_s(lease: Lease) -> float:
+def _two_intervals_s(lease: Lease) -> float:
     return 2 * lease.every_s + LOOK_S
 
 
@@ -99,7 +101,7 @@ def _parsed(lease: bytes | None) -> Lease | None:
 
 
 def _difference(other: Lease, own: BrokerIdentity) -> str | None:
-    """Why the two must not run beside each other; None: they may."""
+    """Return why the two brokers must not run at the same time; None: they may."""
     theirs, ours = other.clouds, own.clouds
     if other.database and own.database and other.database != own.database:
         return "works on another database, of which this one is a copy or the other way round; stop it first"

@@ -1,4 +1,4 @@
-"""Files and folders that nobody but their owner reads; a file is there whole or not at all."""
+"""Files and folders that only their owner can read; files are written atomically."""
 
 import errno
 import fcntl
@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-"""Of an OSError: nothing can be written there."""
+"""Error numbers of an OSError which mean that the disk takes no more data."""
 
 
 def private_folder(folder: Path) -> None:
-    """Makes it with mode 0700, and so those above it: `mkdir` gives its mode to the last one only, and the first of
-    them may be the daemon's home. One that is there stays as it is. Raises OSError.
+    """Create the folder and its missing parents with mode 0700; an existing folder keeps its mode.
+
+    `Path.mkdir` applies its mode to the last folder only, and a parent may be the daemon's home. Raises OSError.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -21,7 +22,7 @@ def private_folder(folder: Path) -> None:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether somebody holds this lock; shared, so that two who look do not see each other."""
+    """Return True if a process holds this lock. The check takes a shared lock, so that two checks do not collide."""
     try:
         lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -36,9 +37,9 @@ def is_locked(file: Path) -> bool:
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Mode 0600, by renaming; folders that are missing get 0700. `durable`: it outlasts a power cut.
+    """Write a file with mode 0600 by renaming a draft; missing folders get mode 0700.
 
-    Raises OSError, and then leaves nothing.
+    `durable`: the file survives a power cut. Raises OSError, and then leaves no file.
     """
     private_folder(path.parent)
     fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}")

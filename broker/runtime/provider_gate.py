@@ -1,6 +1,7 @@
-"""Between the controllers and a cloud: no faster than it takes, not before it asked for, no waiting for a dead one.
+"""Rate limiter, Retry-After handling and circuit breaker in front of one Provider.
 
-One gate a cloud, so that nothing of one is in the way of another. What a gate refuses is `Throttled`: nothing was done.
+Each cloud has its own gate, so that clouds do not delay each other. A gate refuses a call with `Throttled`: the call
+was not sent.
 """
 
 import asyncio
@@ -29,51 +30,53 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BURST_S = 4.0
-"""So many seconds' worth of calls may come at once."""
+"""Seconds of the average rate that may be called at once."""
 URGENT_S = 15.0
-"""Longest back-off of our own for listings and destroys, beyond what the cloud asks for: machines bill meanwhile."""
+"""Longest back-off in seconds that is added to the cloud's pause for listings and destroys: machines bill meanwhile."""
 YIELDS_S = 6.0
-"""So long after the pause that a refusal brought, destroys go that the cloud has taken before: else most calls that it
-lets through are of machines that are gone already. Longer than whoever has one that was never taken looks away."""
+"""Extra delay in seconds for repeated destroys after throttling, so that first destroys and listings use the remaining
+quota. It exceeds the interval at which an unsent destroy is tried again."""
 GRAIN_S = 0.001
-"""Least wait for a turn: by less, a clock may not move."""
+"""Shortest wait for a turn in seconds, because a clock may not advance by less."""
 _FULL_JITTER = wait_random_exponential(multiplier=1.0, max=60.0)
 
 
 def full_jitter_s(failures: int) -> float:
-    """Uniform between 0 and 1, 2, 4 … 60 s."""
+    """Return a back-off in seconds, uniform between 0 and 1, 2, 4 … 60 s."""
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = failures
     return _FULL_JITTER(state)
 
 
 Silence = tuple[type[BaseException], ...]
-_UNHEARD: Silence = (OutcomeUnknown, TimeoutError)
-"""A call that is cut is not among them: its caller's time was over, which may have begun long before the call."""
+_NO_ANSWER: Silence = (OutcomeUnknown, TimeoutError)
+"""Errors that mean that the cloud does not answer. A cancelled call is not among them, because its caller's time may
+have begun long before the call."""
 
 
 class CallPriority(IntEnum):
-    """Who goes first; of the same, who came first."""
+    """Order of waiting calls; calls of one priority go in order of arrival."""
 
     LIST = 0
-    """One shows all machines, and proves their absence."""
+    """A listing: it shows all machines, and proves that machines are absent."""
     END = 1
-    """A destroy that the cloud has not taken yet: the machine bills."""
+    """A destroy that the cloud has not accepted yet: the machine bills."""
     OTHER = 2
     REPEATED_DESTROY = 3
-    """A destroy that is repeated until the machine is absent: there is no end of them."""
+    """A destroy that is repeated until the machine is absent: there may be many."""
 
     @property
     def kind(self) -> "CallPriority":
-        """What waits together when the cloud wants a pause. Clouds count calls by what they do: one that will launch
-        nothing now may well end a bill.
+        """Return the group of calls that pauses together after a refusal.
+
+        Clouds count calls by kind: a cloud that refuses launches may still accept destroys.
         """
         return CallPriority.END if self is CallPriority.REPEATED_DESTROY else self
 
 
 @dataclass(order=True)
 class _QueueEntry:
-    """In the queue of a gate."""
+    """Call that waits in the queue of a gate."""
 
     rank: CallPriority
     number: int
@@ -82,14 +85,16 @@ class _QueueEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimits:
+    """Limits of a gate."""
+
     waiting: int = 256
-    """Calls that wait for their turn; more are refused."""
+    """Calls that may wait for their turn; further calls are refused."""
     probe_s: float = 10.0
-    """How long a cloud that did not answer may take to show that it is back."""
+    """Timeout in seconds of a probe of a cloud that did not answer."""
 
 
 class RateLimitedProvider:
-    """`ports.Provider` around another. `back_off_s`: the pause after so many failures in a row."""
+    """`ports.Provider` that limits another. `back_off_s` returns the pause after a number of failures in a row."""
 
     def __init__(
         self,
@@ -102,27 +107,27 @@ class RateLimitedProvider:
         self._rate = TokenBucketRate(
             per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s)
         )
-        self._paces = {kind: BreakerState() for kind in CallPriority if kind is kind.kind}
-        """A refusal holds up its own kind, and whatever is no listing and no destroy; of silence the latter tells."""
+        self._breakers = {kind: BreakerState() for kind in CallPriority if kind is kind.kind}
+        """Breaker states by kind. A refusal pauses its own kind and OTHER. The state of OTHER counts missing answers."""
         self._bucket: Bucket | None = None
         self._queue: list[_QueueEntry] = []
         self._numbers = count()
         self._destroyed: set[str] = set()
         self._probe: asyncio.Task[None] | None = None
 
-    # ------------------------------------------------------------------------------------------------------ the rules
+    # ------------------------------------------------------------------------------------------------------ rules
 
     async def _turn(self, rank: CallPriority) -> None:
-        """Raises Throttled where it will not come, or not soon."""
+        """Wait for the turn of a call. Raises Throttled if the queue is full or the cloud asked for a pause."""
         if len(self._queue) >= self._limits.waiting:
-            raise Throttled(f"{self.name}: {len(self._queue)} calls wait for their turn already", after_s=1.0)
+            raise Throttled(f"{self.name}: {len(self._queue)} calls are already waiting", after_s=1.0)
         place = _QueueEntry(rank, next(self._numbers))
         insort(self._queue, place)
         try:
             while True:
                 yields_s = YIELDS_S if rank is CallPriority.REPEATED_DESTROY else 0.0
-                if pause_s := self._paces[rank.kind].wait_s(self._clock.monotonic(), yields_s=yields_s):
-                    raise Throttled(f"{self.name} wants no call for another {pause_s:.0f} s", after_s=pause_s)
+                if pause_s := self._breakers[rank.kind].wait_s(self._clock.monotonic(), yields_s=yields_s):
+                    raise Throttled(f"{self.name} accepts no call for another {pause_s:.0f} s", after_s=pause_s)
                 if self._queue[0] is not place:
                     place.first.clear()
                     await place.first.wait()
@@ -137,64 +142,68 @@ class RateLimitedProvider:
                 self._queue[0].first.set()
 
     @asynccontextmanager
-    async def _asking(self, rank: CallPriority, silence: Silence = _UNHEARD) -> AsyncIterator[None]:
-        """One call, and what its end says of the cloud. `silence`: the ends that mean it does not answer."""
+    async def _recorded(self, rank: CallPriority, silence: Silence = _NO_ANSWER) -> AsyncIterator[None]:
+        """Update the breaker by the end of one call. `silence`: errors that mean that the cloud does not answer."""
         try:
             yield
         except Throttled as e:
-            now, jitter_s = self._clock.monotonic(), self._back_off_s(self._paces[rank.kind].throttled + 1)
+            now, jitter_s = self._clock.monotonic(), self._back_off_s(self._breakers[rank.kind].throttled + 1)
             if rank is not CallPriority.OTHER:
                 jitter_s = min(URGENT_S, jitter_s)
             for kind in {rank.kind, CallPriority.OTHER}:
-                self._paces[kind] = after_throttled(self._paces[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
+                self._breakers[kind] = after_throttled(self._breakers[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
             raise
         except (OutcomeUnknown, TimeoutError, asyncio.CancelledError) as e:
             if isinstance(e, silence):
-                self._fell_silent()
+                self._record_no_answer()
             raise
         except ProviderError:
-            self._answered(rank)
+            self._record_answer(rank)
             raise
         else:
-            self._answered(rank)
+            self._record_answer(rank)
 
-    def _answered(self, rank: CallPriority) -> None:
+    def _record_answer(self, rank: CallPriority) -> None:
         for kind in {rank.kind, CallPriority.OTHER}:
-            self._paces[kind] = after_answer(self._paces[kind])
+            self._breakers[kind] = after_answer(self._breakers[kind])
 
     @property
     def _broken(self) -> bool:
-        return self._paces[CallPriority.OTHER].broken
+        return self._breakers[CallPriority.OTHER].broken
 
-    def _fell_silent(self) -> None:
-        pace = self._paces[CallPriority.OTHER] = after_silence(self._paces[CallPriority.OTHER])
-        if pace.broken and (self._probe is None or self._probe.done()):
-            log.warning("%s: %d calls without an answer; it is tried in the background", self.name, pace.silent)
-            self._probe = asyncio.create_task(self._try(), name=f"is {self.name} back?")
+    def _record_no_answer(self) -> None:
+        state = self._breakers[CallPriority.OTHER] = after_silence(self._breakers[CallPriority.OTHER])
+        if state.broken and (self._probe is None or self._probe.done()):
+            log.warning("%s: %d calls without an answer; probing it in the background", self.name, state.silent)
+            self._probe = asyncio.create_task(self._probe_until_answer(), name=f"is {self.name} back?")
 
-    async def _try(self) -> None:
-        """Until it answers: nobody else waits for it."""
+    async def _probe_until_answer(self) -> None:
+        """Probe the cloud until it answers; all other calls fail at once meanwhile."""
         tries = 0
         while self._broken:
             tries += 1
-            pause_s = self._paces[CallPriority.LIST].wait_s(self._clock.monotonic())
+            pause_s = self._breakers[CallPriority.LIST].wait_s(self._clock.monotonic())
             await self._clock.sleep(max(1.0, min(URGENT_S, self._back_off_s(tries)), pause_s))
             try:
-                async with asyncio.timeout(self._limits.probe_s), self._asking(CallPriority.LIST):
+                async with asyncio.timeout(self._limits.probe_s), self._recorded(CallPriority.LIST):
                     await self._provider.list()
             except (ProviderError, TimeoutError):
                 continue
-            except Exception:  # an answer that our code breaks at, as those of a cloud that comes back may be
-                log.exception("%s: trying whether it is back", self.name)
+            except Exception:  # a cloud that comes back may send answers that the provider cannot parse
+                log.exception("%s: the probe failed", self.name)
         log.warning("%s answers again", self.name)
 
     async def _ask(
-        self, call: Callable[[], Awaitable[T]], *, rank: CallPriority = CallPriority.OTHER, silence: Silence = _UNHEARD
+        self,
+        call: Callable[[], Awaitable[T]],
+        *,
+        rank: CallPriority = CallPriority.OTHER,
+        silence: Silence = _NO_ANSWER,
     ) -> T:
         if self._broken:
-            raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
+            raise Throttled(f"{self.name} does not answer; it is probed in the background", after_s=5.0)
         await self._turn(rank)
-        async with self._asking(rank, silence):
+        async with self._recorded(rank, silence):
             return await call()
 
     # ------------------------------------------------------------------------------------------------- ports.Provider
@@ -221,7 +230,7 @@ class RateLimitedProvider:
         return await self._provider.launcher(launched_by, name)
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """Where the cloud cannot be watched, nothing is bought. Its silence may be its launcher's."""
+        """Create machines, unless the breaker is open. A missing answer is not counted: it may be the launcher's."""
         return await self._ask(lambda: self._provider.create(name, offer, boot), silence=())
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
@@ -231,14 +240,16 @@ class RateLimitedProvider:
         await self._provider.cancel(name)
 
     async def list(self) -> Sequence[Observed]:
-        """Whoever cuts this has waited for it, and for nothing else."""
-        return await self._ask(self._provider.list, rank=CallPriority.LIST, silence=(*_UNHEARD, asyncio.CancelledError))
+        """List all machines. A cancelled call counts as a missing answer: its caller waited for this call only."""
+        return await self._ask(
+            self._provider.list, rank=CallPriority.LIST, silence=(*_NO_ANSWER, asyncio.CancelledError)
+        )
 
     async def destroy(self, handle: Handle) -> None:
-        """Asked for also of a cloud that does not answer: it ends a bill."""
+        """Destroy a machine, even if the cloud does not answer, because that ends a bill."""
         rank = CallPriority.REPEATED_DESTROY if handle.id in self._destroyed else CallPriority.END
         await self._turn(rank)
-        async with self._asking(rank):
+        async with self._recorded(rank):
             await self._provider.destroy(handle)
         self._destroyed.add(handle.id)
 
@@ -246,7 +257,7 @@ class RateLimitedProvider:
         return await self._provider.reach(handle, command, tty=tty)
 
     async def check(self) -> str | None:
-        """A person asks, so the cloud is asked."""
+        """Check the cloud without the gate, because a user waits for the answer."""
         return await self._provider.check()
 
     async def close(self) -> None:
@@ -257,5 +268,8 @@ class RateLimitedProvider:
 
 
 def gated(providers: Mapping[str, Provider], rented: Container[str], clock: Clock) -> dict[str, Provider]:
-    """Each rented cloud behind a gate of its own; machines of this host need none."""
-    return {name: RateLimitedProvider(one, clock) if name in rented else one for name, one in providers.items()}
+    """Put each rented cloud behind its own gate; machines of this host need none."""
+    return {
+        name: RateLimitedProvider(provider, clock) if name in rented else provider
+        for name, provider in providers.items()
+    }

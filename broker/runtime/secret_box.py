@@ -1,7 +1,7 @@
-"""Secrets at rest and on their way to an attempt.
+"""Encryption of stored secrets and of the credentials that are sent to attempts.
 
-One master key per installation. Keys for each purpose are derived by HKDF-SHA256 (RFC 5869), so that an attempt's key,
-which is given to a rented machine, opens that attempt's grant and nothing else.
+An installation has one master key. Keys for each purpose are derived by HKDF-SHA256 (RFC 5869), so that an attempt's
+key, which is given to a rented machine, opens that attempt's grant and nothing else.
 """
 
 import base64
@@ -20,20 +20,20 @@ from trainer.contract.documents import Sealed
 
 MASTER_KEY_VARIABLE = "GPUBROKER_MASTER_KEY"
 MASTER_KEY_FILE = "master.key"
-"""In the home."""
+"""Name of the key file in the home."""
 KEY_BYTES = 32
 MARK_LENGTH = 16
 
 
 class SecretsError(GpubrokerError):
-    """The master key is missing, malformed, or not the one that sealed a value."""
+    """Raised if the master key is missing, malformed, or not the key that sealed a value."""
 
 
 class SecretBox:
-    """Seals and opens with keys derived from the master key."""
+    """Encrypts and decrypts with keys derived from the master key."""
 
     def __init__(self, master_key: bytes) -> None:
-        """`master_key`: 32 random bytes."""
+        """Derive the keys from `master_key`, 32 random bytes."""
         if len(master_key) != KEY_BYTES:
             raise SecretsError(f"the master key has {len(master_key)} bytes; it must have {KEY_BYTES}")
         self._master = master_key
@@ -48,15 +48,15 @@ class SecretBox:
 
     @property
     def mark(self) -> str:
-        """Which master key this is; it tells nothing of the key."""
+        """Return the mark that identifies the master key without revealing it."""
         return self._derive(b"gpubroker mark of the master key").decode()[:MARK_LENGTH]
 
     def seal(self, value: str) -> bytes:
-        """What the database stores."""
+        """Return the encrypted value that the database stores."""
         return self._at_rest.encrypt(value.encode())
 
     def open(self, sealed: bytes) -> str:
-        """Raises SecretsError when another master key sealed it."""
+        """Return the decrypted value. Raises SecretsError if another master key sealed it."""
         try:
             return self._at_rest.decrypt(sealed).decode()
         except InvalidToken:
@@ -66,32 +66,32 @@ class SecretBox:
             ) from None
 
     def attempt_key(self, attempt_id: str) -> bytes:
-        """The Fernet key that an attempt's machine is given at launch."""
+        """Return the Fernet key that the attempt's machine receives at launch."""
         return self._derive(b"gpubroker attempt " + attempt_id.encode())
 
     def open_for(self, attempt_id: str, sealed: str) -> Sealed:
-        """What `seal_for` sealed. Raises SecretsError when another master key sealed it."""
+        """Return the content that `seal_for` sealed. Raises SecretsError if another master key sealed it."""
         try:
             return Sealed.model_validate_json(Fernet(self.attempt_key(attempt_id)).decrypt(sealed))
         except (InvalidToken, ValueError):
             raise SecretsError(f"the grant of attempt {attempt_id} does not open with this master key") from None
 
     def seal_for(self, attempt_id: str, content: Sealed) -> str:
-        """`Grant.sealed`: opens with the attempt's key only."""
+        """Return `Grant.sealed`, which opens with the attempt's key only."""
         return Fernet(self.attempt_key(attempt_id)).encrypt(content.model_dump_json().encode()).decode()
 
 
 async def sealing(store: Store, path: Path, environ: Mapping[str, str]) -> SecretBox:
-    """Of the database's secrets, by the master key as `master_key` has it, which is made for a new database alone.
+    """Return the box of the database's secrets; a master key is created only for a new database.
 
-    Raises SecretsError where it is not the one that they are sealed by.
+    Raises SecretsError if the key is missing, or is not the key that sealed the secrets.
     """
-    known = await store.master_key(None)
-    if known and not environ.get(MASTER_KEY_VARIABLE) and not path.exists():
-        raise SecretsError(f"the master key is missing, by which this database's secrets are sealed: {_fix(path)}")
+    stored_mark = await store.master_key(None)
+    if stored_mark and not environ.get(MASTER_KEY_VARIABLE) and not path.exists():
+        raise SecretsError(f"the master key that sealed this database's secrets is missing: {_fix(path)}")
     box = SecretBox(master_key(path, environ))
     if await store.master_key(box.mark) != box.mark:
-        raise SecretsError(f"the master key is not the one that this database's secrets are sealed by: {_fix(path)}")
+        raise SecretsError(f"the master key is not the one that sealed this database's secrets: {_fix(path)}")
     return box
 
 
@@ -100,7 +100,7 @@ def _fix(path: Path) -> str:
 
 
 def master_key(path: Path, environ: Mapping[str, str]) -> bytes:
-    """The key of the environment (urlsafe base64), or of the file, which is created with mode 0600 when absent.
+    """Return the key of the environment (urlsafe base64), or of the file, which is created with mode 0600 if missing.
 
     Raises SecretsError for a malformed key, or a file that others can read.
     """
@@ -118,7 +118,7 @@ def master_key(path: Path, environ: Mapping[str, str]) -> bytes:
 
 
 def _create(path: Path) -> bytes:
-    """Written aside and linked into place: a crash leaves no half key, and of two starters one wins."""
+    """Create the key file by linking a draft: a crash leaves no partial key, and one of two concurrent starts wins."""
     key = os.urandom(KEY_BYTES)
     draft = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

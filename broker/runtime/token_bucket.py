@@ -1,28 +1,32 @@
-"""How fast one token may call: a token bucket."""
+"""Token bucket: rate limit of API tokens and of calls to a cloud."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBucketRate:
-    """`per_s` calls a second in the long run, `burst` at once."""
+    """Limit of a token bucket."""
 
     per_s: float
+    """Average calls a second."""
     burst: int
+    """Calls that may come at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """What was left at one moment of a monotonic clock (seconds)."""
+    """Fill level of a token bucket at one moment."""
 
     left: float
+    """Calls that were left at `at`."""
     at: float
+    """Time of a monotonic clock in seconds."""
 
 
 def take(bucket: Bucket | None, rate: TokenBucketRate, now: float) -> tuple[Bucket, float]:
-    """(the bucket afterwards, 0 when the call is let through, else the seconds until one will be).
+    """Return the bucket after the call, and the seconds to wait: 0 if the call is allowed.
 
-    None is a bucket that was never taken from. A call that is refused takes nothing.
+    `bucket` None: a bucket that was never used. A refused call takes nothing from the bucket.
     """
     full = float(rate.burst)
     left = full if bucket is None else min(full, bucket.left + max(0.0, now - bucket.at) * rate.per_s)

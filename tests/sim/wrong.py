@@ -216,7 +216,7 @@ async def age_by_date(self: HeartbeatReader) -> None:
     await _REFRESH(self)
     clock: Any = self._context.clock
     store: Any = self._context.blobs
-    now = (clock._own.now() - EPOCH).total_seconds()
+    now = (clock._host_clock.now() - EPOCH).total_seconds()
     for (attempt, node), watch in self._watched.items():
         watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.heartbeat(attempt, node)))
 

@@ -67,7 +67,7 @@ async def started(own: BrokerIdentity, other: BrokerIdentity, *, lives: bool = T
 @pytest.mark.parametrize(
     ("clouds", "words"),
     [
-        ({"local": "one"}, "broker other/1 lives, and lacks the provider 'aws'"),
+        ({"local": "one"}, "broker other/1 runs, and lacks the provider 'aws'"),
         ({**CLOUDS, "vast": ""}, "has the provider 'vast'; stop it, or give both the same providers"),
         (
             {"aws": "", "local": "two"},
