@@ -1,8 +1,8 @@
 """Checks at the start that no other live broker has other clouds or another database.
 
 Any broker may handle any row, so each one must be able to query any machine. A broker that lacks a cloud would leave
-the machines there uncharged while the others are down. A broker whose `local` is another computer would report its machines
-as gone. A broker on a copy of the database would treat the other's machines as its own, or as orphans.
+the machines there uncharged while the others are down. A broker whose `local` is another computer would report its
+machines as gone. A broker on a copy of the database would treat the other's machines as its own, or as orphans.
 """
 
 import hashlib

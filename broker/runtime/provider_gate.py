@@ -108,7 +108,7 @@ class RateLimitedProvider:
             per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s)
         )
         self._breakers = {kind: BreakerState() for kind in CallPriority if kind is kind.kind}
-        """Breaker states by kind. A refusal pauses its own kind and OTHER. The state of OTHER counts missing answers."""
+        """Breaker states by kind. A refusal pauses its own kind and OTHER. OTHER also counts missing answers."""
         self._bucket: Bucket | None = None
         self._queue: list[_QueueEntry] = []
         self._numbers = count()
