@@ -1,16 +1,15 @@
-"""The agent: reads its spec, starts the worker, beats, ships logs, obeys, and says how it ended. Never imports torch.
+"""Agent: reads its spec, starts the worker, sends heartbeats and logs, follows the broker, and reports the outcome.
+
+It never imports torch.
 
 | module | holds |
 |---|---|
-| `environment` | what the launcher must give |
-| `run` | one attempt from the first beat to `final.json` |
-| `prepare` | spec, grant, data, code and checkpoint brought to this machine |
-| `child` | the worker or the user's program as a process, and what its exit means |
-| `beat` | the sign of life |
-| `orders` | `desired.json`, the renewed grant and the dead-man's switch |
-| `notices` | the machine's own word that it will be taken away |
-| `logs` | redaction, bounds and shipping of the output |
-| `saver` | snapshots on this disk become committed checkpoints |
-| `script_tree` | snapshots of a script's checkpoint folder |
-| `tether` | a child that dies with its parent |
+| `agent` | one attempt from the first heartbeat to `final.json` |
+| `desired_state` | watcher of `desired.json`, the renewed grant and the dead-man's switch |
+| `preemption_notice` | the cloud's notice that the machine will be preempted |
+| `final_report` | the last log lines and `final.json` |
+| `deliver_results` | publishing of verified results |
+| `base` | environment, state, and preparation of inputs |
+| `process` | the worker or user program as a process, trackers, host check |
+| `upload` | heartbeats, logs, checkpoints, token cache |
 """

@@ -1,4 +1,4 @@
-"""One attempt, from the first beat to `final.json`."""
+"""Agent of one machine: runs one attempt from the first heartbeat to `final.json`."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class Agent:
-    """Runs one attempt; `echo` also hears every (redacted) log line."""
+    """Agent of one attempt; `echo` receives every redacted log line."""
 
     def __init__(
         self,
@@ -64,7 +64,11 @@ class Agent:
         folder: Path | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`folder`: outlives the attempt, for files of trackers. `secrets`: where no grant brings them."""
+        """Create an agent.
+
+        `folder` outlives the attempt and holds files of trackers. `secrets` are used when no grant delivers
+        them.
+        """
         self._env = env
         self._objects = Objects.open(env.blobs, env.store_options, env.installation)
         self._state = AgentState(env=env, run=RunFolder(root=env.workdir / "run"))
@@ -77,12 +81,12 @@ class Agent:
         self._beater.redact = self._log.redact
         self._grant_seq = -1
         self._pulled = False
-        """True where this machine failed only since a process of another one has gone."""
+        """True if this machine failed only because a process of another machine ended."""
 
     async def run(self) -> Outcome:
-        """Runs the attempt to its end, which is written to `final.json` and returned."""
+        """Run the attempt to its end, write `final.json`, and return the outcome."""
         asked_by = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             asked_by.append(signal.SIGHUP)
         for number in asked_by:
             asyncio.get_running_loop().add_signal_handler(number, self._state.end, Outcome.DRAINED, "asked by a signal")
@@ -97,7 +101,7 @@ class Agent:
                 self._state.bad_host = isinstance(e, host.HostNotUsable)
             except ObjectStoreError as e:
                 outcome, message = Outcome.INFRASTRUCTURE, str(e)
-            except Exception as e:  # whatever it is, the broker must not wait for a machine on which nothing runs
+            except Exception as e:  # the broker must not wait for a machine on which nothing runs
                 self._log.feed(traceback.format_exc().encode())
                 outcome, message = Outcome.INFRASTRUCTURE, f"the agent failed: {type(e).__name__}: {e}"
             finally:
@@ -118,11 +122,14 @@ class Agent:
             watching.append(notices.watching(asked, self._state, say=self._say, hurry=self._beater.now))
         async with background(*watching):
             outcome, message, code = await (self._train(spec) if spec.train else self._script(spec))
-            await self._last_word.hear(outcome, message, self._say)  # orders are still heard
+            await self._last_word.hear(outcome, message, self._say)  # the watcher still follows desired.json
             return outcome, message, code
 
     async def _fetched(self, fetch: Awaitable[T]) -> T:
-        """Raises Unusable once the attempt's end leaves it no more time: a stop at once, a drain when that is over."""
+        """Await `fetch` within the time that the attempt has left: none after a stop, the drain budget after a drain.
+
+        Raises: UnusableInput when that time is over.
+        """
         try:
             async with self._state.in_time():
                 return await fetch
@@ -132,7 +139,7 @@ class Agent:
             raise UnusableInput(ending.outcome, f"{ending.reason}; it was still being prepared") from None
 
     async def _renew(self) -> None:
-        """Takes over a newer grant: credentials of the store, values of the secrets."""
+        """Apply a newer grant: credentials of the store, and values of the secrets."""
         got = await prepare.read_grant(self._objects, self._env, self._sealed.grant_url or self._env.grant_url)
         if got is None or got[0].seq <= self._grant_seq:
             return
@@ -160,7 +167,7 @@ class Agent:
                 code = await self._supervise(child, saver, ask=self._state.run.drain.touch)
                 self._state.phase = "saving"
                 self._beater.now()
-                # What is halfway would be sent anew. Of a script the last snapshot is still to come.
+                # A restarted agent would send a partial upload again. For a script, the last snapshot is still to come.
                 await saver.settle()
             ended = self._ended()
             if ended is None or ended.code != ExitCode.BACK or self._state.ending is not None:
@@ -169,7 +176,7 @@ class Agent:
             await self._go_back(saver, origin, jumps[-1].step)
 
     async def _start_worker(self, spec: AttemptSpec, origin: Origin, data: Path, jumps: tuple[RowSkip, ...]) -> Child:
-        """From the newest checkpoint that lies on its way."""
+        """Start the worker from the newest checkpoint that has applied the row skips."""
         assert spec.train is not None
         assert spec.data is not None
         self._state.phase = "loading"
@@ -200,7 +207,7 @@ class Agent:
         return child
 
     async def _go_back(self, saver: Saver, origin: Origin, step: int) -> None:
-        """Leaves the way that went wrong: what was saved of it after `step` must not be gone on from."""
+        """Roll back to `step`: remove later checkpoints, so that no start resumes from them."""
         with contextlib.suppress(ObjectStoreError, OSError):
             await saver.once()
         await prepare.insist(lambda: checkpoint.remove_after(self._objects, origin, step), prepare.PATIENCE_S)
@@ -223,7 +230,7 @@ class Agent:
         tree.mkdir(exist_ok=True)
         step, pace = self._state.resumed_from or 0, self._paced(spec)
         snapshots = ScriptTree(tree, self._state.run, every_s=lambda: pace.every_s, step=step, tell=self._tell)
-        saves = self._env.node == 0  # trees of several would be checkpoints of one attempt that replace each other
+        saves = self._env.node == 0  # checkpoints of several machines would replace each other
         if not saves:
             self._say("what lies in this machine's checkpoint folder is not saved: the first machine's alone is")
         env = child_environment(os.environ, extra, self._sealed.secrets)
@@ -254,7 +261,7 @@ class Agent:
     async def _saving(
         self, spec: AttemptSpec, origin: Origin, pace: SaveInterval | None = None
     ) -> AsyncIterator[Saver]:
-        """Uploads snapshots while the body runs: what of them lies on this machine."""
+        """Upload snapshots on this machine while the caller's block runs."""
         pacing = pace or self._paced(spec)
 
         def committed(cost_s: float) -> None:
@@ -273,12 +280,15 @@ class Agent:
         return SaveInterval(self._state.run, config=config, losses_per_hour=losses, tell=self._tell)
 
     def _tell(self, kind: str, message: str) -> None:
-        """People, in the events and in the log."""
+        """Report a message in the events and in the log."""
         self._say(message)
         self._state.tell(kind, message)
 
     async def _supervise(self, child: Child, saver: Saver, ask: Callable[[], None]) -> int:
-        """Waits for the child's end; when the attempt is to end first, asks it to, and insists after `drain_s`."""
+        """Wait for the child's end.
+
+        If the attempt must end first, ask the child to end, and kill it after `drain_s`.
+        """
         output = asyncio.ensure_future(child.pump(self._log.feed))
         exited = asyncio.ensure_future(child.wait())
         asked = asyncio.ensure_future(self._state.ending_asked.wait())
@@ -308,12 +318,12 @@ class Agent:
     async def _conclude(
         self, child: Child, code: int, saver: Saver, *, script: bool, whole: bool = True
     ) -> tuple[Outcome, str, int]:
-        """`whole`: what the program left lies in a snapshot."""
+        """Map the child's end to an outcome. `whole`: a snapshot holds everything that the program left."""
         ended = self._ended()
         if ended is not None and ended.pulled and code == 128 + signal.SIGKILL:
             ended = None  # one of this machine's own processes was killed, and that is the reason
         if ended is not None and not child.stopped:
-            back = ended.code == ExitCode.BACK  # while it was asked to end
+            back = ended.code == ExitCode.BACK  # the worker was asked to end meanwhile
             self._state.bad_host = ended.bad_host
             code, self._pulled = (ExitCode.DRAINED if back else ended.code), ended.pulled
         outcome = child.outcome(code, script=script)
@@ -342,14 +352,15 @@ class Agent:
         return outcome, (ended.message if ended is not None else "") or self._how_it_ended(code, script=script), code
 
     def _how_it_ended(self, code: int, *, script: bool) -> str:
-        """Of a child that has not said why."""
+        """Return a message for a child that reported no reason."""
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         last = f"; its last line: {self._log.last}" if self._log.last else ""
         return f"the {'program' if script else 'worker'} ended with {how}{last}"
 
     async def _completed(self, *, script: bool) -> tuple[Outcome, str]:
-        """What has come to a good end: its results are in the store, and those of a training go where they are wanted.
-        A script that leaves no file has none.
+        """Return the outcome of a success after verifying the results, and deliver a training's results.
+
+        A script that leaves no file has no results.
         """
         spec, key = self._state.spec, self._state.complete
         assert spec is not None
@@ -378,7 +389,7 @@ class Agent:
             return None
 
     async def _finish(self, outcome: Outcome, message: str, code: int | None) -> Outcome:
-        """How it ended, to everybody."""
+        """Log the outcome, finish the trackers, and write the final report."""
         self._say(f"{outcome}: {message}" if message else str(outcome))
         await self._trackers.finish(outcome, self._state.drain_left_s)
         return await self._last_word.speak(outcome, message, code, pulled=self._pulled)
@@ -388,7 +399,9 @@ class Agent:
 
 
 def main(env: Environment) -> int:
-    """Runs the agent; the exit code is the contract's."""
-    if "GPUBROKER_WAY" in os.environ:  # on a rented machine: here at home the broker knows its processes by environment
+    """Run the agent and return its exit code."""
+    if (
+        "GPUBROKER_WAY" in os.environ
+    ):  # rented machine; local machines must stay readable, since the broker finds their processes by environment
         make_undumpable()
     return int(EXIT[asyncio.run(Agent(env).run())])

@@ -1,10 +1,11 @@
-"""The dead-man's switch as a pure rule: how long has the broker's lease stood still while it could be read?"""
+"""Dead-man's switch as a pure rule on how long the broker's lease stayed unchanged while it was readable."""
 
 
 class DeadMan:
-    """Fed with every look at `broker/lease`; times are seconds of the observer's monotonic clock.
+    """Timer of the broker's lease, updated at every poll of `broker/lease`.
 
-    Only time between two looks that both succeeded counts: a lease that cannot be read is unknown, not stale.
+    Times are seconds of the observer's monotonic clock. Only time between two successful reads counts: an
+    unreadable lease is unknown, not stale.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -14,13 +15,13 @@ class DeadMan:
         self._stale_s = 0.0
 
     def seen(self, value: bytes | None, now: float) -> None:
-        """The lease was read (None: there is none)."""
+        """Record a read of the lease (None: it does not exist)."""
         if self._looked_at is not None:
             self._stale_s = self._stale_s + now - self._looked_at if value == self._value else 0.0
         self._value, self._looked_at = value, now
 
     def unreadable(self) -> None:
-        """The store could not be asked."""
+        """Record that the store could not be reached."""
         self._looked_at = None
 
     @property
@@ -29,5 +30,5 @@ class DeadMan:
 
     @property
     def expired(self) -> bool:
-        """True once the lease stood still for the limit; a limit of 0 means never."""
+        """True once the lease stayed unchanged for the limit; a limit of 0 means never."""
         return 0 < self._limit_s <= self._stale_s

@@ -1,4 +1,4 @@
-"""Verified results on their way to where else they are wanted; what fails there never costs the results."""
+"""Delivery of verified results to their additional destinations; a failure never affects the results."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -16,13 +16,13 @@ from trainer.publish import publisher as publish
 
 RESULTS = (*(f"{name}/" for name in publish.FOLDERS), *publish.BESIDE)
 PAUSES_S = (5.0, 30.0)
-"""Before what failed is tried again."""
+"""Pauses in seconds before a failed delivery is repeated."""
 LIMIT_S = 3600.0
 RETRY = "fetch them with `gpubroker artifacts` and run `python -m trainer.publish`"
 
 
 async def verified(objects: Objects, manifest: str) -> bool:
-    """Whether the results lie in the store as their manifest, read back, says. Raises StoreError."""
+    """Return True if the stored results match their manifest, read back. Raises: ObjectStoreError."""
     return await prepare.insist(lambda: checkpoint.verified(objects, manifest), prepare.PATIENCE_S)
 
 
@@ -39,8 +39,10 @@ async def deliver(
     pauses_s: tuple[float, ...] = PAUSES_S,
     within: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
 ) -> str:
-    """Fetches the results from the store, checked by hash, and publishes them where `output` says so; why not, or
-    nothing. `within`: cuts its body by a TimeoutError after so many seconds at the most.
+    """Fetch the verified results from the store and publish them as `output` requests.
+
+    Return the reason of a failure, or an empty text. `within` limits a block to a number of seconds by a
+    TimeoutError.
     """
     if output.push is None and output.copy_to is None:
         return ""
@@ -57,7 +59,7 @@ async def deliver(
                 left = _rest(left, failed)
                 if pause_s is not None:
                     await asyncio.sleep(pause_s)
-    except (ObjectStoreError, BadContent, OSError) as e:  # a TimeoutError is one
+    except (ObjectStoreError, BadContent, OSError) as e:  # includes TimeoutError
         failed = [str(e) or "the results were not published in time"]
     why = f"{'; '.join(failed)}. The results are safe: {RETRY}"
     tell("not_published", why)
@@ -65,7 +67,7 @@ async def deliver(
 
 
 def _rest(output: OutputConfig, failed: list[str]) -> OutputConfig:
-    """What is still to be done."""
+    """Return the destinations that are still to be served."""
     words = " ".join(failed)
     return output.model_copy(
         update={

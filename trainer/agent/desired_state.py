@@ -1,4 +1,4 @@
-"""What the broker wants of the agent, and whether there is a broker at all."""
+"""Watcher of the broker's requests, and of the broker's presence."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from trainer.objectstore.objects import Objects, ObjectStoreError
 
 
 class DesiredStateWatcher:
-    """Reads `desired.json`, the grant and the lease every `poll_s`, and watches the store's own absence."""
+    """Watcher that reads `desired.json`, the grant and the lease every `poll_s`, and detects outages of the store."""
 
     def __init__(
         self, objects: Objects, state: AgentState, renew: Callable[[], Awaitable[None]], say: Callable[[str], None]
@@ -25,7 +25,7 @@ class DesiredStateWatcher:
         self._deadman = DeadMan(state.limits.deadman_s)
 
     async def run(self) -> None:
-        """Polls until cancelled."""
+        """Poll until cancelled."""
         while True:
             try:
                 await self.once()
@@ -35,7 +35,7 @@ class DesiredStateWatcher:
             await asyncio.sleep(self._state.limits.poll_s)
 
     async def once(self) -> None:
-        """One look at each object, the grant first: without it nothing else may be readable. Raises StoreError."""
+        """Read each object once, the grant first, since reading the others may need it. Raises: ObjectStoreError."""
         try:
             await self._renew()
         except UnusableInput as e:

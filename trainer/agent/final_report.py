@@ -1,4 +1,4 @@
-"""The last log lines, `final.json`, the last beat: how an attempt ended, said once."""
+"""Final report of an attempt: the last log lines, `final.json` and the last heartbeat."""
 
 import asyncio
 import contextlib
@@ -16,19 +16,20 @@ from trainer.contract.documents import Final, Outcome
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
 LAST_BEAT_S = 30.0
-"""How long the last beat is tried: the machine's own end counts from after it."""
+"""Seconds for which the last heartbeat is retried; the machine's shutdown delay starts after it."""
 FOLLOW_BEATS = 3
-"""How many beats another node's failure waits for node 0's word: the first to fall pulls the others down."""
+"""Heartbeat intervals that another node's failure waits for node 0, because the first failure stops all nodes."""
 PULLED_BEATS = 9
-"""The same for a node that saw only that another one has gone: the launcher and the other's own wait come before."""
+"""Heartbeat intervals if a node only observed that another node ended: the launcher and that node's wait come first."""
 
 WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
-"""Of these another node says nothing: how the attempt ended is node 0's to know."""
+"""Outcomes that other nodes do not report; node 0 reports them."""
 
 
 class FinalReport:
-    """Of one machine. Node 0 says how the attempt ended. Another one that fails says so too, since node 0 may wait for
-    it for ever.
+    """Writer of one machine's final report.
+
+    Node 0 reports the outcome. Another node that fails reports too, since node 0 may wait for it for ever.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class FinalReport:
         self._beater, self._shipper = beater, shipper
 
     async def hear(self, outcome: Outcome, message: str, say: Callable[[str], None]) -> None:
-        """Of another node that came to a good end: beats on until the attempt's word is said. Node 0 may still save and
-        deliver for long, and a machine ends itself some time after its agent.
+        """Keep a successful node other than 0 alive until `final.json` exists.
 
-        No longer than a delivery may take, and than the attempt has once it is to end.
+        Node 0 may still save and deliver for long, while a machine shuts down some time after its agent. The
+        wait is limited by the longest delivery, and by the time left once the attempt must end.
         """
         if self._env.node == 0 or outcome not in WELL:
             return
@@ -54,13 +55,16 @@ class FinalReport:
                     await asyncio.sleep(self._state.limits.heartbeat_s)
 
     async def _said(self) -> bool:
-        """False also where the store cannot tell."""
+        """Return True if `final.json` exists, and False if the store cannot be read."""
         with contextlib.suppress(ObjectStoreError):
             return await self._objects.read(keys.final(self._env.attempt)) is not None
         return False
 
     async def speak(self, outcome: Outcome, message: str, code: int | None, *, pulled: bool) -> Outcome:
-        """`pulled`: this machine failed only since a process of another one has gone."""
+        """Ship the log, write `final.json`, and send the last heartbeat.
+
+        `pulled`: this machine failed only because a process of another machine ended.
+        """
         patience_s = max(30.0, self._state.drain_left_s)
         final = self._final(outcome, message, code)
         try:
@@ -74,7 +78,7 @@ class FinalReport:
             print(f"final.json cannot be written: {e}", file=sys.stderr)
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
-        with contextlib.suppress(ObjectStoreError):  # the broker looks for it in time, since there are no more beats
+        with contextlib.suppress(ObjectStoreError):  # the broker finds final.json in time, since heartbeats stop
             await prepare.insist(self._beater.send, LAST_BEAT_S)
         return outcome
 
@@ -100,7 +104,11 @@ class FinalReport:
         )
 
     async def _speaks(self, outcome: Outcome, pulled: bool) -> bool:
-        """Whether this node writes `final.json`. Who was only pulled down waits longest for the one that knows why."""
+        """Return True if this node writes `final.json`.
+
+        A node that failed only through another node waits longest, so that the node with the cause writes
+        first.
+        """
         if self._env.node == 0 and not pulled:
             return True
         if outcome in WELL:

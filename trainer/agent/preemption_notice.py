@@ -1,7 +1,8 @@
-"""The machine's own word that it will be taken away, where its cloud has one: AWS by the instance's metadata service,
-RunPod by a signal to the container's first process, which in the trainer's image writes it down. Vast stops at once.
+"""Preemption notices from the machine's cloud.
 
-Sources: AWS EC2 user guide, "Spot Instance interruption notices" and "Retrieve instance metadata" (IMDSv2).
+AWS publishes them in the instance's metadata service. RunPod signals the container's first process, which the trainer's
+image records in a file. Vast stops machines without notice. Sources: AWS EC2 user guide, "Spot Instance interruption
+notices" and "Retrieve instance metadata" (IMDSv2).
 """
 
 import asyncio
@@ -21,10 +22,10 @@ from trainer.contract.documents import Outcome
 METADATA = "http://169.254.169.254"
 LOOK_S = 5.0
 FILE_LOOK_S = 0.2
-"""Of a notice of 5 s not much may be lost."""
+"""Seconds between checks of the file; a notice of 5 s must not be wasted."""
 ANSWER_S = 1.0
 GIVE_UP = 3
-"""Failures in a row, from the start, after which no such service is taken to be there."""
+"""Consecutive failures from the start after which the service is assumed absent."""
 TOKEN_S = 21_600
 TOKEN = "/latest/api/token"
 ACTION = "/latest/meta-data/spot/instance-action"
@@ -32,11 +33,11 @@ ADVICE = "/latest/meta-data/events/recommendations/rebalance"
 
 
 class NoAnswer(Exception):
-    """The service is not there, or did not answer in time."""
+    """The service does not exist, or did not answer in time."""
 
 
 def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
-    """Where GPUBROKER_NOTICES says to look: `imds`, `first_process`, another URL, or (`off`, unset) nowhere."""
+    """Return the source in GPUBROKER_NOTICES: `imds`, `first_process` or another URL; None for `off` or unset."""
     given = env.get("GPUBROKER_NOTICES") or "off"
     return {"off": None, "imds": METADATA, "first_process": NOTICE.as_uri()}.get(given, given)
 
@@ -44,32 +45,32 @@ def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
 def watching(
     url: str, state: AgentState, *, say: Callable[[str], None], hurry: Callable[[], None]
 ) -> Coroutine[None, None, None]:
-    """Looks there until cancelled."""
+    """Poll the source until cancelled."""
     if url.startswith("file:"):
         return WrittenNotice(Path(unquote(urlsplit(url).path)), state, hurry=hurry).run()
     return Notices(url, state, say=say, hurry=hurry).run()
 
 
 def _take_leave(state: AgentState, left_s: float, hurry: Callable[[], None]) -> None:
-    """The notice goes out with the beat, and drains this agent without waiting for the broker."""
+    """Put the notice into the heartbeat and drain this agent without waiting for the broker."""
     state.notice(left_s)
     state.end(Outcome.DRAINED, f"the cloud takes this machine away in {left_s:.0f} s")
     hurry()
 
 
 class WrittenNotice:
-    """A file that appears when the container's first process is told of the end; it holds how many seconds are left."""
+    """Notice in a file, which the container's first process writes on SIGTERM; it holds the seconds left."""
 
     def __init__(self, path: Path, state: AgentState, *, hurry: Callable[[], None]) -> None:
         self._path, self._state, self._hurry = path, state, hurry
 
     async def run(self) -> None:
-        """Until it is there, or cancelled."""
+        """Poll until the file exists, or until cancelled."""
         while not self.once():  # noqa: ASYNC110
             await asyncio.sleep(FILE_LOOK_S)
 
     def once(self) -> bool:
-        """One look."""
+        """Check once for the file."""
         try:
             of_s, written_at = float(self._path.read_text()), self._path.stat().st_mtime
         except (OSError, ValueError):
@@ -80,7 +81,7 @@ class WrittenNotice:
 
 
 class Metadata:
-    """IMDSv2: a session token first, then plain reads. Never through a proxy; a reply takes a second at most."""
+    """Client of IMDSv2: a session token first, then plain reads. Never uses a proxy; waits a second at most."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -88,7 +89,7 @@ class Metadata:
         self._token: str | None = None
 
     def read(self, path: str) -> str | None:
-        """The text at `path`, None when there is none. Raises NoAnswer. Blocks."""
+        """Return the text at `path`, or None if it does not exist. Blocks. Raises: NoAnswer."""
         for _ in range(2):
             if self._token is None:
                 status, text = self._ask("PUT", TOKEN, "X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_S))
@@ -116,7 +117,7 @@ class Metadata:
 
 
 class Notices:
-    """Asks every few seconds."""
+    """Poller of the metadata service."""
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class Notices:
         self._advised = False
 
     async def run(self) -> None:
-        """Until cancelled; returns where nothing ever answers."""
+        """Poll until cancelled; return if the service never answers."""
         answered, failures = False, 0
         while answered or failures < GIVE_UP:
             try:
@@ -145,7 +146,7 @@ class Notices:
             await asyncio.sleep(self._look_s)
 
     async def once(self) -> None:
-        """One look. Raises NoAnswer."""
+        """Poll once. Raises: NoAnswer."""
         if (text := await asyncio.to_thread(self._metadata.read, ACTION)) is not None:
             self._noticed(text)
         elif not self._advised and await asyncio.to_thread(self._metadata.read, ADVICE) is not None:
@@ -158,7 +159,7 @@ class Notices:
         _take_leave(self._state, self._left_s(text), self._hurry)
 
     def _left_s(self, text: str) -> float:
-        """Seconds from now to the notice's `time`; AWS's two minutes when that cannot be read."""
+        """Return seconds until the notice's `time`, or AWS's two minutes if it cannot be parsed."""
         try:
             at = datetime.fromisoformat(json.loads(text)["time"])
             return max(0.0, (at - self._now()).total_seconds())

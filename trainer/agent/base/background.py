@@ -1,4 +1,4 @@
-"""Endless tasks beside a body of work."""
+"""Endless tasks that run during a block of code."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 
 @contextlib.asynccontextmanager
 async def background(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs endless tasks beside the body. One that fails ends the body with its error."""
+    """Run endless tasks during the caller's block. A task that fails ends the block with its error."""
     owner = asyncio.current_task()
     assert owner is not None
     failures: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""What the launcher gives the agent, by environment variables only: nothing of it is seen in argv."""
+"""Settings that the launcher passes in environment variables, so that none is visible in argv."""
 
 import json
 import tempfile
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 OWN = ("GPUBROKER_ATTEMPT_KEY", "GPUBROKER_STORE_OPTIONS", "GPUBROKER_GRANT_URL", "GPUBROKER_BLOBS")
-"""Never handed to a child."""
+"""Variables that no child process receives."""
 
 
 class BadEnvironment(ValueError):
@@ -16,7 +16,7 @@ class BadEnvironment(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The agent's environment; secrets do not show in its repr."""
+    """Environment of the agent; its repr hides secrets."""
 
     blobs: str
     installation: str
@@ -25,14 +25,14 @@ class Environment:
     key: str | None = field(default=None, repr=False)
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     grant_url: str | None = field(default=None, repr=False)
-    """Reads `grant.json` without credentials, for when they have ended."""
+    """URL that reads `grant.json` without credentials, for use after they expire."""
     workdir: Path
     master: str = "127.0.0.1:29400"
-    """host:port of node 0, for several nodes."""
+    """Address host:port of node 0, for several nodes."""
 
 
 def read(env: Mapping[str, str]) -> Environment:
-    """The environment out of variables. Raises BadEnvironment naming the variable and the fix."""
+    """Parse the environment from variables. Raises: BadEnvironment, naming the variable and the fix."""
     try:
         blobs, installation, attempt = (env[f"GPUBROKER_{n}"] for n in ("BLOBS", "INSTALLATION", "ATTEMPT"))
     except KeyError as e:

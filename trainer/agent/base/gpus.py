@@ -1,4 +1,4 @@
-"""What the driver says of this machine's GPUs, by NVML."""
+"""Use of this machine's GPUs, as the driver reports it by NVML."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,18 +10,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUsage:
-    """None: the driver does not tell, as of parts of a GPU (MIG)."""
+    """Use of all GPUs. None: the driver does not report it, as for parts of a GPU (MIG)."""
 
     utilisation: float | None
-    """0..1, the mean of all."""
+    """Mean utilisation, 0 to 1."""
     memory_bytes: int | None
-    """In use by whatever program, of the GPU that has the most in use."""
+    """Bytes in use by all programs on the GPU with the most in use."""
     power_w: float | None
-    """Of all together."""
+    """Watts of all GPUs together."""
 
 
 def load() -> GpuUsage | None:
-    """None where there is no driver. Takes milliseconds, or hangs with a driver that does."""
+    """Return the use of the GPUs, or None without a driver. Takes milliseconds, but hangs if the driver hangs."""
     import pynvml
 
     try:
@@ -45,7 +45,7 @@ def load() -> GpuUsage | None:
 
 
 def memory_bytes() -> int | None:
-    """Of the smallest GPU; None where there is no driver."""
+    """Return the memory of the smallest GPU in bytes, or None without a driver."""
     import pynvml
 
     try:

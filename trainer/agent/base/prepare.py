@@ -1,4 +1,4 @@
-"""Brings to this machine what the attempt needs: spec, grant, data, code, and the checkpoint to resume from."""
+"""Fetches the inputs of an attempt: spec, grant, data, code, and the checkpoint to resume from."""
 
 import asyncio
 import http.client
@@ -23,18 +23,18 @@ from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, DataFile, 
 from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, ObjectStoreError
 
 PATIENCE_S = 300.0
-"""How long an attempt that has not begun waits for the store: its machine costs money."""
+"""Seconds that an attempt waits for the store before it begins; its machine costs money meanwhile."""
 
 LOOKS = 10
-"""At another job's checkpoints, which may go faster than they are fetched."""
+"""Attempts to fetch a checkpoint of another job, which may delete it during the fetch."""
 
 T = TypeVar("T")
 Load = Callable[[Sequence[str]], Awaitable[tuple[str, Manifest] | None]]
-"""Of candidates the first that verifies."""
+"""Function that loads the first candidate that verifies."""
 
 
 class UnusableInput(Exception):
-    """The attempt cannot begin."""
+    """An input prevents the attempt from starting."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -42,7 +42,10 @@ class UnusableInput(Exception):
 
 
 async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Repeats `action` while the store is away, with growing pauses. Raises the last StoreError after `patience_s`."""
+    """Repeat `action` with growing pauses while the store is unreachable.
+
+    Raises: ObjectStoreError, the last one, after `patience_s` seconds.
+    """
     deadline, pause = time.monotonic() + patience_s, 0.5
     while True:
         try:
@@ -55,7 +58,7 @@ async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
 
 
 async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
-    """The attempt's spec. Raises Unusable when it is absent or not for this trainer."""
+    """Return the attempt's spec. Raises: UnusableInput if it is absent or not for this trainer."""
     data = await insist(lambda: objects.read(keys.spec(attempt)), PATIENCE_S)
     if data is None:
         raise UnusableInput(Outcome.INFRASTRUCTURE, f"{keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?")
@@ -75,9 +78,11 @@ async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
 
 
 async def read_grant(objects: Objects, env: Environment, url: str | None = None) -> tuple[Grant, Sealed] | None:
-    """The grant with what it carries, None when there is none. Raises Unusable when the key does not open it.
+    """Return the grant and its content, or None if there is no grant.
 
-    `url`: asked when the store refuses, since the credentials may have ended before a newer grant was read.
+    `url` is read if the store refuses, because credentials may expire before a newer grant is read.
+
+    Raises: UnusableInput if the key does not open the grant.
     """
     try:
         data = await objects.read(keys.grant(env.attempt))
@@ -99,7 +104,7 @@ async def read_grant(objects: Objects, env: Environment, url: str | None = None)
 
 
 def _download(url: str) -> bytes | None:
-    """What a signed URL reads; None when that fails, too."""
+    """Return the content of a signed URL, or None if that fails too."""
     try:
         with urllib.request.urlopen(url, timeout=SMALL_TIMEOUT_S) as answer:
             return bytes(answer.read())
@@ -108,7 +113,7 @@ def _download(url: str) -> bytes | None:
 
 
 async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
-    """One input object, checked by hash. Raises Unusable(data)."""
+    """Fetch one input object and check its hash. Raises: UnusableInput (data)."""
     try:
         await insist(lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S)
     except BadContent as e:
@@ -117,20 +122,23 @@ async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpacks the user's code; a member that leaves the folder is refused. Raises Unusable(user_error)."""
+    """Unpack the user's code; refuse a member that leaves the folder. Raises: UnusableInput (user error)."""
     folder.mkdir(parents=True)
     try:
         with tarfile.open(archive) as tar:
             if hasattr(tarfile, "data_filter"):
                 tar.extractall(folder, filter="data")
-            else:  # Python 3.11.0-3.11.3, which Debian 12 has
+            else:  # Python 3.11.0-3.11.3, as in Debian 12
                 tar.extractall(folder, members=[_plain(member) for member in tar])
     except (tarfile.TarError, OSError) as e:
         raise UnusableInput(Outcome.USER_ERROR, f"script.code: {e}; give a plain .tar of files and folders") from None
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Files, folders and links that stay below the folder, as `tarfile.data_filter` has it. Raises TarError."""
+    """Return a file, folder or link that stays below the folder, sanitised as by `tarfile.data_filter`.
+
+    Raises: TarError.
+    """
     name = Path(member.name)
     inside = not name.is_absolute() and ".." not in name.parts
     if member.issym() or member.islnk():
@@ -153,21 +161,23 @@ async def restore(
     tell: Callable[[str], None],
     jumps: tuple[RowSkip, ...] = (),
 ) -> tuple[str, Manifest] | None:
-    """The newest checkpoint that verifies, as `furthest` looks for it; it lies in `folder` then. Raises StoreError.
+    """Restore the newest checkpoint that verifies into `folder`; `furthest` defines the order.
 
-    `jumps`: the way past bad steps, on which it must lie.
+    Row skips in `jumps` must be applied in it.
+
+    Raises: ObjectStoreError.
     """
     load = partial(checkpoint.restore, objects, folder=folder, kind=origin.kind, tell=tell, jumps=jumps)
     return await insist(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
 
 
 async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Load) -> tuple[str, Manifest] | None:
-    """What `load` makes of the first candidates that it can use; None: of none.
+    """Return the result of `load` for the first usable candidates, or None if none is usable.
 
-    First come this attempt's own (the agent may have been restarted), then those of its job that the spec names. Of
-    another job that it starts from comes the first one that is named, then what that job has by now, and only then what
-    else is named: one that still runs removes what it has passed, and may keep far older ones. Each machine looks for
-    itself.
+    The order is: checkpoints of this attempt (after a restart of the agent), then those of its job that the spec
+    names. For a start from another job: the first checkpoint named, then the newest that job has now, then the
+    others named. A running job deletes checkpoints that it has passed, and may keep far older ones. Each machine
+    searches on its own.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
     candidates = [*await checkpoint.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
@@ -179,15 +189,16 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
             return found
         named = (*await _elsewhere(objects, spec), *spec.resume_from)
         left = [key for key in dict.fromkeys(named) if key not in tried]
-        candidates = left[:1] if looks_left > 1 else left  # the next one may have gone as well by then
+        candidates = left[:1] if looks_left > 1 else left  # the next candidate may have been deleted by then
         if not candidates:
             break
     return None
 
 
 async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
-    """What the jobs have committed that the spec names checkpoints of, but for its own, the furthest step first. One
-    that still runs removes what was named as it goes on.
+    """Return checkpoints of the other jobs named in the spec, highest step first.
+
+    A running job deletes the named checkpoints as it proceeds.
     """
     jobs = {key.split("/")[1] for key in spec.resume_from} - {spec.job}
     found = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]

@@ -1,4 +1,4 @@
-"""What the agent's tasks share about one attempt."""
+"""State of one attempt, shared by the agent's tasks."""
 
 import asyncio
 import contextlib
@@ -28,80 +28,82 @@ from trainer.contract.documents import (
 from trainer.core.ipc import RunFolder, Status
 
 MESSAGE = 500
-"""Characters of what people are told."""
+"""Largest number of characters of a message."""
 AT_ONCE = 5
-"""Of a kind, told whenever they come; then after pauses: the broker hears only the first hundred things of a start."""
+"""Messages of a kind reported at once; later ones follow growing pauses. The broker stores only 100 messages of a
+start.
+"""
 TRIES = ("upload_waits", "save_failed")
-"""Kinds that each failed try of the same thing brings once more: the first is told at once."""
+"""Kinds that each failed try of the same action repeats; only the first is reported at once."""
 PAUSE_S = 60.0
-"""The first pause; each is twice the one before."""
+"""Seconds of the first pause; each pause doubles the previous one."""
 LOOK_S = 0.1
 LAST_WORDS_S = 5.0
-"""What a notice must leave for `final.json` after the last checkpoint, at the most."""
+"""Most seconds of a notice reserved for `final.json` after the last checkpoint."""
 LAST_WORDS = 0.2
-"""Of a short notice, this share."""
+"""Share of a short notice reserved for `final.json`."""
 
 
 @dataclass(kw_only=True)
 class Ending:
-    """Why the attempt is to end before its work is done."""
+    """Reason why the attempt must end before its work is done."""
 
     outcome: Outcome
     reason: str
     save: bool
-    """A last checkpoint is taken."""
+    """True: a last checkpoint is taken."""
     finish: bool = False
-    """None is taken, and what is whole on this disk is still sent."""
+    """True: no new checkpoint is taken, but complete snapshots on this disk are still sent."""
     asked_at: float
 
     @property
     def saves(self) -> bool:
-        """False: end at once."""
+        """Return False if the attempt must end at once."""
         return self.save or self.finish
 
     def withdraw(self) -> None:
-        """The last checkpoint, also one that is being sent."""
+        """Cancel the last checkpoint, also one that is being sent."""
         self.save = self.finish = False
 
 
 @dataclass(kw_only=True)
 class AgentState:
-    """Written by one task each, read by all; one event loop, so no locks."""
+    """State that one task each writes and all tasks read; one event loop, so no locks."""
 
     env: Environment
     run: RunFolder
     boot: str = field(default_factory=lambda: secrets.token_hex(4))
     began: float = field(default_factory=time.time)
-    """Unix seconds."""
+    """Start of the agent in Unix seconds."""
     spec: AttemptSpec | None = None
     limits: Limits = field(default_factory=Limits)
     phase: Phase | None = "starting"
-    """The agent's own phase; None while the worker's counts."""
+    """Phase of the agent; None while the worker's phase counts."""
     message: str = ""
     resumed_from: int | None = None
     checkpoint: CheckpointRef | None = None
     bad_host: bool = False
-    """This machine was looked at and found unfit."""
+    """True if the host check found this machine unfit."""
     complete: str | None = None
-    """Manifest of the checkpoint that holds the results, once it is committed."""
+    """Manifest of the checkpoint with the results, once it is committed; None before."""
     clock: Callable[[], float] = time.monotonic
     _told: list[AgentMessage] = field(default_factory=list)
     _silent_until: dict[str, float] = field(default_factory=dict)
-    """By kind, on the clock."""
+    """Time on the clock until which messages of a kind are suppressed."""
     _lines: int = 0
-    """Of what the worker has to tell, those taken over."""
+    """Number of the worker's messages read so far."""
     ran_out: Literal["device", "host"] | None = None
-    """Whose memory, once it has."""
+    """Memory that ran out; None: neither."""
     ending: Ending | None = None
     gone_at: float | None = None
-    """Monotonic seconds at which the cloud takes this machine away, once it has said so."""
+    """Monotonic time in seconds at which the cloud preempts this machine; None: no notice."""
     final_report_s: float = LAST_WORDS_S
-    """Of the notice, for the last words."""
+    """Seconds of the notice reserved for the final report."""
     ending_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _status: Status = field(default_factory=Status)
 
     def end(self, outcome: Outcome, reason: str, *, save: bool = True) -> None:
-        """Asks for the end. The first request counts; a later one may only withdraw the last checkpoint."""
+        """Request the end. The first request counts; a later one can only cancel the last checkpoint."""
         if self.ending is None:
             self.ending = Ending(outcome=outcome, reason=reason, save=save, asked_at=time.monotonic())
         elif not save:
@@ -109,15 +111,15 @@ class AgentState:
         self.ending_asked.set()
 
     def notice(self, left_s: float) -> None:
-        """The cloud takes this machine away in so many seconds."""
+        """Record that the cloud preempts this machine in `left_s` seconds."""
         self.gone_at, self.final_report_s = time.monotonic() + left_s, min(LAST_WORDS_S, LAST_WORDS * left_s)
 
     def choose_final_save(self, save_s: float | None, finish_s: float | None) -> None:
-        """Begins no last checkpoint where a notice leaves less time than one takes: what is under way is sent to its
-        end if there is time for that, and else the latest one is better trusted than a save that is cut off.
+        """Cancel the last checkpoint if the notice leaves less time than a save takes.
 
-        `save_s`: seconds that a save takes. `finish_s`: those that what is whole on this disk takes to be sent. None:
-        nobody knows, or nothing is there.
+        A snapshot that can be sent in time is still sent. Otherwise the latest committed checkpoint counts,
+        since a save that is cut off is useless. `save_s`: seconds of a save. `finish_s`: seconds to send the
+        complete snapshot on this disk. None: unknown, or no snapshot exists.
         """
         ending, latest, left_s = self.ending, self.checkpoint, max(0.0, self.drain_left_s)
         if ending is None or not ending.save or self.gone_at is None or save_s is None or save_s <= left_s:
@@ -132,12 +134,12 @@ class AgentState:
 
     @property
     def notice_s(self) -> float | None:
-        """Seconds until the machine is taken away; None while nothing is known of that."""
+        """Seconds until the machine is preempted; None without a notice."""
         return None if self.gone_at is None else max(0.0, self.gone_at - time.monotonic())
 
     @property
     def drain_left_s(self) -> float:
-        """Seconds until the end must be over; the store's patience while nobody asked for the end."""
+        """Seconds until the attempt must have ended; the outage limit while no end is requested."""
         if self.ending is None:
             return self.limits.outage_s
         if not self.ending.saves:
@@ -147,26 +149,29 @@ class AgentState:
 
     @contextlib.asynccontextmanager
     async def in_time(self, most_s: float | None = None) -> AsyncIterator[None]:
-        """The body ends with a TimeoutError after `most_s`, or earlier, as the attempt has to. None: only then."""
+        """Raise TimeoutError in the caller's block after `most_s` seconds, or when the attempt must end.
+
+        `most_s` None: only the attempt's end limits the block.
+        """
         async with asyncio.timeout(most_s) as limit, background(self._hasten(limit)):
             yield
 
     async def _hasten(self, limit: asyncio.Timeout) -> None:
-        """A notice may come at any time, also after the end was asked for."""
+        """Move the limit forward; a notice may arrive at any time, also after the end was requested."""
         loop, latest = asyncio.get_running_loop(), limit.when() or math.inf
-        while not limit.expired():  # one that has expired cannot be moved any more
+        while not limit.expired():  # an expired limit cannot be moved
             if self.ending is not None:
                 limit.reschedule(min(latest, loop.time() + self.drain_left_s))
             await asyncio.sleep(LOOK_S)
 
     def status(self) -> Status:
-        """The worker's latest status; the last good one when it cannot be read."""
+        """Return the worker's latest status, or the last readable one."""
         with contextlib.suppress(OSError, ValidationError):
             self._status = Status.model_validate_json(self.run.status.read_bytes())
         return self._status
 
     def tell(self, kind: str, message: str) -> None:
-        """People should hear of it; `kind` as in `Told`. What comes over and over is told after pauses that double."""
+        """Report a message; `kind` as in `AgentMessage`. Repeated messages follow pauses that double."""
         now, before = self.clock(), sum(one.kind == kind for one in self._told)
         if now < self._silent_until.get(kind, -math.inf):
             return
@@ -176,7 +181,7 @@ class AgentState:
         self._told.append(AgentMessage(seq=len(self._told) + 1, kind=kind, message=message[:MESSAGE]))
 
     def told(self) -> tuple[AgentMessage, ...]:
-        """The latest ones, the worker's among them."""
+        """Return the latest messages, including the worker's."""
         lines: list[str] = []
         with contextlib.suppress(OSError):
             lines = self.run.told.read_text(errors="replace").split("\n")[:-1]
@@ -188,7 +193,7 @@ class AgentState:
         return tuple(self._told[-MAX_MESSAGES:])
 
     def beat(self, seq: int, load: GpuUsage | None) -> Heartbeat:
-        """The sign of life number `seq`."""
+        """Return heartbeat number `seq`."""
         status = self.status()
         return Heartbeat(
             attempt=self.env.attempt,

@@ -1,4 +1,4 @@
-"""The worker, or the user's own program, as a child process; and what its end means."""
+"""Worker or user program as a child process, and the meaning of its exit code."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ OUTCOMES = {
 
 
 def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
-    """A launcher for several processes; a single one needs none."""
+    """Return the worker's arguments, with a launcher for several processes."""
     each = max(1, world.gpus_per_node)
     if world.nodes * each == 1:
         return [sys.executable, "-m", "trainer.training.worker", str(run.root)]
@@ -41,10 +41,10 @@ def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
 
 
 def free_port() -> int:
-    """For the processes of this machine to meet at; another job of it may have any fixed one.
+    """Return a free port for this machine's processes to meet at; another job may use any fixed port.
 
-    Below the ports that systems hand to outgoing connections (from 32,768 on Linux): one of those may be given away
-    before the first process, which has to import torch, listens there.
+    It lies below the ports that systems assign to outgoing connections (from 32,768 on Linux). Such a port could be
+    assigned before the first process, which must import torch, listens on it.
     """
     for port in random.SystemRandom().sample(MEETING_PORTS, len(MEETING_PORTS)):
         with socket.socket() as found, contextlib.suppress(OSError):
@@ -54,15 +54,15 @@ def free_port() -> int:
 
 
 def child_environment(base: Mapping[str, str], extra: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The child's variables: the agent's without its keys, the job's `env`, the job's secrets."""
+    """Return the child's variables: the agent's without its keys, the job's `env`, the job's secrets."""
     env = {k: v for k, v in base.items() if k not in OWN and k != "PYTHONDONTWRITEBYTECODE"}
     return {**env, "PYTHONUNBUFFERED": "1", **extra, **secrets}
 
 
 def worker_defaults(env: dict[str, str]) -> dict[str, str]:
-    """Keeps libraries from probing for what is not used, telling others, and painting progress bars into the log.
+    """Set variables against probing, telemetry and progress bars in the log.
 
-    OMP_WAIT_POLICY: threads that spin at a barrier made a step ten times slower where other processes had work too.
+    OMP_WAIT_POLICY: threads that spin at a barrier made a step ten times slower while other processes were busy.
     """
     quiet = {
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -73,13 +73,13 @@ def worker_defaults(env: dict[str, str]) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        "FLASH_ATTENTION_DETERMINISTIC": "1",  # of the package flash-attn, which torch's own mode does not reach
+        "FLASH_ATTENTION_DETERMINISTIC": "1",  # for flash-attn, which torch's mode does not cover
     }
     return {**quiet, **env}
 
 
 def oom_kills() -> int:
-    """How often the kernel killed for memory in this control group; 0 where that is not told."""
+    """Return the number of kernel out-of-memory kills in this control group, or 0 if it is not available."""
     with contextlib.suppress(OSError):
         for line in Path("/sys/fs/cgroup/memory.events").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -88,22 +88,23 @@ def oom_kills() -> int:
 
 
 class Child:
-    """One process, tied to the agent's life and in its process group."""
+    """Child process in the agent's process group, which dies with the agent."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: int, oom_before: int) -> None:
         self._process = process
         self._output = output
         self._oom_before = oom_before
         self.asked = False
-        """True once it is to end before its work is done: it was still running when that was known."""
+        """True once the child must end early; it was still running at that moment."""
         self.stopped = False
-        """True once the agent itself has killed it."""
+        """True once the agent itself has killed the child."""
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> "Child":
-        """Starts `argv`, never through a shell.
+        """Start `argv`, never through a shell.
 
-        The pipe is our own: asyncio's PIPE delays `wait` until every heir of the child has closed it too.
+        The pipe is created here, because asyncio's PIPE delays `wait` until every heir of the child has closed
+        it too.
         """
         tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
         reading, writing = os.pipe()
@@ -121,7 +122,7 @@ class Child:
         return cls(process, reading, oom_kills())
 
     async def pump(self, feed: Callable[[bytes], None]) -> None:
-        """Reads the output until it ends."""
+        """Read the output until it ends."""
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         pipe = os.fdopen(self._output, "rb", buffering=0)
@@ -136,27 +137,29 @@ class Child:
         return await self._process.wait()
 
     def terminate(self) -> None:
-        """Asks a script to end; a child that is gone is fine."""
+        """Ask a script to end; a child that has exited is ignored."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self, spared: Collection[int] = ()) -> None:
-        """Ends the child and everything below the agent but `spared`."""
+        """Kill the child and every process below the agent except `spared`."""
         self.stopped = True
         kill_descendants(spared)
 
     @property
     def killed_for_memory(self) -> bool:
-        """True when the kernel has killed in this control group for memory since the start: the child, or one of its
-        own, whose death a shell reports as 137 and a launcher as 1. Without such a mark a SIGKILL is no lack of
-        memory.
+        """True if the kernel killed a process of this control group for memory since the start.
+
+        The process may be the child or a descendant, whose death a shell reports as 137 and a launcher as 1.
+        Without such a record a SIGKILL does not mean a lack of memory.
         """
         return oom_kills() > self._oom_before
 
     def outcome(self, code: int, *, script: bool) -> Outcome:
-        """What an exit code means; a script that ends by itself after it was asked to has obeyed.
+        """Return the outcome of an exit code.
 
-        Whatever it ends with, unless that names a failure: torchrun ends with 1 when it is asked to end.
+        A script that ends on its own after it was asked to end has obeyed, with any exit code that names no
+        failure. torchrun ends with 1 when it is asked to end.
         """
         if code not in OUTCOMES and self.killed_for_memory:
             return Outcome.OOM
@@ -167,14 +170,17 @@ class Child:
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
-    """Of a process, by default this one, children of dead children included; none of one that has gone."""
+    """Return the descendants of a process (default: this one), including children of dead children.
+
+    The list is empty if the process has exited.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).children(recursive=True)
     return []
 
 
 def kill_descendants(spared: Collection[int] = ()) -> None:
-    """SIGKILLs every process below this one."""
+    """Send SIGKILL to every process below this one."""
     for process in descendants():
         if process.pid not in spared:
             with contextlib.suppress(psutil.NoSuchProcess):

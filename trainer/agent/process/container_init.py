@@ -1,8 +1,8 @@
-"""The first process of the trainer's image: `python -m trainer.agent.process.container_init COMMAND...`.
+"""First process of the trainer's image: `python -m trainer.agent.process.container_init COMMAND...`.
 
-It runs the command, which for RunPod is SkyPilot's start-up, and collects the container's orphans. RunPod ends an
-interruptible pod with a SIGTERM that only this process gets, and kills all of it 5 s later (docs.runpod.io, "Spot vs.
-on-demand instances"). The trainer's agent is another user's, and nobody's child here: it hears of it by a file.
+It runs the command, which for RunPod is SkyPilot's start-up, and reaps the container's orphans. RunPod ends an
+interruptible pod with a SIGTERM that only this process gets, and kills everything 5 s later (docs.runpod.io, "Spot vs.
+on-demand instances"). The trainer's agent belongs to another user and is not its child, so a file carries the notice.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ from pathlib import Path
 from types import FrameType
 
 NOTICE = Path("/run/gpubroker-notice")
-"""Holds for how many seconds the container had to live when it was written."""
+"""File with the seconds that the container had left when it was written."""
 GRACE_S = 5.0
-"""RunPod's."""
+"""RunPod's seconds between SIGTERM and SIGKILL."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""By Python, and so by whatever it starts, unless it is told; a shell could not undo it."""
+"""Signals that Python ignores. Children would inherit that, and a shell could not undo it."""
 
 
 class FirstProcess:
-    """Of one container. `notice`: where a SIGTERM is written down."""
+    """First process of one container. `notice` is the file that records a SIGTERM."""
 
     def __init__(self, notice: Path, grace_s: float = GRACE_S) -> None:
         self._notice, self._grace_s = notice, grace_s
@@ -30,11 +30,11 @@ class FirstProcess:
         self._child: int | None = None
 
     def run(self, argv: list[str]) -> int:
-        """The command's exit code, as a shell has it."""
+        """Run the command and return its exit code, as a shell reports it."""
         with contextlib.suppress(OSError):
-            self._notice.unlink()  # of before a restart
+            self._notice.unlink()  # left from before a restart
         signal.signal(signal.SIGTERM, self._hear)
-        signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the command as well
+        signal.signal(signal.SIGINT, lambda *_: None)  # a terminal also sends it to the command
         try:
             self._child = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=IGNORED)
         except OSError as e:
@@ -43,7 +43,7 @@ class FirstProcess:
         if self._told_at is not None:
             os.kill(self._child, signal.SIGTERM)
         code = self._collect()
-        if self._told_at is not None:  # with this process everything ends, the agent's last save too
+        if self._told_at is not None:  # everything ends with this process, the agent's last save too
             time.sleep(max(0.0, self._told_at + self._grace_s - time.monotonic()))
         return code if code >= 0 else 128 - code
 
@@ -58,16 +58,16 @@ class FirstProcess:
         if self._told_at is None:
             self._told_at = time.monotonic()
             aside = self._notice.with_name(self._notice.name + ".new")
-            with contextlib.suppress(OSError):  # nobody hears of it then, and the last checkpoint counts
+            with contextlib.suppress(OSError):  # the notice is lost then, and the last checkpoint counts
                 aside.write_text(str(self._grace_s))
                 aside.replace(self._notice)
         if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # the process has just exited
                 os.kill(self._child, signal.SIGTERM)
 
 
 def main(argv: list[str]) -> int:
-    """Only root is the machine here; where the container was given to a user, the command is the first process."""
+    """Run as first process if root; in a container of another user, replace this process by the command."""
     if os.getuid() != 0:
         for number in IGNORED:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""A look at this machine without torch, before the worker starts: its disk, and what its GPUs' driver has to say."""
+"""Check of this machine before the worker starts, without torch: its disk, and its GPUs by their driver."""
 
 import asyncio
 import contextlib
@@ -26,18 +26,18 @@ FATAL = {
     95: "a memory error that was not contained",
     119: "its firmware does not answer",
 }
-"""Of NVIDIA's Xid errors (docs.nvidia.com/deploy/xid-errors), those after which a GPU is not to be trusted."""
+"""NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors) after which a GPU cannot be trusted."""
 
 
 class HostNotUsable(UnusableInput):
-    """This machine is not fit; another one may be."""
+    """This machine is unfit; another machine may be fit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Outcome.INFRASTRUCTURE, f"host: {message}")
 
 
 async def check(folder: Path, *, gpus: int) -> str:
-    """What was looked at, in one line. Raises BadHost."""
+    """Check the machine and return a line that lists the checks. Raises: HostNotUsable."""
     speed = await asyncio.to_thread(disk, folder)
     words = [f"disk at {speed / 1e6:.0f} MB/s"]
     if gpus:
@@ -50,7 +50,7 @@ async def check(folder: Path, *, gpus: int) -> str:
 
 
 def disk(folder: Path) -> float:
-    """Bytes/s of a small file that is written, synced and read back. Raises BadHost."""
+    """Return bytes/s of a small file that is written, synced and read back. Raises: HostNotUsable."""
     path, data = folder / f".host-{secrets.token_hex(4)}", os.urandom(BLOCK)
     started = time.monotonic()
     try:
@@ -73,7 +73,7 @@ def disk(folder: Path) -> float:
 
 
 def kernel_log() -> str:
-    """What of the kernel's messages may be read; nothing where none may."""
+    """Return the readable part of the kernel's messages; empty without permission."""
     found = b""
     with contextlib.suppress(OSError):
         messages = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
@@ -86,7 +86,7 @@ def kernel_log() -> str:
 
 
 def xid(log: str) -> str:
-    """Why a GPU is not to be trusted, by the driver's messages; empty where it is."""
+    """Return why a GPU cannot be trusted by the driver's messages; empty if it can."""
     for match in XID.finditer(log):
         if why := FATAL.get(int(match["number"])):
             return f"the GPU at {match['where']} had Xid {match['number']}: {why}"
@@ -94,7 +94,7 @@ def xid(log: str) -> str:
 
 
 def uncorrected(told: str) -> str:
-    """Likewise by the count of memory errors that were not corrected since the driver was loaded, a line a GPU."""
+    """Return why a GPU cannot be trusted by its uncorrected memory errors since the driver was loaded; one line a GPU."""
     for number, line in enumerate(told.splitlines()):
         if line.strip().isdigit() and int(line) > 0:
             return f"GPU {number} had {line.strip()} memory errors that were not corrected"
@@ -102,7 +102,7 @@ def uncorrected(told: str) -> str:
 
 
 async def _ecc() -> str:
-    """Empty where the tool is absent or does not answer."""
+    """Return the error counts; empty if the tool is absent or does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

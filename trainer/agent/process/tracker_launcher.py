@@ -1,4 +1,4 @@
-"""The processes that send a run's figures to trackers; the attempt never depends on them."""
+"""Starts the processes that send a run's figures to trackers; the attempt never depends on them."""
 
 import asyncio
 import contextlib
@@ -14,26 +14,26 @@ from trainer.contract.documents import AttemptSpec
 from trainer.core.ipc import RunFolder, replace
 
 LIMIT_S = 30.0
-"""For the last figures, at the end."""
+"""Seconds for the last figures at the end."""
 WANTED = ("wandb", "mlflow")
 
 
 class Trackers:
-    """Of one attempt, on its first machine."""
+    """Tracker processes of one attempt, on its first machine."""
 
     def __init__(self, run: RunFolder, folder: Path, *, tell: Callable[[str, str], None]) -> None:
-        """`folder`: for files of theirs."""
+        """Create without starting; `folder` holds files of the trackers."""
         self._run, self._folder, self._tell = run, folder, tell
         self._processes: list[asyncio.subprocess.Process] = []
 
     @property
     def pids(self) -> frozenset[int]:
-        """Of all that belong to them."""
+        """Process ids of all trackers and their descendants."""
         alive = [p.pid for p in self._processes if p.returncode is None]
         return frozenset(alive) | {below.pid for pid in alive for below in descendants(pid)}
 
     async def start(self, spec: AttemptSpec, secrets: Mapping[str, str]) -> None:
-        """Those that `train.metrics` names. They see the secrets that they are given by name, and no others."""
+        """Start the trackers of `train.metrics`; each sees only the secrets that are assigned to it by name."""
         assert spec.train is not None
         metrics = spec.train.metrics
         wanted = [kind for kind in WANTED if getattr(metrics, kind) is not None]
@@ -55,7 +55,7 @@ class Trackers:
             )
 
     async def finish(self, outcome: str, left_s: float) -> None:
-        """Lets them send what is left, and ends them."""
+        """Let the trackers send the rest, then end them."""
         if not self._processes:
             return
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""The figures of a run to one tracker: the agent starts
-`python -m trainer.agent.process.tracker_process RUN_FOLDER wandb|mlflow`.
+"""Sender of a run's figures to one tracker.
 
-A process of its own, which may fail, hang or be slow: the training and its agent do not wait for it. It follows the
-journal, so what it sends is what counts, and passes over what the tracker's run has already.
+The agent starts `python -m trainer.agent.process.tracker_process RUN_FOLDER wandb|mlflow`. The process may fail, hang
+or be slow, because training and agent do not wait for it. It follows the journal, so it sends the figures that count,
+and skips those that the tracker's run already has.
 """
 
 import contextlib
@@ -25,31 +25,31 @@ from trainer.core.parent_death import die_with_parent
 LOOK_S = 1.0
 NAMES = ("loss", "lr", "grad_norm", "tokens", "seconds")
 PARAMETER = 500
-"""Characters of one that MLflow takes."""
+"""Largest number of characters that MLflow accepts in a parameter."""
 SENT = 200
-"""Rows that go out together."""
+"""Rows sent in one request."""
 GOES_ON = "The training goes on without it"
 Row = Mapping[str, Any]
 
 
 class TrackJob(Document):
-    """What a tracker is told (`track.json`)."""
+    """Parameters of a tracker process (`track.json`)."""
 
     metrics: MetricsConfig
     run: str
-    """Names the job's run; the same for all its attempts."""
+    """Name of the job's run, the same for all its attempts."""
     parameters: dict[str, Any]
     folder: str
-    """Where it may keep files."""
+    """Folder for files of the tracker."""
 
 
 class Tracker(Protocol):
-    """One run of a tracker's."""
+    """Run of a tracker."""
 
     last: int
-    """Step of the last row that it has."""
+    """Step of the last row that the tracker has."""
     judged: int
-    """Step of the last held-out loss that it has; -1: none."""
+    """Step of the last held-out loss that the tracker has; -1: none."""
 
     def rows(self, rows: list[Row]) -> None: ...
 
@@ -139,14 +139,14 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 class Follower:
-    """New rows of a journal that grows, and that a worker which starts again cuts back."""
+    """Reader of new rows in a growing journal, which a restarted worker truncates."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._end, self._last = 0, b""
 
     def rows(self) -> list[Row]:
-        """Whole ones since the last call; all again where the journal is another one."""
+        """Return the complete rows since the last call; all rows if the journal was replaced."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._end - len(self._last))
@@ -162,7 +162,7 @@ class Follower:
 
 
 def follow(run: RunFolder, tracker: Tracker) -> str:
-    """Sends until the agent says how it ended; that."""
+    """Send rows until the agent reports the outcome, and return the outcome."""
     journal = Follower(run.root / METRICS)
     while True:
         ended = run.track_end.read_text() if run.track_end.exists() else ""
@@ -186,7 +186,7 @@ def _heldout(run: RunFolder) -> list[tuple[int, float]]:
 
 
 def main(root: Path, kind: str) -> int:
-    """0; what failed has been told."""
+    """Run the process and return 0; failures are reported, not returned."""
     run = RunFolder(root=root)
     job = TrackJob.model_validate_json(run.track.read_bytes())
     try:
@@ -202,7 +202,7 @@ def main(root: Path, kind: str) -> int:
         MessageWriter(run)(
             "tracker_failed", f"{kind}: {e}; install gpubroker[trackers] where the trainer runs. {GOES_ON}"
         )
-    except Exception as e:  # whatever a tracker's library does
+    except Exception as e:  # libraries of trackers raise errors of any kind
         line = (str(e).strip().splitlines() or ["no message"])[0]
         MessageWriter(run)("tracker_failed", f"{kind}: {type(e).__name__}: {line[:300]}. {GOES_ON}")
     return 0
@@ -211,5 +211,5 @@ def main(root: Path, kind: str) -> int:
 if __name__ == "__main__":
     die_with_parent(os.getppid())
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # A terminal's go to the whole group; the agent says when it is over.
+        signal.signal(number, signal.SIG_IGN)  # A terminal signals the whole group; the agent decides about the end.
     sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

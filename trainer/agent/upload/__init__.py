@@ -1,1 +1,1 @@
-"""What the agent uploads: heartbeats, logs, checkpoints."""
+"""Uploads of the agent: heartbeats, logs, checkpoints."""

@@ -1,4 +1,4 @@
-"""Snapshots on this machine's disk become committed checkpoints; a store outage only makes them wait."""
+"""Upload of snapshots as committed checkpoints; a store outage only delays them."""
 
 import asyncio
 import math
@@ -22,11 +22,11 @@ LOOK_S = 0.2
 RETRY_S = 5.0
 SETTLE_S = 0.05
 PARTS_S = 30.0
-"""How long parts of other machines are waited for after a failure."""
+"""Seconds to wait for other machines' parts after a failure."""
 
 
 class Saver:
-    """Uploads the newest whole snapshot; older ones that still wait are overtaken and removed."""
+    """Uploader of the newest complete snapshot; older waiting snapshots are removed."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Saver:
         say: Callable[[str], None],
         committed: Callable[[float], None],
     ) -> None:
-        """`committed`: is told of every commit how many seconds of work it took."""
+        """Create; `committed` receives the seconds of work of each commit."""
         self._objects, self._state, self._origin, self._config = objects, state, origin, config
         self._guard = guard
         self._say, self._committed = say, committed
@@ -49,7 +49,7 @@ class Saver:
         self._sending: Sending | None = None
 
     async def run(self) -> None:
-        """Uploads whatever appears until cancelled."""
+        """Upload new snapshots until cancelled."""
         while True:
             try:
                 await self.once()
@@ -60,9 +60,9 @@ class Saver:
             await asyncio.sleep(LOOK_S)
 
     async def flush(self, *, failed: bool = False) -> bool:
-        """Uploads what waits; False when time ran out, or the store stayed away too long.
+        """Upload what waits; return False if time ran out or the store was unreachable for too long.
 
-        `failed`: other machines may have gone, with parts of it.
+        `failed`: other machines may have ended, with parts of the snapshot.
         """
         started = time.monotonic()
         if failed:
@@ -72,31 +72,32 @@ class Saver:
                 async with self._state.in_time(left):
                     await self.once()
                 return True
-            except (ObjectStoreError, OSError) as e:  # a TimeoutError is one
+            except (ObjectStoreError, OSError) as e:  # includes TimeoutError
                 self._say(f"the last checkpoint waits on disk: {e or 'out of time'}")
             await asyncio.sleep(min(1.0, max(0.0, self._patience(started))))
         return not self._state.run.waiting()
 
     @property
     def save_s(self) -> float | None:
-        """Seconds that another save takes, as far as is known."""
+        """Expected seconds of another save; None: unknown."""
         return self._effort.save_s(self._own())
 
     @property
     def finish_s(self) -> float | None:
-        """Seconds until what is whole on this disk is sent; None where nothing is, or nobody knows."""
+        """Seconds until the complete snapshot on this disk is sent; None: there is none, or unknown."""
         if (sending := self._own()) is not None:
             return self._effort.upload_s(sending.bytes - sending.sent, sending)
         waiting = [] if self._sending else self._state.run.waiting()
         return self._effort.upload_s(size_of(waiting[-1]), None) if waiting else None
 
     def _own(self) -> Sending | None:
-        """What is under way, unless other machines have parts of it."""
+        """Return the upload under way, unless other machines have parts of it."""
         return self._sending if self._sending is not None and self._sending.whole else None
 
     async def settle(self) -> None:
-        """Waits for the upload that is under way, unless a later snapshot can be sent in its place, and no longer than
-        the attempt may last or the store stay away.
+        """Wait for the upload under way.
+
+        The wait ends early if a later snapshot can replace it, the attempt must end, or the store stays away.
         """
         started = time.monotonic()
         while (sending := self._own()) is not None and self._patience(started) > 0:
@@ -112,7 +113,7 @@ class Saver:
         return max(0.0, min(self._state.drain_left_s, self._state.limits.outage_s - silent_s))
 
     async def once(self) -> None:
-        """Commits the newest snapshot, if any. Raises StoreError, and then the snapshot stays."""
+        """Commit the newest snapshot, if any. Raises: ObjectStoreError; the snapshot then stays."""
         async with self._busy:
             waiting = self._state.run.waiting()
             for older in waiting[:-1]:
@@ -151,7 +152,7 @@ class Saver:
     async def _upload(
         self, folder: Path, info: SnapshotInfo, told: Callable[[int], None]
     ) -> tuple[str, Manifest] | None:
-        """Commits what lies here, with the parts of the other machines; None where that is not for this one to do."""
+        """Commit the snapshot on this disk with the other machines' parts; None if another machine must do it."""
         objects, origin, part = self._objects, self._origin, info.part
         known: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": told}
         if part is None:
@@ -168,13 +169,14 @@ class Saver:
         return committed
 
     def _hopeless(self) -> bool:
-        """Whether parts of other machines need not be waited for: there is a later snapshot, or they have gone."""
+        """Return True if waiting for other machines' parts is useless: a later snapshot exists, or they have ended."""
         return len(self._state.run.waiting()) > 1 or time.monotonic() > self._parts_until
 
 
 async def _remove(folder: Path) -> None:
-    """At once for whoever looks next: a removal goes on in its thread when its caller is cancelled, and half a snapshot
-    must not be taken for a whole one.
+    """Remove the folder atomically for readers, by renaming it first.
+
+    A removal continues in its thread after its caller is cancelled, and a partial snapshot must not look complete.
     """
     doomed = folder.with_name(f".{folder.name}.gone")
     folder.rename(doomed)

@@ -1,4 +1,4 @@
-"""The sign of life: goes out at once, and on while the worker imports, saves or hangs."""
+"""Sender of heartbeats, from the start and while the worker imports, saves or hangs."""
 
 import asyncio
 import contextlib
@@ -14,11 +14,11 @@ from trainer.contract.documents import AgentMessage
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
 DRIVER_S = 3.0
-"""How long a beat waits for the driver."""
+"""Seconds that a heartbeat waits for the driver."""
 
 
 class Beater:
-    """Puts `heartbeats/<attempt>/<node>` again and again."""
+    """Writer of `heartbeats/<attempt>/<node>` at a fixed interval."""
 
     def __init__(self, objects: Objects, state: AgentState) -> None:
         self._objects, self._state = objects, state
@@ -28,7 +28,7 @@ class Beater:
         self.redact = Redactor({})
 
     async def run(self) -> None:
-        """Send a heartbeat every `beat_s` until cancelled."""
+        """Send a heartbeat every `heartbeat_s` until cancelled."""
         while True:
             await self.once()
             with contextlib.suppress(TimeoutError):
@@ -37,16 +37,16 @@ class Beater:
             self._hurry.clear()
 
     def now(self) -> None:
-        """Lets the next beat go out at once: something changed that others wait for."""
+        """Send the next heartbeat at once, because of a change that others wait for."""
         self._hurry.set()
 
     async def once(self) -> None:
-        """One beat; a store that cannot be reached is tried again with the next one."""
+        """Send a heartbeat; if the store is unreachable, the next heartbeat tries again."""
         with contextlib.suppress(ObjectStoreError):
             await self.send()
 
     async def send(self) -> None:
-        """One beat. Raises StoreError."""
+        """Send a heartbeat. Raises: ObjectStoreError."""
         self._seq += 1
         beat = self._state.beat(self._seq, await self._load())
         counted = {
@@ -60,7 +60,7 @@ class Beater:
         await self._objects.write(keys.heartbeat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
     async def _load(self) -> gpus.GpuUsage | None:
-        """Of this node's GPUs; None without one, or while the driver hangs."""
+        """Return the use of this node's GPUs; None without GPUs, or while the driver hangs."""
         spec = self._state.spec
         if spec is None or spec.world.gpus_per_node == 0 or (self._asking and self._asking.is_alive()):
             return None
@@ -73,7 +73,7 @@ class Beater:
             with contextlib.suppress(RuntimeError):  # the agent has ended
                 loop.call_soon_threadsafe(answered.set)
 
-        # Not of the loop's own threads, since it would wait for one that hangs in the driver.
+        # The event loop waits for its own threads at exit, so a hung driver call gets a separate thread.
         self._asking = threading.Thread(target=ask, daemon=True)
         self._asking.start()
         with contextlib.suppress(TimeoutError):
@@ -83,12 +83,12 @@ class Beater:
 
 
 def redacted(told: tuple[AgentMessage, ...], redact: Redactor) -> tuple[AgentMessage, ...]:
-    """Without the values of secrets."""
+    """Return the messages with the values of secrets redacted."""
     return tuple(one.model_copy(update={"message": redact(one.message)}) for one in told)
 
 
 def _network_bytes() -> int | None:
-    """Received by this machine or container, loopback left out; None where the system does not tell."""
+    """Return bytes received by this machine or container, except loopback; None if not available."""
     try:
         counters = psutil.net_io_counters(pernic=True)
     except OSError:

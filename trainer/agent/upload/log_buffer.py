@@ -1,4 +1,4 @@
-"""The child's output on its way to the blob store: redacted, cut into chunks, bounded."""
+"""Buffer of the child's output: redacted, split into chunks, bounded."""
 
 import re
 from collections import deque
@@ -8,14 +8,14 @@ CHUNK_BYTES = 256 << 10
 HELD_BYTES = 8 << 20
 TOTAL_BYTES = 64 << 20
 TAIL_BYTES = 256 << 10
-"""Kept of the end of what is more than TOTAL_BYTES: it may say why."""
+"""Bytes kept from the end of an output above TOTAL_BYTES, since the end may explain a failure."""
 LINE_BYTES = 64 << 10
 SHORTEST_SECRET = 4
 LAST_CHARACTERS = 200
 
 
 class Redactor:
-    """Replaces the values of secrets by `[redacted NAME]`; a value of several lines is hidden line by line too."""
+    """Replacement of secret values by `[redacted NAME]`; a value of several lines is also hidden line by line."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         names: dict[str, str] = {}
@@ -35,7 +35,7 @@ class Redactor:
 
 
 class LogBuffer:
-    """Takes raw bytes, gives redacted chunks. Holds a bounded amount, and says in the log what was left out."""
+    """Bounded buffer of raw output that yields redacted chunks. The log states what was left out."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class LogBuffer:
         self._taken = 0
         self._dropped = 0
         self._tail: deque[bytes] | None = None
-        """The end of a log that is too long, from there on."""
+        """End of an output that is too long; None: it is not."""
         self._tail_size = 0
         self._left_out = 0
         self.last = ""
-        """The last line of output that says something, redacted and cut."""
+        """Last non-empty line of output, redacted and truncated."""
 
     def feed(self, data: bytes) -> None:
-        """Takes output as it comes; a secret that is cut by two reads is still whole here."""
+        """Add raw output; a secret that is split over two reads is still recognised."""
         *whole, self._partial = (self._partial + data).split(b"\n")
         for line in whole:
             self._hear(line)
@@ -72,17 +72,17 @@ class LogBuffer:
             self._add(text)
 
     def say(self, line: str) -> None:
-        """Adds a line of the agent's own."""
+        """Add a line of the agent."""
         self._add(line.encode())
 
     def end(self) -> None:
-        """The output is over: a last line without its newline counts."""
+        """Finish the output; a last line without a newline counts."""
         if self._partial:
             self._hear(self._partial)
             self._partial = b""
 
     def _hear(self, raw: bytes) -> None:
-        """A line of the child's."""
+        """Add a line of the child."""
         if text := raw.decode(errors="replace").strip():
             self.last = self.redact(text)[:LAST_CHARACTERS]
         self._add(raw)
@@ -105,7 +105,7 @@ class LogBuffer:
             self._left_out += gone
 
     def close(self) -> None:
-        """Nothing more comes: adds the end of a log that is too long."""
+        """Finish the log, and add the end of an output that is too long."""
         for line in self._tail or ():
             if self._left_out:
                 self._take(f"[log truncated: {self._left_out} bytes left out before its end]\n".encode())
@@ -124,7 +124,7 @@ class LogBuffer:
             self._dropped += len(gone)
 
     def chunk(self) -> bytes:
-        """Up to 256 KiB of whole lines, empty when nothing is new."""
+        """Return up to 256 KiB of complete lines; empty if nothing is new."""
         out = b""
         if self._dropped:
             out = f"[log truncated: {self._dropped} bytes lost while the store could not be reached]\n".encode()
@@ -137,5 +137,5 @@ class LogBuffer:
 
     @property
     def full(self) -> bool:
-        """True when a chunk's worth waits."""
+        """True if a full chunk waits."""
         return self._size >= CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Ships the log buffer to the store in chunks: at most `log_s` late, at most 256 KiB each, none when nothing is new."""
+"""Upload of the log in chunks: at most `log_s` late, at most 256 KiB each, none if nothing is new."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ LOOK_S = 0.2
 
 
 class Shipper:
-    """One chunk at a time; a chunk that fails keeps its number and is sent again."""
+    """Shipper of one chunk at a time; a failed chunk keeps its number and is sent again."""
 
     def __init__(self, objects: Objects, log: LogBuffer, env: Environment, state: AgentState) -> None:
         self._objects, self._log, self._env, self._state = objects, log, env, state
@@ -22,7 +22,7 @@ class Shipper:
         self._busy = asyncio.Lock()
 
     async def run(self) -> None:
-        """Ships until cancelled."""
+        """Ship until cancelled."""
         last = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -35,7 +35,7 @@ class Shipper:
             last = time.monotonic()
 
     async def flush(self) -> None:
-        """Ships everything that is left, at the end. Raises StoreError."""
+        """Ship everything that is left, at the end. Raises: ObjectStoreError."""
         self._log.close()
         while await self._one():
             pass

@@ -1,4 +1,4 @@
-"""The interval between saves, corrected by what saves have cost."""
+"""Interval between saves, corrected by the measured cost of saves."""
 
 import contextlib
 from collections import deque
@@ -10,13 +10,13 @@ from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import RunFolder, replace
 
 LATEST = 3
-"""Saves whose mean counts."""
+"""Number of saves whose mean cost counts."""
 TOLD_AGAIN = 1.5
-"""By how much it must change before people hear of it once more."""
+"""Factor of change after which the interval is reported again."""
 
 
 class SaveInterval:
-    """Of one attempt."""
+    """Save interval of one attempt."""
 
     def __init__(
         self, run: RunFolder, *, config: CheckpointConfig, losses_per_hour: float, tell: Callable[[str, str], None]
@@ -25,14 +25,14 @@ class SaveInterval:
         self._costs: deque[float] = deque(maxlen=LATEST)
         self._told_s = 0.0
         self.every_s = config.max_loss_s
-        """Seconds, until the next save."""
+        """Seconds until the next save."""
 
     def saved(self, cost_s: float) -> None:
-        """A checkpoint was committed, so many seconds after its snapshot began."""
+        """Record a commit, `cost_s` seconds after its snapshot began."""
         self._costs.append(cost_s)
         cost_s = mean(self._costs)
         self.every_s = interval.interval_s(cost_s, self._losses, self._config.max_loss_s)
-        with contextlib.suppress(OSError):  # a full disk: the worker keeps to the last one
+        with contextlib.suppress(OSError):  # full disk: the worker keeps the previous interval
             replace(self._run.interval, f"{self.every_s:.3f}")
         if not self._told_s / TOLD_AGAIN <= self.every_s <= self._told_s * TOLD_AGAIN:
             self._told_s = self.every_s

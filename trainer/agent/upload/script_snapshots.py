@@ -1,7 +1,7 @@
-"""Snapshots of the folder that a script writes its checkpoints to.
+"""Snapshots of the folder with a script's checkpoints.
 
-Taken when the tree holds still. A tree that never does is taken file by file, each whole in itself: a program that
-writes all the time should write a file aside and rename it.
+A snapshot is taken when the tree does not change. A tree that changes all the time is copied file by file, each
+consistent in itself. A program that writes constantly should write a temporary file and rename it.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
 
 QUIET_S = 1.0
 PATIENCE = 5
-"""Looks at a moving tree before it is taken file by file."""
+"""Checks of a changing tree before it is copied file by file."""
 TRIES = 20
-"""Copies of one file that changes while it is copied."""
+"""Attempts to copy a file that changes during the copy."""
 RETRY_S = 30.0
-"""After a snapshot that could not be written."""
+"""Seconds until a snapshot that could not be written is tried again."""
 
 Listing = dict[str, tuple[int, int]]
 
 
 def listing(tree: Path) -> Listing:
-    """Size and time of change of every file; a file or a folder that vanishes meanwhile is left out."""
+    """Return size and modification time of every file; files and folders that vanish meanwhile are left out."""
     found: Listing = {}
     for folder, _, names in os.walk(tree):
         for path in (Path(folder, name) for name in names):
@@ -39,25 +39,25 @@ def listing(tree: Path) -> Listing:
 
 
 class ScriptTree:
-    """Watches one folder; every snapshot gets the next number as its step."""
+    """Watcher of one folder; each snapshot gets the next number as its step."""
 
     def __init__(
         self, tree: Path, run: RunFolder, *, every_s: Callable[[], float], step: int, tell: Callable[[str, str], None]
     ) -> None:
         self._tree, self._run, self._every_s, self.step = tree, run, every_s, step
         self._tell = tell
-        self._alone = threading.Lock()  # one goes on in its thread when its caller is cancelled
+        self._alone = threading.Lock()  # a snapshot continues in its thread after its caller is cancelled
         self._saved: Listing = listing(tree)
 
     async def run(self) -> None:
-        """Takes a snapshot at every interval, as soon as two looks agree or patience ends, until cancelled."""
+        """Take a snapshot at every interval, when two listings agree or retries are exhausted, until cancelled."""
         pause_s = self._every_s()
         while True:
             await asyncio.sleep(pause_s)
             pause_s = self._every_s() if await self._taken() else min(RETRY_S, self._every_s())
 
     async def _taken(self) -> bool:
-        """False where it could not be written."""
+        """Take a snapshot; return False if it could not be written."""
         seen, looks = listing(self._tree), 0
         while True:
             await asyncio.sleep(QUIET_S)
@@ -73,7 +73,7 @@ class ScriptTree:
                     return False
 
     async def last(self, *, complete: bool) -> bool:
-        """A snapshot of what the program has left; False where it could not be written."""
+        """Take a snapshot of the program's final state; return False if it could not be written."""
         try:
             return await self.snapshot(complete=complete)
         except OSError as e:
@@ -81,13 +81,15 @@ class ScriptTree:
             return False
 
     def _tell_failed(self, error: OSError) -> None:
-        """Of a full disk, most of all."""
+        """Report a failed snapshot, usually due to a full disk."""
         self._tell("save_failed", f"a checkpoint could not be written, and the one before it counts: {error}")
 
     async def snapshot(self, *, complete: bool, moving: bool = False) -> bool:
-        """Copies the tree if it changed since the last time; False when it moved while it was copied.
+        """Copy the tree if it changed since the last time; return False if it changed during the copy.
 
-        With `moving` only each file must hold still while it is copied. Raises OSError, and nothing of it stays.
+        With `moving` only each file must stay unchanged during its copy.
+
+        Raises: OSError, and removes the partial copy.
         """
         return await asyncio.to_thread(self._snapshot, complete, moving)
 
@@ -124,7 +126,7 @@ class ScriptTree:
 
 
 def _copy_whole(source: Path, target: Path) -> bool:
-    """Copies a file as it stood at one moment: the same inode, size and time of change before and after."""
+    """Copy a file consistently: same inode, size and modification time before and after."""
     for _ in range(TRIES):
         before = source.stat()
         shutil.copyfile(source, target)

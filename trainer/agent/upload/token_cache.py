@@ -1,7 +1,7 @@
-"""What the task made of the rows, through the blob store: put there once, so that no later attempt makes it again.
+"""Token cache in the blob store, written once, so that later attempts need not tokenise.
 
-It lies among the attempt's checkpoints and by their protocol: pieces first, `manifest.json` last and only if absent,
-and nothing is used of which a byte does not verify. Whatever goes wrong costs no more than to tokenise once more.
+It lies among the attempt's checkpoints and follows their protocol: pieces first, `manifest.json` last and only if
+absent. Every byte is verified before use. A failure costs no more than tokenising again.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 FILES = (ROWS, INDEX, NOTE)
 PIECE = 4 << 20
-"""Bytes of an object: a checkpoint waits for no more, and a store takes it in one request."""
+"""Bytes of a piece: a checkpoint waits for no more, and a store accepts it in one request."""
 AT_ONCE = 8
-"""Pieces that are fetched side by side."""
+"""Pieces fetched concurrently."""
 LOOK_S = 0.5
 PATIENCE_S = 60.0
-"""How long a fetch waits for the store: to tokenise once more takes minutes, too."""
+"""Seconds that a fetch waits for the store; tokenising again takes minutes too."""
 RETRY_S = 30.0
 TRIES = 5
 SPARE = 4
-"""A store in a folder must have room for so many times as much: checkpoints want it more."""
+"""Multiple of the cache size that a folder store must have free, since checkpoints have priority."""
 Say = Callable[[str], None]
 
 
 async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, say: Say) -> str:
-    """The identity of the rows that lie in the folder now, as an attempt of this job made them; empty: none."""
+    """Fetch a token cache of this job into the folder, and return its identity; empty: none."""
     try:
         for key, manifest in await insist(lambda: _candidates(objects, spec, say), PATIENCE_S):
             try:
@@ -58,7 +58,7 @@ async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, say: Say) -> 
 
 
 async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tuple[str, TokenCacheManifest]]:
-    """Those of this job's data, the last attempt's first. Raises StoreError."""
+    """Return token caches of this job's data, the last attempt's first. Raises: ObjectStoreError."""
     found: list[tuple[str, TokenCacheManifest]] = []
     for key in keys.token_cache_manifests(await objects.keys(keys.checkpoints(spec.job))):
         try:
@@ -73,7 +73,7 @@ async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tup
 
 
 async def _bring(objects: Objects, key: str, manifest: TokenCacheManifest, folder: Path) -> None:
-    """All or nothing. Raises BadContent, StoreError, OSError."""
+    """Fetch all pieces, or none. Raises: BadContent, ObjectStoreError, OSError."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="rows-") as temporary:
         aside = Path(temporary)
         for name in FILES:
@@ -96,7 +96,7 @@ async def _join(objects: Objects, source: str, pieces: list[ManifestFile], path:
 
 
 async def _download(objects: Objects, key: str, path: Path, piece: ManifestFile) -> None:
-    """Raises BadContent, StoreError."""
+    """Fetch one piece. Raises: BadContent, ObjectStoreError."""
     await insist(lambda: objects.download(key, path, size=piece.bytes, sha256=piece.sha256), PATIENCE_S)
 
 
@@ -107,27 +107,27 @@ def _append(path: Path, part: Path) -> None:
 
 
 class Sender:
-    """Puts the rows that a worker of this machine made into the store, while nothing else is to be sent."""
+    """Uploader of this machine's token cache, active while nothing with priority is to be sent."""
 
     def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, say: Say) -> None:
-        """`known`: the identity of what was fetched from there."""
+        """Create; `known` is the identity of the fetched cache."""
         self._objects, self._state, self._spec, self._say = objects, state, spec, say
         self._nonce = secrets.token_hex(4)
         self._sent: list[ManifestFile] = []
         self._known, self._over = known, state.env.node > 0 or not spec.token_cache_bytes
 
     async def run(self) -> None:
-        """Until they are there, or it is given up; may be cancelled, and goes on where it was."""
+        """Send until complete or given up; may be cancelled, and then resumes."""
         while not self._over:
             note = rows_note(self._state.run.root)
-            if note is None or note["identity"] == self._known:  # what was fetched the worker may yet find unfit
+            if note is None or note["identity"] == self._known:  # the worker may still find the fetched cache unfit
                 await asyncio.sleep(LOOK_S)
             else:
                 await self._insist(note["identity"])
                 self._over = True
 
     async def _insist(self, identity: str) -> None:
-        """Sends them, or says why not."""
+        """Send the cache, or log why it is not sent."""
         folder, why = self._state.run.root, ""
         for tries in range(TRIES):
             if tries:
@@ -145,7 +145,7 @@ class Sender:
         await self._remove(kept="")
 
     def _too_large(self, size: int) -> str:
-        """Why they are not sent; empty: they are. Raises OSError."""
+        """Return why the cache is not sent; empty if it is. Raises: OSError."""
         if size > self._spec.token_cache_bytes:
             most = room.format_bytes(self._spec.token_cache_bytes)
             return f"they have {room.format_bytes(size)}, and no more than {most} are worth their traffic and time"
@@ -155,7 +155,7 @@ class Sender:
         return ""
 
     async def _send(self, identity: str) -> None:
-        """Raises StoreError, OSError; the next call goes on behind what was sent."""
+        """Send the pieces that are not sent yet. Raises: ObjectStoreError, OSError."""
         spec, root = self._spec, self._state.run.root
         target = keys.token_cache(spec.job, spec.attempt, identity, self._nonce)
         for name, number in [*_pieces(root)][len(self._sent) :]:
@@ -174,14 +174,14 @@ class Sender:
         await self._remove(kept=target)
 
     async def _quiet(self) -> None:
-        """Checkpoints come first, and what is to end sends nothing else."""
+        """Wait until no checkpoint is pending; an attempt that must end sends no cache."""
         while True:
             if self._state.ending is None and not self._state.run.waiting():
                 return
             await asyncio.sleep(LOOK_S)
 
     async def _remove(self, kept: str) -> None:
-        """What else of this attempt's rows lies in the store: what was begun, or found to be no good."""
+        """Remove other token caches of this attempt: partial or unusable ones."""
         own = f"{keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
         with contextlib.suppress(ObjectStoreError):
             found = [key for key in await self._objects.keys(own) if keys.is_in_token_cache(key)]
