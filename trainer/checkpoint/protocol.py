@@ -1,9 +1,9 @@
-"""The checkpoint protocol of the blob store, the same for `train` and `script` jobs.
+"""Checkpoint protocol of the blob store, the same for `train` and `script` jobs.
 
-Commit: every file first, then `manifest.json` with sizes and sha256, put only if absent: without one there is no
-checkpoint. Restore: the newest candidate whose every byte verifies. Prune: the manifest goes first, the newest
-`keep` stay, so the last good one is never the one deleted, the milestones, and what the guard may go back to. A
-folder's nonce keeps it from being used twice.
+Commit: every file first, then `manifest.json` with sizes and sha256, put only if absent. Without a manifest there is no
+checkpoint. Restore: the newest candidate whose every byte verifies. Prune: delete the manifest first. The newest
+`keep`, the milestones and the checkpoints for a rollback stay, so the last good one is never deleted. A folder's nonce
+prevents a second use.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ T = TypeVar("T")
 PARALLEL = 4
 LOOK_S = 0.5
 PART = "part-"
-"""Begins the name of what another machine says of its part."""
+"""Prefix of the file in which another machine describes its part."""
 
 
 class Offered(Document):
-    """What a machine has uploaded."""
+    """Files that a machine has uploaded."""
 
     files: tuple[ManifestFile, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Whose checkpoints these are."""
+    """Job, attempt and kind that checkpoints belong to."""
 
     job: str
     attempt: str
@@ -52,7 +52,7 @@ class Origin:
 
     @property
     def folder(self) -> str:
-        """Where this attempt's checkpoints lie, with the closing slash."""
+        """Folder of this attempt's checkpoints, with the closing slash."""
         return f"{keys.checkpoints(self.job)}{self.attempt}/"
 
 
@@ -66,10 +66,11 @@ async def commit(
     taken_s: float,
     sent: Callable[[int], None] = lambda count: None,
 ) -> tuple[str, Manifest]:
-    """Uploads every file of `folder` and commits it; returns the manifest's key and the manifest.
+    """Upload every file of `folder` and commit them; return the manifest's key and the manifest.
 
-    `taken_s`: seconds that its snapshot took. `sent`: is told of more bytes. Raises StoreError; what was uploaded by
-    then stays uncommitted and is never used.
+    `taken_s`: seconds of the snapshot. `sent`: called with the number of further bytes.
+
+    Raises: ObjectStoreError; uploaded files then stay uncommitted and are never used.
     """
     began = time.monotonic() - taken_s
     target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4), complete=complete)
@@ -87,9 +88,9 @@ async def offer(
     part: SnapshotPart,
     sent: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Uploads another machine's part of a checkpoint, for the first machine to commit; the bytes of it.
+    """Upload another machine's part of a checkpoint for the first machine to commit; return its bytes.
 
-    Raises StoreError.
+    Raises: ObjectStoreError.
     """
     target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
     offered = Offered(files=tuple(await _send(objects, target, folder, sent)))
@@ -109,10 +110,11 @@ async def commit_parts(
     hopeless: Callable[[], bool],
     sent: Callable[[int], None] = lambda count: None,
 ) -> tuple[str, Manifest] | None:
-    """Uploads the first machine's part, waits for the others' and commits the whole.
+    """Upload the first machine's part, wait for the other parts and commit them all.
 
-    None when that is `hopeless` meanwhile: another machine may have gone on to a later one. Raises StoreError, also
-    when what was offered is not there.
+    Return None if `hopeless` becomes true: another machine may have moved on to a later checkpoint.
+
+    Raises: ObjectStoreError, also if an offered file is missing.
     """
     began = time.monotonic() - taken_s
     target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
@@ -130,7 +132,7 @@ async def commit_parts(
 
 
 async def _send(objects: Objects, target: str, folder: Path, sent: Callable[[int], None]) -> list[ManifestFile]:
-    """Uploads every file of the folder."""
+    """Upload every file of the folder."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     gate, below = asyncio.Semaphore(PARALLEL), target + keys.FILES
 
@@ -145,7 +147,7 @@ async def _send(objects: Objects, target: str, folder: Path, sent: Callable[[int
 
 
 async def side_by_side(calls: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """Side by side; where one fails the others end as well."""
+    """Run calls concurrently; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)
@@ -165,7 +167,7 @@ async def _seal(
     complete: bool,
     began: float,
 ) -> tuple[str, Manifest]:
-    """The manifest, by which the checkpoint comes to be. `began`: monotonic seconds at which its work did."""
+    """Write the manifest that commits a checkpoint. `began`: monotonic seconds at which its work began."""
     manifest = Manifest(
         job=origin.job,
         attempt=origin.attempt,
@@ -178,7 +180,7 @@ async def _seal(
     key = target + keys.MANIFEST
     if await objects.create(key, manifest.model_dump_json().encode()):
         return key, manifest
-    # The reply to an earlier try may have been lost, and that one took another time.
+    # The reply to an earlier attempt may be lost, and its time differs.
     there = Manifest.model_validate_json(await objects.read(key) or b"{}")
     if there.model_copy(update={"save_s": manifest.save_s}) != manifest:
         raise BadContent(f"{key} was written by somebody else")
@@ -186,13 +188,16 @@ async def _seal(
 
 
 async def own(objects: Objects, origin: Origin) -> list[str]:
-    """Manifests that this attempt committed, newest first; of one step the results first. Raises StoreError."""
+    """Return manifests that this attempt committed, newest first; for equal steps the results first.
+
+    Raises: ObjectStoreError.
+    """
     found = await objects.keys(origin.folder)
     return [*keys.manifests(reversed(found))]
 
 
 async def verified(objects: Objects, key: str) -> bool:
-    """Whether the results lie in the store as their manifest says. Raises StoreError."""
+    """Return True if the stored results match their manifest. Raises: ObjectStoreError."""
     data = await objects.read(key)
     manifest = Manifest.model_validate_json(data) if data is not None else None
     if manifest is None or not manifest.complete:
@@ -203,7 +208,7 @@ async def verified(objects: Objects, key: str) -> bool:
 
 
 async def remove_after(objects: Objects, origin: Origin, step: int) -> None:
-    """Own checkpoints of later steps: those of a way that is not gone on. Raises StoreError."""
+    """Delete this attempt's checkpoints after `step`, because a rollback abandoned them. Raises: ObjectStoreError."""
     for key in await own(objects, origin):
         if keys.step_of(key) > step:
             await objects.delete(key)
@@ -218,9 +223,11 @@ async def restore(
     tell: Callable[[str], None],
     jumps: tuple[RowSkip, ...] = (),
 ) -> tuple[str, Manifest] | None:
-    """Fills `folder` with the first candidate that verifies, None when none does. Raises StoreError.
+    """Fill `folder` with the first candidate that verifies, or return None.
 
-    `tell` hears why a candidate was passed over. `jumps`: only what lies on the way that they lead is used.
+    `tell` receives why a candidate was passed over. `jumps`: a candidate must have applied these row skips.
+
+    Raises: ObjectStoreError.
     """
     if jumps:
         candidates = [key for key in candidates if keys.step_of(key) <= jumps[-1].step]
@@ -273,11 +280,12 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
 async def prune(
     objects: Objects, origin: Origin, config: CheckpointConfig, guard: GuardConfig | None, *, earlier: bool = False
 ) -> None:
-    """Keeps the newest `keep` committed checkpoints of this attempt, the job's milestones and what the guard may go
-    back to, and removes its older ones, torn ones too. `guard`: None for a script. `earlier`: those of the attempts
-    before count as this one's; else they are the broker's.
+    """Delete checkpoints of this attempt that no rule retains, incomplete ones too.
 
-    Raises StoreError; whatever is left then goes next time.
+    The newest `keep`, the job's milestones and the checkpoints for a rollback stay. `guard`: None for a script.
+    `earlier`: treat checkpoints of earlier attempts like this one's; otherwise the broker prunes them.
+
+    Raises: ObjectStoreError; the next call deletes the rest.
     """
     every = await objects.keys(keys.checkpoints(origin.job))
     mine = [k for k in every if (earlier or k.startswith(origin.folder)) and not keys.is_in_token_cache(k)]
@@ -298,12 +306,15 @@ async def prune(
 
 
 def _up_to_step(key: str) -> str:
-    """Of a checkpoint's key, without the nonce: of one step nothing is still to come once a later try is committed."""
+    """Return a checkpoint's key up to its step, without the nonce.
+
+    No upload of a step follows the commit of a later attempt.
+    """
     *above, name = key.split("/")[:4]
     return "/".join((*above, name.partition("-")[0]))
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
+    """Return the hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,9 +1,9 @@
-"""Training state to and from a folder of safetensors and JSON, off the training loop's critical path.
+"""Training state to and from a folder of safetensors and JSON, outside the training loop's critical path.
 
-Weights and moments change only in the optimizer's update, so a thread copies them to host memory while the next
-forward and backward run; the loop waits only if the copy is not over by the next update. Writing follows in the same
-thread, into a folder that is renamed into place when whole. Processes that hold parts of the state write side by side;
-one of each machine waits for the others of that machine.
+Weights and moments change only in the optimizer's update, so a thread copies them to host memory during the next
+forward and backward. The loop waits only if the copy is not finished by the next update. The same thread then writes to
+a folder that is renamed when complete. Processes with parts of the state write concurrently; one of each machine waits
+for the others of that machine.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from trainer.core.ipc import RunFolder, SnapshotInfo, SnapshotPart, info_of
 
 Tensors = dict[str, torch.Tensor]
 PEERS_S = 1800.0
-"""How long one process waits for the files of the others of its machine."""
+"""Seconds that a process waits for the files of its machine's other processes."""
 LOOK_S = 0.01
 TYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
@@ -49,61 +49,65 @@ TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """What this process holds of a tensor, which may still be the living one."""
+    """This process's part of a tensor, possibly the live tensor."""
 
     tensor: torch.Tensor
     start: tuple[int, ...]
     whole: tuple[int, ...]
 
     mine: bool = True
-    """Whether this process is the one to write it: others may hold the same."""
+    """True if this process writes it; other processes may hold the same part."""
 
 
 Held = Mapping[str, Mapping[str, Local]]
-"""By group and name."""
+"""Tensors by group, then name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotWriter:
-    """Which of the writing processes this is."""
+    """Position of this process among the writers."""
 
     number: int = 0
     of: int = 1
     beside: tuple[int, ...] = (0,)
-    """Numbers of the writers on this machine; the first of them makes the snapshot whole."""
+    """Numbers of the writers on this machine; the first of them completes the snapshot."""
     part: SnapshotPart | None = None
-    """None where they are all on one machine."""
+    """Part of a snapshot on several machines; None on one machine."""
 
     @property
     def first(self) -> bool:
-        """Of this machine."""
+        """True for the first writer of this machine."""
         return self.number == self.beside[0]
 
     def own(self, held: "Held") -> "Held":
-        """What this one writes."""
+        """Return the tensors that this process writes."""
         return {g: {n: t for n, t in tensors.items() if t.mine} for g, tensors in held.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSnapshot:
-    """What one writer puts into a snapshot."""
+    """Content that one writer adds to a snapshot."""
 
     progress: Progress
     held: Held
     plan: CheckpointPlan | None
-    """Of the first writer of all only."""
+    """Plan of the checkpoint; only the first writer of all has it."""
     metrics: Path
     journalled: bool = True
-    """Whether `metrics` has all rows: the disk may be too full for one."""
+    """True if `metrics` has all rows; a full disk may have prevented one."""
     artifacts: Path | None = None
-    """A folder to be part of it, which makes it the complete one. It stays, for another try where a process fails."""
+    """Folder to include, which makes the snapshot complete. It is not removed, for another attempt if a process
+    fails.
+    """
     complete: bool = False
     still: bool = False
-    """Nothing changes before it is written, so it is written from the living tensors: a copy would raise the peak."""
+    """True if nothing changes before it is written. The live tensors are then written, because a copy would raise
+    the peak.
+    """
 
 
 def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayout]]:
-    """This writer's part of the plan."""
+    """Return this writer's part of the plan."""
     found: dict[str, dict[str, TensorLayout]] = {}
     for group, tensors in writer.own(held).items():
         file = file_name(group, writer.number, writer.of)
@@ -121,7 +125,7 @@ def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayou
 
 
 def joined(all_parts: list[dict[str, dict[str, TensorLayout]]]) -> CheckpointPlan:
-    """The plan of all writers."""
+    """Return the plan of all writers."""
     tensors: dict[str, dict[str, TensorLayout]] = {group: {} for group in GROUPS}
     for one in all_parts:
         for group, wholes in one.items():
@@ -132,10 +136,10 @@ def joined(all_parts: list[dict[str, dict[str, TensorLayout]]]) -> CheckpointPla
 
 
 class StoredSnapshot:
-    """The tensors of a verified checkpoint folder, of which any window can be read."""
+    """Tensors of a verified checkpoint folder, from which any window can be read."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BadFormat, OSError."""
+        """Open the folder. Raises: BadFormat, OSError."""
         self.folder = folder
         self.plan = read_plan(folder)
         self.progress = Progress.model_validate_json((folder / STATE).read_bytes())
@@ -148,7 +152,7 @@ class StoredSnapshot:
         return self.plan.tensors[group][name].shape
 
     def read(self, group: str, name: str, window: Window | None = None) -> torch.Tensor:
-        """A window of a tensor, all of it by default. Raises KeyError, ValueError when that is not there."""
+        """Return a window of a tensor, the whole tensor by default. Raises: KeyError, ValueError if it is missing."""
         whole = self.plan.tensors[group][name]
         wanted = window or ((0,) * len(whole.shape), whole.shape)
         if math.prod(wanted[1]) and overlap(((0,) * len(whole.shape), whole.shape), wanted) != wanted:
@@ -174,10 +178,10 @@ def _slices(window: Window, base: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 class Snapshots:
-    """Takes snapshots one at a time; `stall_s` of the newest is how long the loop stood still for it."""
+    """Writer of snapshots, one at a time; `stall_s` is how long the newest blocked the loop."""
 
     def __init__(self, run: RunFolder, writer: SnapshotWriter | None) -> None:
-        """`writer`: None for a process that writes nothing."""
+        """Create; `writer` is None for a process that writes nothing."""
         self._run = run
         self.writer = writer
         self._thread: threading.Thread | None = None
@@ -189,11 +193,11 @@ class Snapshots:
 
     @property
     def busy(self) -> bool:
-        """True while one is being copied or written."""
+        """True while a snapshot is being copied or written."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: LocalSnapshot) -> None:
-        """Starts to take it, where there is a writer. Its tensors may not change before `before_update` returns."""
+        """Start a snapshot if there is a writer. Its tensors must not change before `before_update` returns."""
         started = time.monotonic()
         self.join()
         self._copied.clear()
@@ -208,21 +212,21 @@ class Snapshots:
         self.stall_s += time.monotonic() - started
 
     def before_update(self) -> None:
-        """Waits until the copy is over; called before anything that a snapshot copies may change."""
+        """Wait for the copy; call it before changing anything that a snapshot copies."""
         if self._thread is not None and not self._copied.is_set():
             started = time.monotonic()
             self._copied.wait()
             self.stall_s += time.monotonic() - started
 
     def join(self) -> None:
-        """Waits until the snapshot is on disk, or has failed. Raises what else went wrong with it."""
+        """Wait until the snapshot is on disk or has failed; raise other errors."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self.check()
 
     def check(self) -> None:
-        """Raises what went wrong with the last snapshot, if it is over."""
+        """Raise the error of the last snapshot, if it has finished."""
         if self._error is not None and not self.busy:
             error, self._error = self._error, None
             raise error
@@ -243,7 +247,10 @@ class Snapshots:
             self._error = e
 
     def failure(self) -> str:
-        """Why the last snapshot, which is over, could not be written: told once. Empty: it was, or is being."""
+        """Return why the last finished snapshot could not be written, once.
+
+        Empty: it was written, or is in progress.
+        """
         if self.busy:
             return ""
         found, self._failure = self._failure, ""
@@ -305,7 +312,7 @@ class Snapshots:
         info_of(whole).write_text(info.model_dump_json())
 
     def _mark(self, name: str, number: int, *, failed: bool = False) -> Path:
-        """The file by which a writer says that its part lies in the folder, or that it does not."""
+        """Return the file by which a writer marks its part as written or failed."""
         return self._run.snapshots / f".{name}.{number}{'.failed' if failed else ''}"
 
     def _await(self, name: str, peers: tuple[int, ...]) -> None:
@@ -323,7 +330,11 @@ class Snapshots:
 
 
 def _to_host(tensors: Mapping[str, Local], *, copy: bool = True) -> Tensors:
-    """`copy`: also of what lies there; without, only of what shares its memory, which safetensors does not write."""
+    """Return tensors in host memory.
+
+    With `copy` tensors there are copied too; without, only those that share memory, which safetensors does not
+    write.
+    """
     found: Tensors = {}
     taken: set[int] = set()
     for name, local in tensors.items():

@@ -1,1 +1,1 @@
-"""The training loop, evaluation, checkpoints and results of a worker."""
+"""Training loop, evaluation, checkpoints and results of a worker."""

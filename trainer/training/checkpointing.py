@@ -1,4 +1,4 @@
-"""When the training state is saved, what is saved of it, and how it comes back."""
+"""Saves and restores the training state of a worker."""
 
 import contextlib
 import shutil
@@ -25,11 +25,11 @@ from trainer.training.model_selection import Selection
 from trainer.training.reporter import Reporter
 
 RETRY_S = 30.0
-"""After a save that failed."""
+"""Seconds until a failed save is tried again."""
 
 
 class CheckpointManager:
-    """Of one process; what is entered by all is said so."""
+    """Checkpoint manager of one process; methods that all processes must enter say so."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CheckpointManager:
         selection: Selection,
         report: Reporter,
     ) -> None:
-        """`optimizer`: as accelerate has prepared it."""
+        """Create the manager; `optimizer` is the one that accelerate prepared."""
         self._job, self._run, self._accelerator, self._parallel = job, run, accelerator, arrangement
         self._model, self._parameters, self._optimizer = model, parameters, optimizer
         self._selection, self._report = selection, report
@@ -56,28 +56,28 @@ class CheckpointManager:
         self.journal = Journal(self._metrics)
         self._began = time.monotonic()
         self._saved: tuple[int, int] | None = None
-        """Step and micro-batch of the newest snapshot without results, as far as its part of this process goes."""
+        """Step and micro-batch of this process's newest snapshot without results; None: none, or it was replaced."""
 
     def start(self) -> None:
-        """The time until the first save begins."""
+        """Start the time until the first save."""
         self._began = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether the next snapshot should be taken; sooner than otherwise after one that failed."""
+        """Return True if the next snapshot is due; earlier after a failed one."""
         interval = self._interval()
         if self.report_save_failure():
             self._began = time.monotonic() - interval + min(RETRY_S, interval)
         return time.monotonic() - self._began >= interval and not self.snapshots.busy
 
     def _interval(self) -> float:
-        """Seconds, as the agent has it now; never more than at the start."""
+        """Return the interval in seconds as set by the agent; never more than at the start."""
         most_s = self._job.save_every_s
         with contextlib.suppress(OSError, ValueError):
             return min(most_s, float(self._run.interval.read_text()))
         return most_s
 
     def report_save_failure(self) -> bool:
-        """Whether the last snapshot could not be written; people are told so."""
+        """Return True if the last snapshot could not be written, and report it to the user."""
         why = self.snapshots.failure()
         if why:
             self._saved = None
@@ -85,7 +85,7 @@ class CheckpointManager:
         return bool(why)
 
     def save(self, progress: Progress, artifacts: Path | None = None, *, last: bool = False) -> None:
-        """Begins a snapshot; entered by all processes after the same micro-batch. `last`: nothing changes after it."""
+        """Begin a snapshot; all processes enter after the same micro-batch. `last`: nothing changes after it."""
         self._began = time.monotonic()
         scaler = self._accelerator.scaler
         progress = progress.model_copy(
@@ -126,38 +126,43 @@ class CheckpointManager:
         )
 
     def settle(self) -> None:
-        """Waits for the snapshot that is under way; entered by all, as it may take one of them longer."""
+        """Wait for the snapshot under way; all processes enter, as one may take longer."""
         with meeting.long_barrier("checkpoint"):
             self.snapshots.join()
         self.report_save_failure()
 
     def has(self, progress: Progress) -> bool:
-        """Whether the newest snapshot is of this, and all could write it; entered by all."""
+        """Return True if the newest snapshot is of this progress and all processes wrote it; all enter."""
         self.settle()
         (missing,) = self._parallel.any_rank(self._saved != (progress.step, progress.micro_batch_index))
         return not missing
 
     def finish(self, progress: Progress, artifacts: Path) -> str:
-        """Why the complete checkpoint could not be written; empty: it was. Entered by all, with none under way."""
+        """Write the complete checkpoint; return why it failed, or an empty text.
+
+        All processes enter, with no snapshot under way.
+        """
         self.save(progress, artifacts, last=True)
         self.snapshots.join()
         why = self.snapshots.failure()
         writer = self.snapshots.writer
         if not why and writer is not None and writer.part is not None:
-            self._saved = None  # this part overtakes it, also where it is left as another machine's is not written
+            self._saved = None  # this snapshot replaces the newest one, even if another machine's part is not written
         return why
 
     def checkpoint_bytes(self, artifacts: Path) -> int:
-        """Bytes of a complete checkpoint, of this process."""
+        """Return this process's bytes of a complete checkpoint."""
         state = optimizers.tensors(self._optimizer.optimizer, self._parameters)
         tensors = (*self._parameters.values(), *state.values())
         held: int = sum(t.numel() * t.element_size() for t in tensors)
         return room.of_tree(artifacts) + held
 
     def restore(self, *, micro_rows: int) -> Progress:
-        """Puts back everything that the next step depends on, and says where that is; entered by all. Raises Fault.
+        """Restore everything that the next step depends on, and return the progress; all processes enter.
 
         `micro_rows`: rows of a micro-batch now.
+
+        Raises: Fault.
         """
         if self._job.restore is None:
             self._begin_journal(None)
@@ -186,12 +191,12 @@ class CheckpointManager:
         return progress
 
     def _begin_journal(self, source: Path | None) -> None:
-        """Of each machine's first process; the first of all writes on."""
+        """Begin the journal; only the first process of each machine does, and the first of all appends to it."""
         if self._accelerator.is_local_main_process:
             self.journal.begin(source)
 
     def _load_state(self, stored: StoredSnapshot, micro_rows: int) -> Progress:
-        """Raises KeyError, ValueError when the tensors are not those of this job."""
+        """Load the stored state. Raises: KeyError, ValueError when the tensors do not belong to this job."""
         self._base.check(stored.progress.base)
         likeness.check(self._job.train, stored.progress.fingerprint, self._likeness)
         self._parallel.settle(self._model)
@@ -202,7 +207,7 @@ class CheckpointManager:
             for name in stored.names("gradients"):
                 gradient = stored.read("gradients", name)
                 self._parameters[name].grad = gradient.to(self._accelerator.device)
-        elif progress.micro_batch_index:  # the step is cut otherwise now, so it begins anew
+        elif progress.micro_batch_index:  # the step is now divided differently, so it starts again
             progress = progress.model_copy(update={"micro_batch_index": 0, "micro_loss": 0.0})
         if progress.scaler is not None and self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(progress.scaler)

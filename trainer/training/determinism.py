@@ -1,4 +1,4 @@
-"""Kernels that give the same bits each time, without which a resumed run may differ from one that nobody disturbed."""
+"""Deterministic kernels, without which a resumed run may differ from an uninterrupted run."""
 
 import contextlib
 import re
@@ -13,21 +13,22 @@ LACKS = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 def begin() -> None:
-    """Such kernels where there are any, until it is known whether they can be insisted on. With `warn_only` attention
-    may take kernels that add in any order, so this is not enough.
+    """Prefer deterministic kernels until `insist` can require them.
+
+    With `warn_only` attention may use kernels that add in any order, so this is not enough.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Meant for finding bugs: it writes NaNs into every tensor that is made.
+    # Meant for debugging: it writes NaNs into every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def insist() -> None:
-    """From here on whatever has no such kernel raises RuntimeError."""
+    """Require deterministic kernels: an operation without one raises RuntimeError from here on."""
     torch.use_deterministic_algorithms(True)
 
 
 def lacking(step: Callable[[], None]) -> str:
-    """What of a step has no such kernel; empty: all have. Nothing is broken off for it."""
+    """Return the operations of a step without a deterministic kernel; empty: none. The step is not interrupted."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         step()
@@ -39,7 +40,7 @@ def lacking(step: Callable[[], None]) -> str:
 
 
 def settle(lacks: str) -> None:
-    """Insists, or says why not."""
+    """Require deterministic kernels, or report why that is impossible."""
     if not lacks:
         return insist()
     switches.notice(
@@ -50,8 +51,8 @@ def settle(lacks: str) -> None:
 
 @contextlib.contextmanager
 def leniently() -> Iterator[None]:
-    """Around what nothing is trained by."""
-    insisted = torch.get_deterministic_debug_mode() == 2  # an error for each
+    """Context manager that allows other kernels in code that trains nothing."""
+    insisted = torch.get_deterministic_debug_mode() == 2  # raises for each such operation
     if insisted:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:

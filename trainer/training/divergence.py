@@ -1,9 +1,9 @@
-"""Steps that go wrong: left out, undone, or the end of the job, by policy; and those that only look strange.
+"""Reaction to bad steps by policy (skip, roll back, fail), and detection of unusual steps.
 
-All of it is a pure function of the steps so far and part of the checkpoint, so a run that was interrupted judges as
-one that was not. Going back leads to a step, not to whichever checkpoint was the last: from an older one the steps up
-to there are computed once more, bit by bit. Then the rows of the bad passage are left out (as by Chowdhery et al.
-2022, PaLM, section 5.1, who went back about 100 steps and left out 200 to 500 batches).
+The rules are pure functions of the steps so far and part of the checkpoint, so an interrupted run decides as an
+uninterrupted one. A rollback leads to a step: from an older checkpoint the steps up to it are computed again, bit by
+bit. Then the rows of the bad steps are left out. Chowdhery et al. 2022 (PaLM, section 5.1) did so, went back about 100
+steps and left out 200 to 500 batches.
 """
 
 import math
@@ -14,23 +14,24 @@ from trainer.contract.checkpoint_format import GuardState, Progress, RowSkip
 from trainer.contract.guard import GuardConfig
 
 WINDOW = 64
-"""Latest good steps that a new one is held against."""
+"""Number of latest good steps with which a new step is compared."""
 ENOUGH = 16
-"""The first steps are noise."""
+"""Number of first steps that are not judged, because they are noisy."""
 NORMAL = 1.4826
-"""Standard deviations of a normal distribution in its median absolute deviation."""
+"""Standard deviation of a normal distribution per median absolute deviation."""
 LEAST = 0.02
-"""Of the median: less is no deviation, as where a loss stands still."""
+"""Smallest spread as a share of the median; a constant loss would otherwise have none."""
 
 LEAST_SCALE = 1.0
-"""Of fp16's losses. The search for a scale halves it from 65536 until gradients are finite, which is far above this;
-what overflows below it is not of the scale's making."""
+"""Smallest loss scale of fp16. The search for a scale halves it from 65536 until gradients are finite, far above
+this value. An overflow below it is not caused by the scale.
+"""
 
 Verdict = Literal["go", "skip", "back", "stop"]
 
 
 class Rollback(Exception):
-    """The training is to go on from an earlier step; raised where the loop can be left."""
+    """The training must resume from an earlier step; raised to leave the loop."""
 
     def __init__(self, jumps: tuple[RowSkip, ...]) -> None:
         super().__init__(f"back to step {jumps[-1].step}")
@@ -38,7 +39,7 @@ class Rollback(Exception):
 
 
 def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> tuple[Verdict, GuardState, str]:
-    """What becomes of the step that has just been computed: (verdict, the state after it, what to tell people)."""
+    """Judge the computed step; return (verdict, state after the step, message for the user)."""
     care, step = progress.guard, progress.step + 1
     if math.isfinite(loss) and math.isfinite(norm):
         after, told = _watched(config, care, step, loss, norm)
@@ -56,13 +57,16 @@ def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float
 
 
 def rollback_plan(config: GuardConfig, progress: Progress, global_batch: int) -> tuple[RowSkip, ...]:
-    """All jumps of the way that leads past the bad steps of `progress`, the newest last."""
+    """Return all row skips of a training that avoids the bad steps of `progress`, the newest last."""
     target = max(0, progress.step - progress.guard.bad_steps - config.back_steps)
     return (*progress.guard.row_skips, RowSkip(step=target, samples=progress.samples + global_batch))
 
 
 def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
-    """`progress` with the jumps that are due before its next step: a step begun with other rows begins anew."""
+    """Return `progress` with the row skips that are due before its next step.
+
+    A step that began with other rows starts again.
+    """
     for jump in jumps:
         if jump.step == progress.step and jump not in progress.guard.row_skips:
             care = progress.guard.model_copy(update={"row_skips": (*progress.guard.row_skips, jump)})

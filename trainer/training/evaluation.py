@@ -1,4 +1,4 @@
-"""What the model can do: its loss and metrics on held-out rows, and the artifacts of a finished job."""
+"""Loss and metrics on held-out rows, and the artifacts of a finished job."""
 
 import contextlib
 import json
@@ -24,7 +24,10 @@ def heldout(
     device: torch.device,
     between: Callable[[], None],
 ) -> tuple[float, Mapping[str, float]]:
-    """(mean loss, the task's metrics) over the held-out rows; `between` is called after every batch and may raise."""
+    """Return (mean loss, metrics of the task) over the held-out rows.
+
+    `between` is called after every batch and may raise.
+    """
     model.eval()
     task.choose(examples)
     total, targets = 0.0, 0
@@ -42,20 +45,21 @@ def heldout(
 
 
 def as_trained(config: TrainConfig, accelerator: Accelerator) -> contextlib.AbstractContextManager[Any]:
-    """Around what calls parts of the model by themselves: over a quantised base norms are wider than the head."""
+    """Context manager for direct calls of parts of a model: norms over a quantised base are wider than the head."""
     return accelerator.autocast() if config.quantised else contextlib.nullcontext()
 
 
 def without_adapter(model: Any) -> contextlib.AbstractContextManager[Any]:
-    """The base model inside a LoRA."""
+    """Context manager that turns the adapters of a LoRA off."""
     manager: contextlib.AbstractContextManager[Any] = model.disable_adapter()
     return manager
 
 
 @contextlib.contextmanager
 def watched(model: Any, between: Callable[[], None]) -> Iterator[None]:
-    """Around what calls a model, as it is or the one inside its adapters: `between` is called before each pass of it,
-    such as of every new token, and may raise.
+    """Call `between` before each forward pass of a model within the block.
+
+    A pass may be one new token. The model may be wrapped in adapters. `between` may raise.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     hooks = [one.register_forward_pre_hook(lambda *_: between()) for one in {model, inner}]
@@ -74,9 +78,9 @@ def write_artifacts(
     samples: list[dict[str, str]],
     scores: dict[str, Any],
 ) -> None:
-    """`adapter/` (peft's format) or `model/` (a whole folder), `samples.json`, `eval.json`.
+    """Write `adapter/` (peft's format) or `model/` (a whole folder), `samples.json` and `eval.json`.
 
-    `state`: tensors in place of the model's own.
+    `state`: tensors that replace the model's own.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the weights are worth, and the results of a job made of them."""
+"""Evaluates the weights and writes the results of a job."""
 
 import contextlib
 import shutil
@@ -36,31 +36,31 @@ from trainer.training import (
 from trainer.training.reporter import Reporter
 
 EVALUATION = 2**31
-"""In place of a step's number, where evaluations draw at random: each draws the same."""
+"""Stands in for the step number in the seeds of evaluations, so that each draws the same."""
 NOT_A_SAMPLE_ERROR = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
-"""What is no fault of the samples."""
+"""Errors that are not caused by the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Of one process; what it does is entered by all."""
+    """Evaluator of one process; all processes enter its methods."""
 
     job: WorkerJob
     run: RunFolder
     task: Task[Any]
     model: Any
-    """As the task made it."""
+    """Model as the task created it."""
     parameters: dict[str, Any]
     held: Sequence[Any]
-    """Rows to judge by."""
+    """Held-out rows."""
     rows: int
-    """Of them at once."""
+    """Rows of an evaluation batch."""
     accelerator: Accelerator
     arrangement: parallel.DataParallel
     report: Reporter
 
     def evaluate(self, progress: Progress) -> tuple[float, Mapping[str, float]]:
-        """(loss, metrics) of the weights as they are."""
+        """Return (loss, metrics) of the current weights."""
         self.report.set(progress.step, phase="evaluating", message=f"loss on {len(self.held)} held-out rows")
 
         def between() -> None:
@@ -74,22 +74,25 @@ class Evaluator:
         )
 
     def _look(self) -> None:
-        """Of this process alone. Raises Drained."""
+        """Check for a stop request in this process alone. Raises: Drained."""
         if self.run.drain.exists():
             raise Drained
 
     def leave_if_asked(self) -> None:
-        """Entered by all. Raises Drained for all."""
+        """Check for a stop request; all processes enter. Raises: Drained for all."""
         if self.arrangement.any_rank(self.run.drain.exists())[0]:
             raise Drained
 
     def write_samples(self, progress: Progress, after: float | None) -> list[dict[str, str]]:
-        """Samples of the weights as they are, where this process has any to write; entered by all. `after`: the loss
-        that was judged. Raises Drained.
+        """Return samples of the current weights if this process writes any; all processes enter.
+
+        `after`: the held-out loss of these weights.
+
+        Raises: Drained.
         """
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
         samples: list[dict[str, str]] = []
-        with meeting.long_barrier("samples"), contextlib.suppress(Drained):  # which all are told of next
+        with meeting.long_barrier("samples"), contextlib.suppress(Drained):  # the next check raises it in all processes
             samples = self._samples(progress)
         self.leave_if_asked()
         return samples
@@ -104,7 +107,7 @@ class Evaluator:
         after: float | None,
         metrics: Mapping[str, float],
     ) -> None:
-        """The results of the weights as they are, into a folder; entered by all. Raises Fault, Drained."""
+        """Write the results of the current weights into a folder; all processes enter. Raises: Fault, Drained."""
         scores: dict[str, Any] = {
             "heldout_loss_before": progress.heldout_loss_before,
             "heldout_loss_after": after,
@@ -127,7 +130,7 @@ class Evaluator:
 
         def merge() -> None:
             if self.accelerator.is_main_process:
-                shutil.rmtree(folder / "model", ignore_errors=True)  # of a try before
+                shutil.rmtree(folder / "model", ignore_errors=True)  # left by an earlier attempt
                 self.task.merge(folder)
 
         self.insist(lambda: results.try_write(write), lambda: self._wanted(whole))
@@ -136,15 +139,18 @@ class Evaluator:
             self.insist(lambda: results.try_write(merge), lambda: self._wanted(whole))
 
     def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
-        """Bytes of the weights of the results."""
+        """Return the bytes of the weights in the results."""
         output = self.job.train.output
         trained = whole if whole is not None else self.parameters
         merged = self.model.parameters() if output.merge else ()
         return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
 
     def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
-        """Repeats an action of all processes until it has failed for none; it may take one of them longer than a
-        collective waits. `wanted`: bytes. Raises Unwritten, Drained.
+        """Repeat an action of all processes until it fails in none; it may take longer than a collective waits.
+
+        `wanted`: bytes needed.
+
+        Raises: ResultsNotWritten, Drained.
         """
 
         def together() -> str:
@@ -162,7 +168,7 @@ class Evaluator:
         )
 
     def _samples(self, progress: Progress) -> list[dict[str, str]]:
-        """All processes write them where none has all of the model."""
+        """Return samples; all processes write them if none has the whole model."""
         if not self.job.train.samples.prompts or not (self.accelerator.is_main_process or self.arrangement.divided):
             return []
         alone = not self.arrangement.divided
@@ -176,9 +182,12 @@ class Evaluator:
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
     def written(self, *, alone: bool) -> list[str]:
-        """What the weights as they are make of the prompts; blanks where that fails, which ends no training.
+        """Return what the current weights generate for the prompts; blanks where that fails.
 
-        `alone`: no other process is in step with this one, which may leave at any time. Raises Drained then.
+        A failed sample ends no training. `alone`: no other process is in step with this one, which may leave at
+        any time.
+
+        Raises: Drained if `alone`.
         """
         watched = evaluate.watched(self.model, self._look) if alone else contextlib.nullcontext()
         try:
@@ -187,7 +196,7 @@ class Evaluator:
         except Exception as e:
             if self.arrangement.divided or isinstance(
                 e, NOT_A_SAMPLE_ERROR
-            ):  # of a divided model others wait for this process
+            ):  # the other processes of a divided model wait for this one
                 raise
             told = (str(e).strip().splitlines() or ["no message"])[0][:300]
             self.report.event("no_samples", f"the samples could not be written ({type(e).__name__}: {told})")

@@ -1,4 +1,4 @@
-"""The training loop: from a job to a tuned model, resumable at every micro-batch, bit by bit."""
+"""Training loop: from a job to a tuned model, resumable at every micro-batch, bit by bit."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ RATE_STEPS = 20
 
 
 class Loop(Steps):
-    """One fine-tune on this process's device, in step with the other processes."""
+    """Fine-tune on this process's device, in step with the other processes."""
 
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
         super().__init__(job, run)
@@ -69,7 +69,7 @@ class Loop(Steps):
             self._report.say(f"{self._dropped} rows dropped: no target within max_length {self._config.max_length}")
 
     def run(self) -> None:
-        """Trains to the end and leaves the complete snapshot. Raises Drained, after saving, when asked to stop."""
+        """Train to the end and leave the complete snapshot. Raises: Drained, after saving, when asked to stop."""
         self._check_determinism()
         self._restore()
         self._keeper.start()
@@ -93,7 +93,7 @@ class Loop(Steps):
             raise
 
     def _save_last(self) -> None:
-        """Of several processes none waits for another's word first: it may be about to go."""
+        """Save a last checkpoint. No process waits for a message of another, which may be about to end."""
         if self._parallel.world == 1 and self._keeper.has(self._progress):
             return
         self._keeper.save(self._progress, last=True)
@@ -101,12 +101,15 @@ class Loop(Steps):
         self._keeper.report_save_failure()
 
     def memory(self) -> str:
-        """What holds it, in one line."""
+        """Return one line on what occupies the memory."""
         peak = self._report.peak()
         return breakdown.told(self._bare, self._optimizer, peak=peak, expected=self._job.memory)
 
     def _goes_on(self) -> bool:
-        """Evaluates before the next step, not after the last one: a run that was stopped between them does as well."""
+        """Evaluate before the next step and return True if training continues.
+
+        An evaluation after the last step would be lost in a stop between them.
+        """
         if self._progress.step >= self._total:
             return False
         self._evaluate_if_due()
@@ -131,7 +134,7 @@ class Loop(Steps):
             self._evaluate()
 
     def _restore(self) -> None:
-        """Goes on where the checkpoint ends, or from the beginning."""
+        """Resume where the checkpoint ends, or start from the beginning."""
         self._progress = self._keeper.restore(micro_rows=self._micro)
         self._choose_rate()
         if self._progress.step > self._total:
@@ -152,7 +155,7 @@ class Loop(Steps):
         )
 
     def _before(self) -> None:
-        """What is measured before the first step, once in the life of a job."""
+        """Measure the values before the first step, once in the life of a job."""
         if self._progress.step or self._progress.micro_batch_index:
             return
         if self._held:
@@ -209,7 +212,7 @@ class Loop(Steps):
         return loss, metrics
 
     def _choose_rate(self) -> None:
-        """A rate that was left to the trainer is that of the run's first start."""
+        """Choose the learning rate that the job leaves to the trainer; the first start of a run fixes it."""
         if not self._rate.source:
             self._progress = self._progress.model_copy(update={"rate": None})
             return
@@ -220,13 +223,13 @@ class Loop(Steps):
         self._report.event("learning_rate", f"optim.lr auto: {self._rate.lr:.3g}{again} ({self._rate.source})")
 
     def _tell_heldout(self) -> None:
-        """Trackers."""
+        """Send the held-out losses to the trackers."""
         if self._accelerator.is_main_process:
-            with contextlib.suppress(OSError):  # the disk is full; the next one has all
+            with contextlib.suppress(OSError):  # disk full; the next one contains all
                 replace(self._run.heldout, json.dumps(self._progress.heldout))
 
     def _finish(self, begun: int) -> None:
-        """`begun`: the step at which this start did."""
+        """Finish the job; `begun` is the step at which this start began."""
         folder = self._run.root / "artifacts"
         if self._progress.step > begun and self._takes_long() and not self._keeper.has(self._progress):
             self._keeper.save(self._progress)
@@ -244,14 +247,16 @@ class Loop(Steps):
             raise
 
     def _takes_long(self) -> bool:
-        """Whether the results may come to an end much later than the training, or to none at all: what was trained is
-        saved before. With held-out rows alone a single process leaves at once when it is asked to.
+        """Return True if the results may finish much later than the training, or not at all.
+
+        The trained state is then saved first. With held-out rows alone a single process leaves at once when
+        asked to.
         """
         config = self._config
         return bool(config.samples.prompts) or config.output.merge or (bool(self._held) and self._parallel.world > 1)
 
     def _keep(self, unfinished: Path) -> bool:
-        """Whether what was trained is saved, now in the room that the results leave; entered by all."""
+        """Return True if the trained state is saved, in the disk space that the results leave; all processes enter."""
         if self._accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)
         if self._keeper.has(self._progress):
@@ -262,7 +267,7 @@ class Loop(Steps):
         return self._keeper.has(self._progress)
 
     def _write_results(self, folder: Path) -> None:
-        """Entered by all. Raises Unwritten, Drained."""
+        """Write the results; all processes enter. Raises: ResultsNotWritten, Drained."""
         after, metrics = self._evaluate() if self._held else (None, {})
         self._judge.leave_if_asked()
         settle = functools.partial(self._parallel.settle, self._bare)
@@ -271,12 +276,12 @@ class Loop(Steps):
                 self._report.event("best", f"the result has the weights of step {at}, which were judged best")
                 after, metrics = self._judge.evaluate(self._progress)
             samples = self._judge.write_samples(self._progress, after)
-            self._keeper.settle()  # its copy and the results are not in host memory at once
+            self._keeper.settle()  # its copy and the results must not be in host memory at once
             self._judge.write(folder, self._progress, self._rate, samples=samples, after=after, metrics=metrics)
         self._judge.insist(
             lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.checkpoint_bytes(folder)
         )
-        if self._accelerator.is_main_process:  # not before all have written their parts: each try needs it
+        if self._accelerator.is_main_process:  # only after all have written their parts: each attempt needs it
             shutil.rmtree(folder, ignore_errors=True)
 
     def _set(self, **changes: Any) -> None:

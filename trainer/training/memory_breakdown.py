@@ -1,4 +1,4 @@
-"""Where memory was when it ran out, against what was estimated: one line for people."""
+"""Use of memory when it ran out, compared with the estimate, in one line."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ GIB = 1 << 30
 
 
 def told(model: torch.nn.Module, optimizer: Any, *, peak: int, expected: MemoryUse | None) -> str:
-    """`peak`: bytes that this process has taken at the most, by which all that is no state is known."""
+    """Return the line; `peak` bytes minus the known states give the rest."""
     parameters = list(model.parameters())
     held = {
         "weights": _bytes([*parameters, *model.buffers()]),
@@ -27,6 +27,6 @@ def told(model: torch.nn.Module, optimizer: Any, *, peak: int, expected: MemoryU
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of this process's shares."""
+    """Return the bytes of this process's shards."""
     local = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)
     return sum(t.numel() * t.element_size() for t in local)

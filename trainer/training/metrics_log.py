@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: a row for every step, also of one that was taken while the disk was full."""
+"""`metrics.jsonl`: one row for every step, including steps taken while the disk was full."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Journal:
-    """Rows that cannot be written wait in memory; `flush` says whether all are on disk."""
+    """Journal whose rows wait in memory while they cannot be written; `flush` returns whether all are on disk."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -16,7 +16,7 @@ class Journal:
         self._pending: list[str] = []
 
     def begin(self, source: Path | None = None) -> None:
-        """Empty, or with the rows of a checkpoint. Raises OSError."""
+        """Start empty, or with the rows of a checkpoint. Raises: OSError."""
         if source is None:
             self._path.write_bytes(b"")
         else:
@@ -24,13 +24,13 @@ class Journal:
         self._size = self._path.stat().st_size
 
     def add(self, row: dict[str, Any]) -> None:
-        """A number that JSON has not becomes null."""
+        """Add a row; a number that JSON does not have becomes null."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self._pending.append(json.dumps(plain) + "\n")
         self.flush()
 
     def flush(self) -> bool:
-        """Half a row that a full disk took is overwritten."""
+        """Write the waiting rows; overwrite a row that a full disk truncated."""
         try:
             while self._pending:
                 data = self._pending[0].encode()

@@ -1,4 +1,4 @@
-"""The model card of a result: what it was made of, by what, and what came of it."""
+"""Model card of a result: inputs, environment, figures and costs."""
 
 import importlib.metadata
 import json
@@ -19,7 +19,7 @@ MADE_WITH = ("torch", "transformers", "peft", "accelerate", "safetensors")
 
 
 def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: str, rate: Rate) -> str:
-    """README.md; of a model in a folder of the user's machine only the folder's name."""
+    """Return README.md; a model in a local folder is named by the folder's name only."""
     config = job.train
     base = Path(config.model).name if Path(config.model).is_dir() else config.model
     full = isinstance(config.method, FullConfig)
@@ -59,7 +59,7 @@ def _made_of(job: WorkerJob, rate: Rate) -> list[tuple[str, ...]]:
 
 
 def _cost(job: WorkerJob) -> str:
-    """As far as it is known when the results are written: the bill has the machine's start and end besides."""
+    """Return costs as known when the results are written; the final bill adds the machine's start and end."""
     if job.cost is None:
         return "unknown"
     hours = Decimal(max(0.0, time.time() - job.began)) / 3600
@@ -83,7 +83,7 @@ def _number(value: float | None) -> str:
 
 
 def _lineage(metrics: Path) -> list[tuple[str, ...]]:
-    """Which attempt did which steps of those that count."""
+    """Return which attempt computed which steps of the final run."""
     spans: dict[int, list[int]] = {}
     for line in metrics.read_text().splitlines():
         row = json.loads(line)

@@ -1,4 +1,4 @@
-"""What the evaluations decide: whether to go on, and whose weights are the result."""
+"""Choice of the evaluation that ends a training early, or whose weights are the result."""
 
 import contextlib
 import math
@@ -14,13 +14,13 @@ from trainer.core.errors import UserFault
 from trainer.parallel import ddp as parallel
 
 ERRORS = ("loss", "mae", "rmse")
-"""End the names of metrics that are better when lower."""
+"""Endings of names of metrics that are better when lower."""
 
 Scores = tuple[tuple[int, float], ...]
 
 
 def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) -> float:
-    """The chosen metric of an evaluation. Raises UserFault for one that the task does not have."""
+    """Return the chosen metric of an evaluation. Raises: UserFault if the task does not have it."""
     known = {**metrics, LOSS: loss}
     if config.metric not in known:
         raise UserFault(f"train.selection.metric: no {config.metric!r} here; the task has {', '.join(sorted(known))}")
@@ -28,7 +28,10 @@ def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) ->
 
 
 def is_better(config: SelectionConfig, one: float, than: float, *, by: float = 0.0) -> bool:
-    """By more than `by`; what is no number is never better, and anything is better than that."""
+    """Return True if the first value is better by more than `by`.
+
+    NaN is never better, and any number is better than NaN.
+    """
     if math.isnan(one) or math.isnan(than):
         return not math.isnan(one)
     gain = than - one if config.metric.endswith(ERRORS) else one - than
@@ -36,7 +39,7 @@ def is_better(config: SelectionConfig, one: float, than: float, *, by: float = 0
 
 
 def best(config: SelectionConfig, scores: Scores) -> tuple[int, float] | None:
-    """(step, value) of the evaluation that no later one was better than by `min_delta`; None before the first."""
+    """Return (step, value) of the evaluation that no later one beat by `min_delta`; None before the first."""
     found: tuple[int, float] | None = None
     for step, score in scores:
         if found is None or is_better(config, score, found[1], by=config.min_delta):
@@ -45,7 +48,7 @@ def best(config: SelectionConfig, scores: Scores) -> tuple[int, float] | None:
 
 
 def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
-    """Why the training need not go on; empty: it goes on."""
+    """Return why training should stop early; empty: it continues."""
     found = best(config, scores)
     if config.patience is None or found is None:
         return ""
@@ -58,12 +61,13 @@ def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
 
 
 class Selection:
-    """Keeps the weights of the best evaluation in host memory, where they are asked for. `min_delta` is no matter of
-    these: it says when to stop, and the lowest loss is the lowest by however little.
+    """Selection that holds the weights of the best evaluation in host memory if requested.
+
+    `min_delta` does not apply: it decides on stopping, and the lowest loss is best by any difference.
     """
 
     def __init__(self, config: SelectionConfig, job: str = "") -> None:
-        """`job`: its id, as scores of other held-out rows tell nothing here."""
+        """Create for a job; its id matters because scores of other held-out rows cannot be compared."""
         self.config = config
         self._by = f"{job} {config.metric}".strip()
         self._kept: dict[str, torch.Tensor] = {}
@@ -71,7 +75,7 @@ class Selection:
     def scored(
         self, progress: Progress, loss: float, metrics: Mapping[str, float], parameters: Mapping[str, torch.Tensor]
     ) -> Progress:
-        """After an evaluation of these weights."""
+        """Record an evaluation of the current weights."""
         score = value(self.config, loss, metrics)
         scores = (*(s for s in progress.scores if s[0] != progress.step), (progress.step, score))
         found = progress.best
@@ -81,12 +85,16 @@ class Selection:
         return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": found})
 
     def held(self, parameters: Mapping[str, Local]) -> dict[str, Local]:
-        """For a checkpoint; `parameters`: as they are now."""
+        """Return the best weights for a checkpoint; `parameters` are the current ones."""
         return {n: replace(one, tensor=self._kept[n]) for n, one in parameters.items()} if self._kept else {}
 
     def restore(self, stored: StoredSnapshot, parameters: Mapping[str, torch.Tensor]) -> Progress:
-        """The checkpoint's state, with the scores that count here: none of another job, or by another metric, and none
-        whose weights should have been kept and were not. Raises KeyError, ValueError.
+        """Return the checkpoint's state with the scores that count here.
+
+        Scores of another job or by another metric are dropped, and so are scores whose weights should have been
+        saved but were not.
+
+        Raises: KeyError, ValueError.
         """
         progress = stored.progress
         other = progress.scores_by != self._by
@@ -100,8 +108,9 @@ class Selection:
     def chosen(
         self, progress: Progress, settle: Callable[[], None], parameters: Mapping[str, torch.Tensor]
     ) -> Iterator[int | None]:
-        """The best weights in place of the last ones, and their step; None where the last ones are the best, or where
-        that was not asked for. `settle`: called before weights are changed.
+        """Install the best weights and yield their step; None if the last weights are best or no choice is configured.
+
+        `settle` is called before weights are changed.
         """
         found = progress.best
         if found is None or found.step == progress.step:
@@ -111,7 +120,7 @@ class Selection:
         _put(self._kept, settle, parameters)
         try:
             yield found.step
-        finally:  # also where the results cannot be written: the last weights are saved then, beside their moments
+        finally:  # also if the results cannot be written: the last weights are then saved with their moments
             _put(last, settle, parameters)
 
 

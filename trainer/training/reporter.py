@@ -1,4 +1,4 @@
-"""What the worker says: its status, lines of the log, and what people should hear of."""
+"""Worker output: status, log lines and messages for the user."""
 
 import contextlib
 import resource
@@ -11,7 +11,7 @@ from trainer.core.ipc import MessageWriter, RunFolder, Status, replace
 
 
 class Reporter:
-    """One process's; the first of a machine has its status, the first of all speaks."""
+    """Reporter of one process; the first of a machine writes the status, the first of all writes messages."""
 
     def __init__(self, run: RunFolder, accelerator: Accelerator) -> None:
         self._run, self._accelerator = run, accelerator
@@ -19,26 +19,26 @@ class Reporter:
         self.status = Status()
 
     def set(self, step: int, **changes: Any) -> None:
-        """Changes the status."""
+        """Change the status."""
         changes |= {"step": step, "peak_memory_bytes": self.peak()}
         self.status = self.status.model_copy(update=changes)
         if self._accelerator.is_local_main_process:
-            with contextlib.suppress(OSError):  # the disk is full; later ones may be told again
+            with contextlib.suppress(OSError):  # disk full; later changes may be written again
                 replace(self._run.status, self.status.model_dump_json())
 
     def peak(self) -> int:
-        """Bytes of the GPU, or of the machine where there is none, that this process has taken at the most."""
+        """Return the peak bytes of this process on the GPU, or on the machine without a GPU."""
         if self._accelerator.device.type == "cuda":
             return torch.cuda.max_memory_allocated()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def event(self, kind: str, message: str) -> None:
-        """What people should hear of; `kind` as in `Told`."""
+        """Report an event to the user; `kind` as in `AgentMessage`."""
         if self._accelerator.is_main_process:
             self._people(kind, message)
 
     def flush(self) -> None:
-        """Events that a full disk held up."""
+        """Write events that a full disk delayed."""
         self._people.flush()
 
     def say(self, line: str) -> None:

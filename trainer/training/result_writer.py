@@ -1,4 +1,4 @@
-"""The results reach the disk, or the job does not succeed."""
+"""Repeats writing of results until they are on disk; otherwise the job does not succeed."""
 
 import time
 from collections.abc import Callable
@@ -10,13 +10,17 @@ from trainer.core import disk_space as room
 from trainer.core.errors import Fault
 
 PAUSES_S = (0.5, 1.0, 2.0)
-"""Before what failed is tried again; while others are uploaded, which gives room on a full disk, it is tried on."""
+"""Pauses in seconds before attempts. While other checkpoints are uploaded, which frees disk space, attempts
+continue.
+"""
 PATIENCE_S = 3 * 3600.0
-"""With others on a full disk: one that waits for another machine's part may wait for ever."""
+"""Largest wait in seconds for other checkpoints on a full disk, since an upload may wait for another machine for
+ever.
+"""
 
 
 class ResultsNotWritten(Fault):
-    """Their disk did not take them."""
+    """The disk did not accept the results."""
 
 
 def write_with_retries(
@@ -29,11 +33,13 @@ def write_with_retries(
     folder: Path,
     wanted: Callable[[], int],
 ) -> None:
-    """Repeats an action of all processes until it has failed for none; it returns why it failed, or nothing.
+    """Repeat an action of all processes until it fails in none; it returns why it failed, or an empty text.
 
-    `agree`: true for all where it is for one. `waiting`: whether other checkpoints lie on this disk, which counts only
-    where that is the disk that fails. `leave`: called before another try, by all, and may raise. `folder`: where they
-    are written. `wanted`: how many bytes. Raises Unwritten for all.
+    `agree`: true for all processes if true for one. `waiting`: returns whether other checkpoints are on this disk,
+    which counts only if this disk fails. `leave`: called by all before another attempt; may raise. `folder`: target
+    folder. `wanted`: bytes needed.
+
+    Raises: ResultsNotWritten for all.
     """
     tries, began = 0, time.monotonic()
     while True:
@@ -54,7 +60,7 @@ def write_with_retries(
 
 
 def try_write(action: Callable[[], None]) -> str:
-    """Why an action failed for its disk; empty: it did not."""
+    """Return why an action failed on its disk; empty: it succeeded."""
     try:
         action()
     except (OSError, SafetensorError) as e:

@@ -1,4 +1,4 @@
-"""One optimizer step of the training, resumable at every micro-batch, and what it needs on this process's device."""
+"""Optimizer step of the training, resumable at every micro-batch, and its setup on this process's device."""
 
 import contextlib
 import math
@@ -33,7 +33,7 @@ from trainer.training.reporter import Reporter
 
 
 class Steps(ABC):
-    """The model, its optimizer and its rows, in step with the other processes; `Loop` says when it steps."""
+    """Model, optimizer and rows in step with the other processes; `Loop` decides when to step."""
 
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
         self._job, self._run, self._config = job, run, job.train
@@ -64,7 +64,7 @@ class Steps(ABC):
         self._progress = Progress()
 
     def _join(self) -> None:
-        """Meets the other processes, and looks at the device."""
+        """Join the other processes and check the device."""
         config, cpu = self._config, not torch.cuda.is_available()
         parallel.join(self._job.parallelism, cpu=cpu)
         self._device = accelerate.PartialState(cpu=cpu).device
@@ -80,14 +80,14 @@ class Steps(ABC):
         set_seed(config.seed)
 
     def _made(self, hollow: bool) -> Any:
-        """The model, once all processes have read their weights."""
+        """Return the model once all processes have read their weights."""
         with meeting.long_barrier("weights"):
             return self._task.model(self._precision, hollow=hollow)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
-        """This process's micro-batches of the next step, and how many losses the whole step has.
+        """Return this process's micro-batches of the next step, and the number of losses in the whole step.
 
-        Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
+        If they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
         """
         mine, targets = self._batches_at(self._progress.samples)
         if self._task.looks_ahead and self._progress.step + 1 < self._total:
@@ -96,7 +96,7 @@ class Steps(ABC):
         return mine, targets
 
     def _batches_at(self, samples: int) -> tuple[list[list[Any]], int]:
-        """As `_batches`, of the step that begins after so many samples."""
+        """Return the micro-batches of the step that begins after `samples` rows."""
         config = self._config
         rows = order.step_rows(config.seed, samples, config.rows_a_step, len(self._train))
         micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
@@ -105,7 +105,7 @@ class Steps(ABC):
         return micros[self._parallel.group :: self._parallel.groups], targets
 
     def _step(self) -> None:
-        """One optimizer step; after a mid-step restore, what is left of it."""
+        """Do one optimizer step, or the rest of it after a restore within the step."""
         started = time.monotonic()
         self._apply_row_skips()
         self._task.begins(self._progress.step)
@@ -136,15 +136,15 @@ class Steps(ABC):
             self._before_update()
             self._optimizer.step()
         elif (scaler := self._accelerator.scaler) is not None:
-            # Its gradients are unscaled already, and only an update readies it for the next ones. The scale stays: a
-            # loss that is no number is not of its making.
+            # The gradients are unscaled already, and only an update prepares the scaler for the next ones. The scale
+            # stays, because it did not cause the loss.
             scaler.update(scaler.get_scale())
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
         self._record(row, tokens, time.monotonic() - started)
 
     def _apply_row_skips(self) -> None:
-        """Passes the rows that an earlier worker went wrong with."""
+        """Skip the rows that made a previous worker diverge."""
         before = self._progress
         self._progress = guard.skip_rows(before, self._job.jumps)
         if self._progress.samples != before.samples:
@@ -155,11 +155,11 @@ class Steps(ABC):
             )
 
     def _is_good(self, row: dict[str, float]) -> bool:
-        """Whether the weights may be updated by this step. Raises Rollback, UserFault."""
+        """Return True if this step may update the weights. Raises: Rollback, UserFault."""
         norm, scaler = row["grad_norm"], self._accelerator.scaler
         overflowed = scaler is not None and math.isfinite(row["loss"]) and not math.isfinite(norm)
         if overflowed and scaler.get_scale() >= guard.LEAST_SCALE:
-            norm = 0.0  # the scaler's own business, which leaves the step out and halves the scale
+            norm = 0.0  # the scaler skips the step and halves the scale
         verdict, care, told = guard.check_step(self._config.guard, self._progress, row["loss"], norm)
         if verdict == "back":
             jumps = guard.rollback_plan(self._config.guard, self._progress, self._config.rows_a_step)
@@ -175,20 +175,22 @@ class Steps(ABC):
         return verdict == "go"
 
     def _clip(self) -> float:
-        """Scales the gradients down where their norm is above the limit; their norm before that."""
+        """Clip the gradients to the norm limit, and return their norm before clipping."""
         return self._parallel.clip(self._parameters.values(), self._config.optim.clip_norm)
 
     def _probe(self) -> None:
-        """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
-        for them shows now, not in an hour. Nothing is learned of them.
+        """Run the longest rows forward and backward with the optimizer's full state.
+
+        A lack of memory shows now instead of an hour later. Nothing is learned from the rows.
         """
         longest = kept.largest(self._train, self._micro, self._task.size)
         self._dry_forward_backward(longest, self._model)
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
     def _check_determinism(self) -> None:
-        """The first rows of all, forward and back, to see whether every kernel gives the same bits each time: then they
-        are insisted on. Past DDP, which would wait for gradients that it is not told of.
+        """Run the first rows forward and backward to check for deterministic kernels, and require them if all are.
+
+        DDP is bypassed, because it would wait for gradients that it does not see.
         """
         if not torch.are_deterministic_algorithms_enabled():
             return
@@ -196,7 +198,7 @@ class Steps(ABC):
         rows = self._batches_at(0)[0][0]
         self._bare.train()
         self._task.begins(0)
-        # Compiled for the mode that follows, not for this one.
+        # Compiled for the mode that follows.
         eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
         with eager, torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             lacks = exact.lacking(lambda: self._dry_forward_backward(rows, self._bare))
@@ -204,7 +206,10 @@ class Steps(ABC):
         exact.settle(lacks or "a part of the model in another process" * somewhere)
 
     def _dry_forward_backward(self, rows: list[Any], model: Any) -> None:
-        """Nothing is learned of them. A buffer that the model itself replaces, such as dynamic positions, stays so."""
+        """Run rows forward and backward without learning.
+
+        A buffer that the model itself replaces, such as dynamic positions, stays changed.
+        """
         before = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
         targets = max(1, sum(self._task.targets(e) for e in rows))
         self._accelerator.backward(self._forward(rows, model) / targets)
@@ -220,8 +225,8 @@ class Steps(ABC):
 
     @abstractmethod
     def _before_update(self) -> None:
-        """Weights and moments change next."""
+        """Prepare for a change of weights and moments."""
 
     @abstractmethod
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
-        """A step is done."""
+        """Record a completed step."""

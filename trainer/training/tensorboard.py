@@ -1,4 +1,4 @@
-"""TensorBoard's event files, made of the journal: after a resume they hold what counts, and no step twice."""
+"""TensorBoard event files built from the journal: after a resume they hold each step once."""
 
 import json
 import math
@@ -10,14 +10,14 @@ from typing import Any
 
 FOLDER = "tensorboard"
 FLUSH_S = 10.0
-"""Between writes to the disk; each waits for it."""
+"""Seconds between writes to the disk; each blocks until written."""
 TAGS = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm"}
 Heldout = Iterable[tuple[int, float]]
-"""(step, loss)"""
+"""Pairs (step, loss)."""
 
 
 class Board:
-    """One event file. What cannot be written ends it, is told, and costs nothing else."""
+    """Event file. A write error closes it and is reported; training is not affected."""
 
     def __init__(self, folder: Path, tell: Callable[[str, str], None]) -> None:
         self._folder, self._tell = folder, tell
@@ -27,7 +27,7 @@ class Board:
         """Unix seconds of the latest row."""
 
     def begin(self, metrics: Path, heldout: Heldout) -> None:
-        """In place of what lies there: the rows of a journal, and the held-out losses so far."""
+        """Replace the existing files by the rows of a journal and the held-out losses so far."""
         losses = dict(heldout)
         try:
             from tensorboardX.record_writer import RecordWriter
@@ -38,7 +38,7 @@ class Board:
             self._folder.mkdir(parents=True)
             self._writer = RecordWriter(str(self._folder / f"events.out.tfevents.{int(self._now)}.gpubroker"))
             self._put(file_version="brain.Event:2")
-        except Exception as e:  # a library's, or the disk's: metrics.jsonl has the same
+        except Exception as e:  # an error of a library or the disk; metrics.jsonl has the same data
             return self._end(e)
         if 0 in losses:
             self.heldout(0, losses[0])
@@ -48,7 +48,7 @@ class Board:
                 self.heldout(row["step"], losses[row["step"]])
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A row of the journal."""
+        """Add a row of the journal."""
         self._now = row["time"]
         found = {tag: row[name] for name, tag in TAGS.items()}
         if row["seconds"]:
@@ -59,7 +59,7 @@ class Board:
         self._scalars(step, {"eval/loss": loss})
 
     def close(self) -> None:
-        """All that was written is on the disk."""
+        """Write everything to the disk."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -94,7 +94,7 @@ class Board:
 
 
 def write(folder: Path, metrics: Path, heldout: Heldout, tell: Callable[[str, str], None]) -> None:
-    """The folder of a finished job's results."""
+    """Write the event files of a finished job's results."""
     made = Board(folder / FOLDER, tell)
     made.begin(metrics, heldout)
     made.close()

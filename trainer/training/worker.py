@@ -1,4 +1,4 @@
-"""The process that trains: the agent starts `python -m trainer.training.worker RUN_FOLDER`, tied to its own life."""
+"""Training process: the agent starts `python -m trainer.training.worker RUN_FOLDER`, and it dies with the agent."""
 
 import errno
 import os
@@ -15,20 +15,20 @@ from trainer.training.divergence import Rollback
 
 
 def main(root: Path) -> ExitCode:
-    """Runs the job in the folder and leaves there how it ended."""
+    """Run the job in the folder and write its end there."""
     run = RunFolder(root=root)
     ended = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
     if ended.message:
         print(f"failed: {ended.message}", flush=True)
     if ended.message or not _rank("LOCAL_RANK"):
         _leave_word(run, ended)
-    # A launcher takes any other code for a failure and kills the processes that are still saving.
+    # A launcher treats any other code as a failure and kills the processes that are still saving.
     asked = _rank("RANK") is not None and ended.code in (ExitCode.DRAINED, ExitCode.BACK)
     return ExitCode.COMPLETED if asked else ExitCode(ended.code)
 
 
 def _leave_word(run: RunFolder, ended: Ended) -> None:
-    """The first failure of this machine stands; one that only followed from another gives way to it."""
+    """Write the end. The first failure of this machine counts, unless it only followed from another failure."""
     try:
         before = Ended.model_validate_json(run.ended.read_bytes())
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def _leave_word(run: RunFolder, ended: Ended) -> None:
 
 
 def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
-    """How it ended, with one line that says why it failed."""
+    """Run the job and return its end, with one line on the reason of a failure."""
     try:
         _train(job, run)
     except Drained:
@@ -92,7 +92,7 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
 
 
 def _oom(error: BaseException) -> Ended | None:
-    """None: it is no lack of memory."""
+    """Return the end for a lack of memory; None for other errors."""
     import torch
 
     if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -110,7 +110,7 @@ def _host_oom(what: str, error: BaseException) -> Ended:
 
 
 def _rank(which: str) -> int | None:
-    """This process's rank among those of a launcher, on all machines or on this one; None when it is the only one."""
+    """Return this process's rank in a launcher's variable (all machines or this one); None for a single process."""
     return int(os.environ[which]) if which in os.environ else None
 
 
@@ -124,9 +124,9 @@ def _line(error: BaseException) -> str:
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
+        signal.signal(number, signal.SIG_IGN)  # only the agent decides when to save and stop
     if _rank("RANK") is not None:
-        die_with_parent(os.getppid())  # The launcher starts each process in a session of its own.
+        die_with_parent(os.getppid())  # the launcher starts each process in its own session
     code = main(Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(code)  # see parallel._NEVER_FREED

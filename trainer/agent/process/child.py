@@ -158,8 +158,9 @@ class Child:
     def outcome(self, code: int, *, script: bool) -> Outcome:
         """Return the outcome of an exit code.
 
-        A script that ends on its own after it was asked to end has obeyed, with any exit code that names no
-        failure. torchrun ends with 1 when it is asked to end.
+        A script that ends on its own after it was asked to end has obeyed, unless the exit code names a failure.
+
+        torchrun ends with 1 when it is asked to end.
         """
         if code not in OUTCOMES and self.killed_for_memory:
             return Outcome.OOM

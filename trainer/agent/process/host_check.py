@@ -94,7 +94,7 @@ def xid(log: str) -> str:
 
 
 def uncorrected(told: str) -> str:
-    """Return why a GPU cannot be trusted by its uncorrected memory errors since the driver was loaded; one line a GPU."""
+    """Return why a GPU cannot be trusted by its uncorrected memory errors since driver start, one line a GPU."""
     for number, line in enumerate(told.splitlines()):
         if line.strip().isdigit() and int(line) > 0:
             return f"GPU {number} had {line.strip()} memory errors that were not corrected"
