@@ -21,7 +21,7 @@ COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation docs lint fix proto proto-kept model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation docs lint fix proto proto-baseline model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -90,7 +90,7 @@ proto: venv ## write the gRPC stubs again from the .proto files
 	$(BIN)/python .ci/proto.py
 
 # What clients may rely on. Fields may be added to it at any time; to be replaced at a release, never to silence lint.
-proto-kept: venv ## keep the gRPC contract as it is now: `make lint` refuses what breaks it
+proto-baseline: venv ## make the current gRPC contract the baseline that `make lint` compares with
 	$(BIN)/buf build $(PROTO) --exclude-source-info -o $(PROTO)/baseline.binpb
 
 # Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.

@@ -16,7 +16,7 @@ from broker.runtime.clock import SystemClock
 from providers.common.cloud import Cloud
 from providers.common.machine_task import task_of
 from providers.common.offer_filter import OfferFilter
-from providers.registry import CLOUDS, ProvidersConfig
+from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from providers.skypilot.api_client import SkyApi
 from providers.skypilot.launcher import SkyConfig, SkyLauncher
 from providers.skypilot.server import user_of
@@ -75,7 +75,7 @@ async def launch(scene: Scene, name: str, bought: str) -> float:
     sky = SkyLauncher(server.config, installation=server.installation, state=scene.home / "bare")
     section = ProvidersConfig.model_validate({name: scene.configuration()["providers"][name]}).rented()[name]
     env, home = scene.environment(), scene.home / "user"
-    cloud = CLOUDS[name][0](section, installation=BARE, clock=SystemClock(), env=env, home=home)
+    cloud = CLOUD_CLASSES[name][0](section, installation=BARE, clock=SystemClock(), env=env, home=home)
     instance = instance_name(BARE, attempt_id(job_id(os.urandom(9)), 1))
     try:
         purchase = cloud.purchase(await _offer(cloud, bought), boot)

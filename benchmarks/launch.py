@@ -29,7 +29,7 @@ from benchmarks import bare, crowd, offers
 from benchmarks.stages import AFTER_BOOT, first_step, launched, medians, seconds, split, table
 from broker.api.schemas.jobs import AttemptView, JobDetail
 from broker.daemon.config import LimitsConfig, RhythmConfig
-from providers.registry import CLOUDS
+from providers.registry import CLOUD_CLASSES
 from tests.clouds.scenarios.scene import Scene, fine_tune
 from tests.clouds.state import Rented
 
@@ -227,7 +227,7 @@ async def run(given: argparse.Namespace) -> int:
     report = Report()
     report.document["machine"] = machine()
     print(report.document["machine"], flush=True)
-    names = given.cloud or list(CLOUDS)
+    names = given.cloud or list(CLOUD_CLASSES)
     if given.quick:
         names, given.rounds = names[:1], 1
     else:
@@ -242,7 +242,9 @@ async def run(given: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cloud", action="append", choices=list(CLOUDS), help="again for another; without it all four")
+    parser.add_argument(
+        "--cloud", action="append", choices=list(CLOUD_CLASSES), help="again for another; without it all four"
+    )
     parser.add_argument("--rounds", type=int, default=1, help="of each cloud; figures are medians")
     parser.add_argument("--memory", action="store_true", help="also 1, 4 and 20 launches at once (20 minutes more)")
     parser.add_argument(

@@ -23,12 +23,12 @@ from broker.daemon.config import RhythmConfig
 from broker.domain.ids import Installation
 from broker.ports import Provider
 from broker.runtime.clock import SystemClock
-from providers.aws.market import FAMILIES, KNOWN
+from providers.aws.market import FAMILIES, KNOWN_GPUS
 from providers.aws.provider import REGIONS
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider
 from providers.common.gpu_names import accelerator
-from providers.registry import CLOUDS, ProvidersConfig
+from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from providers.skypilot.launcher import SkyConfig, SkyLauncher
 
 INSTALLATION = Installation("bnch")
@@ -75,7 +75,7 @@ def _price(aws: Any) -> None:
         )
         for kind in (one for page in pages for one in page["InstanceTypes"]):
             gpus = kind.get("GpuInfo", {}).get("Gpus")
-            if gpus and accelerator(gpus[0]["Name"], gpus[0]["MemoryInfo"]["SizeInMiB"] * MIB) in KNOWN:
+            if gpus and accelerator(gpus[0]["Name"], gpus[0]["MemoryInfo"]["SizeInMiB"] * MIB) in KNOWN_GPUS:
                 hour = kind["VCpuInfo"]["DefaultVCpus"] / 4
                 aws.front.on_demand[kind["InstanceType"], region] = str(hour)
                 aws.front.spot.update({(kind["InstanceType"], zone): str(hour / 2) for zone in zones})
@@ -104,10 +104,12 @@ async def elsewhere(count: int) -> AsyncIterator[dict[str, str]]:
 def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Provider]:
     """As the registry makes them, with keys that are not this user's; nothing is ever launched."""
     launcher = SkyLauncher(SkyConfig(url="http://127.0.0.1:9"), installation=INSTALLATION, state=home / "sky")
-    sections = {name: {"endpoint": at["aws" if name == "aws" else "clouds"], "emulated": True} for name in CLOUDS}
+    sections = {
+        name: {"endpoint": at["aws" if name == "aws" else "clouds"], "emulated": True} for name in CLOUD_CLASSES
+    }
     found: dict[str, Provider] = {}
     for name, section in ProvidersConfig.model_validate(sections).rented().items():
-        cloud = CLOUDS[name][0](section, installation=INSTALLATION, clock=clock, env=KEYS, home=home)
+        cloud = CLOUD_CLASSES[name][0](section, installation=INSTALLATION, clock=clock, env=KEYS, home=home)
         account = Account(cloud, home / name / "account.json")
         found[name] = CloudProvider(cloud, launcher, account, installation=INSTALLATION, emulated=True)
     return found

@@ -1,4 +1,4 @@
-"""The gpubroker daemon: decides, buys, watches and settles; talks to clouds only through its ports.
+"""The gpubroker daemon: plans, buys, monitors and bills. It talks to clouds only through its ports.
 
 For programs: `broker.Client`, `broker.AsyncClient`, `broker.fit` and `broker.estimate`.
 """
@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, because the daemon and the trainer's contract do without the client."""
+    """Import on first use, because the daemon and the trainer's contract do not need the client."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

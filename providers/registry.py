@@ -1,4 +1,7 @@
-"""Every cloud that the broker knows. A new one is a file of its own, and here a field and a line."""
+"""Registry of all providers and their configuration.
+
+A new cloud needs a package below `providers`, a field of `ProvidersConfig` and a row of `CLOUD_CLASSES`.
+"""
 
 import importlib.util
 import os
@@ -28,26 +31,26 @@ from providers.skypilot.launcher import SkyConfig, SkyLauncher
 from providers.vast.provider import VastCloud, VastConfig
 from trainer.contract.base import Config
 
-CLOUDS: Mapping[str, tuple[Callable[..., Cloud], str]] = {
+CLOUD_CLASSES: Mapping[str, tuple[Callable[..., Cloud], str]] = {
     "runpod": (RunpodCloud, "RUNPOD_API_BASE_URL"),
     "vast": (VastCloud, "VAST_URL"),
     "lambda": (LambdaCloud, "GPUBROKER_LAMBDA_ENDPOINT"),
     "aws": (AwsCloud, "AWS_ENDPOINT_URL"),
 }
-"""By name: the native half, and the variable by which SkyPilot's half is told of another endpoint."""
+"""Cloud class by name, and the environment variable that sets another endpoint in SkyPilot's server."""
 
 
 class ProvidersConfig(Config):
-    """Which clouds are used: a section that is absent is off."""
+    """Settings of the clouds. A cloud without a section is not used."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     local: LocalConfig | None = LocalConfig()
-    """This machine."""
+    """Machines on this host."""
     simulated: SimulatedConfig | None = None
-    """A seeded market without real money; see docs/design/providers.md."""
+    """Simulated market without real money; see docs/design/providers.md."""
     runpod: RunpodConfig | None = None
-    """RunPod; see docs/guide/clouds.md for this and the next three."""
+    """RunPod; see docs/guide/clouds.md for this section and the next three."""
     vast: VastConfig | None = None
     """Vast.ai."""
     lambda_: LambdaConfig | None = Field(default=None, alias="lambda")
@@ -55,7 +58,7 @@ class ProvidersConfig(Config):
     aws: AwsConfig | None = None
     """Amazon EC2."""
     sky: SkyConfig = SkyConfig()
-    """How rented machines are launched, whichever cloud they are of."""
+    """Settings of SkyPilot, which launches the machines of all rented clouds."""
 
     @model_validator(mode="after")
     def _skypilot_is_there(self) -> "ProvidersConfig":
@@ -65,7 +68,7 @@ class ProvidersConfig(Config):
         return self
 
     def rented(self) -> dict[str, Any]:
-        """The configuration of each cloud that is switched on, by name."""
+        """Return the configuration of each rented cloud that is used, by name."""
         sections = {"runpod": self.runpod, "vast": self.vast, "lambda": self.lambda_, "aws": self.aws}
         return {name: section for name, section in sections.items() if section is not None}
 
@@ -79,30 +82,30 @@ def build(
     blobs: Blobs,
     launches: bool = False,
 ) -> dict[str, Provider]:
-    """The configured providers by name. Each keeps what it must remember in `<state>/<name>/`.
+    """Return the configured providers by name. Each stores its state in `<state>/<name>/`.
 
-    `launches`: whether they will be asked for machines, so that what this takes may be made ready; needs a loop.
+    `launches`: True starts SkyPilot's server in the background if so configured; needs a running event loop.
     """
-    found: dict[str, Provider] = {}
+    providers: dict[str, Provider] = {}
     if config.local is not None:
-        found["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
+        providers["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
     if config.simulated is not None:
-        found["simulated"] = _simulated(config.simulated, installation, state / "simulated", clock, blobs)
+        providers["simulated"] = _simulated(config.simulated, installation, state / "simulated", clock, blobs)
     rented = config.rented()
     if not rented:
-        return found
+        return providers
     accounts = {name: _account(name, section, installation, state, clock) for name, section in rented.items()}
     launcher = _launcher(config.sky, rented, accounts, installation, state / "sky")
     if launches:
         launcher.warm_up()
     for name, section in rented.items():
         cloud, account = accounts[name]
-        found[name] = CloudProvider(cloud, launcher, account, installation=installation, emulated=section.emulated)
-    return found
+        providers[name] = CloudProvider(cloud, launcher, account, installation=installation, emulated=section.emulated)
+    return providers
 
 
 def _account(name: str, section: Any, installation: Installation, state: Path, clock: Clock) -> tuple[Cloud, Account]:
-    make, _ = CLOUDS[name]
+    make, _ = CLOUD_CLASSES[name]
     cloud = make(section, installation=installation, clock=clock, env=os.environ, home=Path.home())
     return cloud, Account(cloud, state / name / "account.json")
 
@@ -111,19 +114,23 @@ def _launcher(
     config: SkyConfig, rented: Mapping[str, Any], accounts: Mapping[str, tuple[Cloud, Account]],
     installation: Installation, state: Path,
 ) -> SkyLauncher:  # fmt: skip
-    """One API server for all clouds, with their credentials and endpoints."""
+    """Return the launcher with one API server for all clouds, with their credentials and endpoints."""
     env = sky_env(rented, os.environ, Path.home())
-    env |= {CLOUDS[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
+    env |= {CLOUD_CLASSES[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
 
     def keys() -> Mapping[str, Mapping[str, bytes]]:
-        """Those of the account that we list: SkyPilot must not buy where nobody looks."""
-        read = {}
+        """Return the credential files by cloud.
+
+        A cloud is left out if its files belong to another account than the listings, because SkyPilot would buy
+        machines that the broker cannot list.
+        """
+        files_by_cloud = {}
         for name, (_, account) in accounts.items():
             with suppress(Rejected):
                 files = sky_files(name, os.environ, Path.home())
                 if account.owns(digest_of(files)):
-                    read[name] = files
-        return read
+                    files_by_cloud[name] = files
+        return files_by_cloud
 
     return SkyLauncher(config, installation=installation, state=state, keys=keys, env=env)
 
@@ -131,9 +138,9 @@ def _launcher(
 def _simulated(
     config: SimulatedConfig, installation: Installation, state: Path, clock: Clock, blobs: Blobs
 ) -> SimulatedProvider:
-    body: MachineBackend
+    backend: MachineBackend
     if config.body == "virtual":
-        body = VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
+        backend = VirtualBackend(blobs, clock, config.virtual, seed=config.seed)
     else:
-        body = ProcessBackend(state / "instances", provider="simulated", installation=installation)
-    return SimulatedProvider(config, body, installation=installation, state=state, clock=clock)
+        backend = ProcessBackend(state / "instances", provider="simulated", installation=installation)
+    return SimulatedProvider(config, backend, installation=installation, state=state, clock=clock)

@@ -40,7 +40,7 @@ APIS: tuple[Api, ...] = (
 )  # fmt: skip
 BODY_BYTES = 4 * 1024**2
 """Maximum size of a JSON body in bytes. Uploads are streamed under their own limit."""
-UNLESS_TOLD = StreamLimits()
+DEFAULT_LIMITS = StreamLimits()
 REQUESTS = 256
 """Maximum number of requests answered at once, not counting open streams. More would only wait for each other in
 memory.
@@ -55,7 +55,7 @@ def build_app(
     *,
     version: str,
     slacks: Slack | None = None,
-    limits: StreamLimits = UNLESS_TOLD,
+    limits: StreamLimits = DEFAULT_LIMITS,
     requests: int = REQUESTS,
 ) -> web.Application:
     """Return the HTTP application over `service`.

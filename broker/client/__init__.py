@@ -1,9 +1,9 @@
-"""The HTTP API from Python: `from broker.client.async_client import AsyncClient`.
+"""Python client of the HTTP API: `broker.Client`, `broker.AsyncClient`, `broker.fit`.
 
 | module | holds |
 |---|---|
-| `client` | `AsyncClient`: typed calls, feeds that resume by themselves |
-| `transport`, `sse` | one request and its retries; server-sent events |
-| `connection` | which daemon: environment, `client.json`, the stored login |
-| `errors` | `Unreachable`, `ApiError`, `Damaged` |
+| `async_client`, `sync_client` | typed calls; feeds that resume after a broken connection |
+| `fit`, `files` | a fine-tune in one call; results saved into a folder |
+| `resources` | calls of one resource each |
+| `transport` | requests and retries, server-sent events, the daemon's address, errors |
 """

@@ -1,4 +1,4 @@
-"""`AsyncClient`: the HTTP API as typed calls. The command line is built on it, and so may other programs be."""
+"""`AsyncClient`: the HTTP API as typed calls, for the command line and for other programs."""
 
 import hashlib
 import time
@@ -32,11 +32,11 @@ from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachabl
 from broker.client.transport.http import Transport, plain
 
 UPLOADING = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
-"""Seconds: a daemon reads and keeps all of a data set before it answers."""
+"""Timeouts in seconds: a daemon reads and stores the whole data set before it answers."""
 
 
 class LogChunk(Wire):
-    """Some text of one attempt, as its node wrote it."""
+    """Log text of one attempt, as its node wrote it."""
 
     attempt: int
     node: int
@@ -44,11 +44,11 @@ class LogChunk(Wire):
 
 
 class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
-    """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
+    """Client of one daemon, for `async with`. Calls raise ApiError for refusals, DaemonUnreachable without an answer.
 
-    `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
-    repeated is safe to repeat. `locate` is asked for the address again before every retry. `certificate`: file of the
-    one that is trusted, of a daemon on this machine. An address or a token that is none raises Misconfigured.
+    `patience_s`: seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. Only calls that
+    are safe to repeat are repeated. `locate` returns the daemon's current address before each retry. `certificate`:
+    file of the trusted certificate of a daemon on this machine. An invalid address or token raises Misconfigured.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     @classmethod
     def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
-        """Of the daemon at `url`, by default of the one that the command line would find.
+        """Return a client of the daemon at `url`, by default of the daemon that the command line uses.
 
-        Raises Unreachable when there is none, Misconfigured.
+        Raises DaemonUnreachable if there is none, Misconfigured.
         """
         if url is not None:
             return cls(url, token or "", patience_s=patience_s)
@@ -105,7 +105,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def offers(
         self, *, provider: str | None = None, accelerators: Sequence[str] = (), limit: int = 500
     ) -> OfferList:
-        """What is for sale now, cheapest first."""
+        """List current offers, cheapest first."""
         params = plain({"provider": provider, "accelerator": list(accelerators), "limit": limit})
         return await self._call("GET", "/v1/offers", OfferList, params=params)
 
@@ -113,11 +113,11 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("GET", "/v1/providers", ProviderList)
 
     async def check_providers(self) -> ProviderList:
-        """As `providers`, with what is wrong with their credentials; asks the clouds."""
+        """List providers with the check of their credentials, which asks the clouds."""
         return await self._call("POST", "/v1/providers/check", ProviderList)
 
     async def submit(self, spec: Mapping[str, Any], *, key: str) -> JobView:
-        """Durable when it returns; the same key with the same spec gives the same job."""
+        """Submit a job. It is stored when this returns; the same key with the same spec returns the same job."""
         return await self._call("POST", "/v1/jobs", JobView, json=spec, headers={"Idempotency-Key": key})
 
     async def job(self, job: str) -> JobDetail:
@@ -134,7 +134,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
-        """Newest first. `labels` as `key:value`; `team` for admins; `since` in ISO 8601."""
+        """List jobs, newest first. `labels` as `key:value`; `team` for admins; `since` in ISO 8601."""
         whose = {"team": team, "owner": owner}
         params = {"state": states, "label": labels, **whose, "since": since, "limit": limit, "cursor": cursor}
         return await self._call("GET", "/v1/jobs", JobPage, params=plain(params))
@@ -143,7 +143,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("POST", f"{_job(job)}/cancel", JobView)
 
     async def retry(self, job: str, *, resume: bool, key: str) -> JobView:
-        """A new job, linked to this one; with `resume` from its last checkpoint."""
+        """Create a job linked to an ended one; with `resume` it continues from the last checkpoint."""
         path, params = f"{_job(job)}/retry", plain({"resume": int(resume)})
         return await self._call("POST", path, JobView, params=params, headers={"Idempotency-Key": key})
 
@@ -151,7 +151,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("PATCH", _job(job), JobView, json={"cap_usd": str(cap_usd)})
 
     async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> JobDetail:
-        """What a job at rest keeps; none named: everything."""
+        """Delete stored data of an ended job; without `kinds` everything."""
         params = [("kind", kind) for kind in kinds]
         return await self._call("DELETE", f"{_job(job)}/data", JobDetail, params=params)
 
@@ -164,27 +164,27 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     # --- feeds
 
     async def events(self, job: str, *, after: int = 0) -> AsyncIterator[EventView]:
-        """Every event after `after`, once and in order, until the job rests; a lost connection is resumed."""
+        """Yield every event after `after`, once and in order, until the job ends. A lost connection is resumed."""
         async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
             yield EventView.model_validate_json(message.data)
 
     async def events_now(self, job: str, *, after: int = 0) -> EventList:
-        """At most 500."""
+        """List at most 500 events."""
         params = plain({"after": after, "follow": 0})
         return await self._call("GET", f"{_job(job)}/events", EventList, params=params)
 
     async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogChunk]:
-        """Pieces of the log as they come, through all attempts or one, until the job rests."""
+        """Yield log text as it arrives, of all attempts or of one, until the job ends."""
         async for message in self._feed(f"{_job(job)}/logs", "", attempt=attempt):
             yield LogChunk.model_validate_json(message.data)
 
     async def log_now(self, job: str, *, attempt: int | None = None) -> str:
-        """The text of one attempt, by default of the latest, up to now."""
+        """Return the log of an attempt, by default of the latest, up to now."""
         params = plain({"attempt": attempt, "follow": 0})
         return (await self._http.read("GET", f"{_job(job)}/logs", params=params)).decode("utf-8", "replace")
 
     async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.ReceivedEvent]:
-        """Resumes after the last message when the stream breaks off; patience counts from the last message on."""
+        """Yield messages of a stream, and resume it after a broken connection. Each message resets the retry time."""
         async for attempt in self._http.tries():
             with attempt:
                 headers = {"Last-Event-ID": last} if last else {}
@@ -200,13 +200,16 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     def shell(
         self, job: str, words: Sequence[str], *, tty: bool
     ) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
-        """A program beside a job's agent (no words: a shell); the frames are those of `broker.api.http.terminal`."""
+        """Run a program next to a job's agent; without words a shell.
+
+        The frames are those of `broker.api.http.terminal`.
+        """
         return self._http.socket(f"{_job(job)}/shell", params=plain({"word": list(words), "tty": int(tty)}))
 
     # --- files
 
     async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> UploadView:
-        """Keeps a data set or a .tar of code; the same bytes are kept once. A file is read as it is sent."""
+        """Store a data set or a .tar of code; equal bytes are stored once. A file is read while it is sent."""
         headers = {"Content-Type": "application/octet-stream"}
         sent: dict[str, Any] = {
             "params": plain({"name": name, "format": fmt}),
@@ -223,14 +226,14 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("GET", f"{_job(job)}/artifacts", ArtifactList)
 
     async def artifact(self, job: str, file: ArtifactView) -> bytes:
-        """The bytes of a small file, checked. Raises as `download`, but NotSaved."""
+        """Return the bytes of a small file, checked. Raises as `download`, except NotSaved."""
         async for attempt in self._http.tries():
             with attempt:
                 return b"".join([piece async for piece in self._pieces(job, file)])
         raise AssertionError("tries() returns or raises")
 
     async def download(self, job: str, file: ArtifactView, target: Path) -> None:
-        """Into `target`, which stays as it is unless the whole file came and is what the list says.
+        """Download a file to `target`, which is replaced only by the complete, checked file.
 
         Raises Damaged, BrokenOff, NotSaved.
         """
@@ -241,7 +244,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                         kept.write(piece)
 
     async def _pieces(self, job: str, file: ArtifactView) -> AsyncGenerator[bytes]:
-        """Of a file; the end comes only when all were right. Raises Damaged, BrokenOff."""
+        """Yield a file's bytes; the iterator ends only if all were right. Raises Damaged, BrokenOff."""
         digest, got, began = hashlib.sha256(), 0, False
         try:
             async with self._http.once("GET", f"{_job(job)}/artifacts/{escape(file.path)}") as response:
@@ -270,11 +273,11 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
 
     async def me(self) -> models_tenancy.Identity:
-        """Whom the token belongs to and what it may do."""
+        """Return the team, owner and scopes of the token."""
         return await self._call("GET", "/v1/me", models_tenancy.Identity)
 
     async def ready(self) -> Health:
-        """What works and what does not, by part; raises only when nothing answers."""
+        """Return the state of each part; raises only if the daemon does not answer."""
         try:
             return await self._call("GET", "/readyz", Health)
         except ApiError as e:

@@ -1,4 +1,4 @@
-"""A job's files on this machine: which are its results, and how they get into a folder."""
+"""Files of a job on this machine: selects the results and saves them into a folder."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -8,11 +8,14 @@ from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import NotSaved
 
 RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "tensorboard/", "eval.json", "README.md")
-"""What a fine-tune leaves for people; the rest of its last checkpoint is for resuming."""
+"""Results of a fine-tune for users. The other files of its last checkpoint serve to resume."""
 
 
 def chosen(found: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
-    """The results of a fine-tune, or every file: with `every`, of a script, and of a checkpoint on the way."""
+    """Return the results of a fine-tune.
+
+    Returns every file with `every`, for a script, and for a checkpoint of an unfinished job.
+    """
     results = [f for f in found.items if f.path.startswith(RESULTS)]
     return list(found.items) if every or not found.complete or not results else results
 
@@ -24,7 +27,10 @@ async def save(
     folder: Path,
     saved: Callable[[ArtifactView], None] = lambda file: None,
 ) -> list[Path]:
-    """Each file is checked, then renamed into its place. Raises NotSaved, Damaged, BrokenOff, ApiError, Unreachable."""
+    """Save files, each checked before it is renamed to its final name.
+
+    Raises NotSaved, Damaged, BrokenOff, ApiError, DaemonUnreachable.
+    """
     written: list[Path] = []
     for file in files:
         target = _inside(folder, file.path)
@@ -35,7 +41,7 @@ async def save(
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """A rented machine chose the path: it must stay below the folder."""
+    """Return the path below the folder. Raises NotSaved for any other, because a rented machine chose the path."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise NotSaved(f"the file {path!r} would lie outside of {folder}; nothing more was written")

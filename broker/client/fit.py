@@ -1,4 +1,4 @@
-"""`broker.fit(...)`: a fine-tune as one call, from rows to files."""
+"""`broker.fit(...)`: a fine-tune in one call, from rows to files."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ from broker.domain.money import usd
 from broker.reporting.loss_curve import Losses, losses
 
 PATIENCE_S = 900.0
-"""A daemon that is started again meanwhile is waited for so long."""
+"""Seconds to wait for a daemon that restarts."""
 METRICS = "metrics.jsonl"
 
 P = ParamSpec("P")
@@ -35,18 +35,18 @@ class Fitted:
 
     job: JobDetail
     folder: Path
-    """Where its files lie: `adapter/` or `model/`, metrics, samples."""
+    """Folder of the files: `adapter/` or `model/`, metrics, samples."""
     files: tuple[Path, ...]
     losses: Losses
 
     @property
     def usd(self) -> Decimal:
-        """What it cost."""
+        """Dollars spent."""
         return self.job.spent_usd
 
 
 def say(event: EventView) -> None:
-    """The default of `progress`: one line an event, to stderr."""
+    """Write an event as one line to stderr; the default of `progress`."""
     sys.stderr.write(f"{event.at:%H:%M:%S} {event.kind}: {event.message}\n" if event.at else f"{event.message}\n")
 
 
@@ -107,7 +107,7 @@ async def _finished(
 def _columns(
     train: Mapping[str, Any], file: str, columns: tuple[str, ...], prompt: str | None, completion: str | None
 ) -> dict[str, Any]:
-    """`train.data` with the templates of a `causal_lm`. Raises ValueError where nothing says what is to be learned."""
+    """Return `train.data` with the templates of a `causal_lm`. Raises ValueError if no completion is named."""
     more = dict(train.get("data", {}))
     if train.get("task", "causal_lm") == "causal_lm" and not more.get("messages"):
         for column, given in (("prompt", prompt), ("completion", completion)):
@@ -118,7 +118,7 @@ def _columns(
 
 
 def _blocking(work: Callable[P, Coroutine[Any, Any, R]], name: str) -> Callable[P, R]:
-    """`work` of the same signature, in an event loop of its own."""
+    """Return `work` as a blocking function of the same signature, with its own event loop."""
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -146,7 +146,7 @@ async def _fetched(c: AsyncClient, job: JobDetail, folder: Path) -> Fitted:
 
 
 def _content(data: Rows) -> tuple[str, bytes | Path]:
-    """(name, what to send): a file, or rows as JSONL. Raises TypeError, ValueError."""
+    """Return (name, content to send): a file, or rows as JSONL. Raises TypeError, ValueError."""
     if isinstance(data, str | os.PathLike):
         path = Path(data)
         return path.name, path
@@ -154,7 +154,7 @@ def _content(data: Rows) -> tuple[str, bytes | Path]:
 
 
 def _template(given: str | None, column: str, columns: Iterable[str]) -> str:
-    """The column of that name by default; empty where there is none."""
+    """Return the given template, by default the column of that name; empty if there is no such column."""
     if given is not None:
         return given
     return f"{{{column}}}" if column in columns else ""

@@ -1,4 +1,4 @@
-"""`Client`: `AsyncClient` for programs without an event loop. One line a call; the signatures are the same."""
+"""`Client`: `AsyncClient` for programs without an event loop. Calls have the same signatures."""
 
 import asyncio
 import functools
@@ -39,16 +39,16 @@ def _stream(
 
 
 async def _next(source: AsyncGenerator[R, None]) -> tuple[R] | None:
-    """None at the end: StopAsyncIteration would not get out of a task."""
+    """Return None at the end, because StopAsyncIteration cannot leave a task."""
     async for item in source:
         return (item,)
     return None
 
 
 class Client:
-    """Use with `with`, from any thread. Without a `url` the daemon is found as the command line finds it.
+    """Client of one daemon; use with `with`, from any thread. Without `url` it uses the command line's daemon.
 
-    Calls raise what those of AsyncClient raise: ApiError when the daemon refuses, Unreachable when nothing answers.
+    Calls raise the errors of AsyncClient: ApiError for refusals, DaemonUnreachable without an answer.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> None:
@@ -70,7 +70,7 @@ class Client:
         self._loop.close()
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
-        """Runs a coroutine on the client's own loop. Ctrl-C here ends it there as well."""
+        """Run a coroutine on the client's own loop. Ctrl-C cancels it."""
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("use the client with `with`")

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from broker.api.grpc.server import Parts, Taken, serving
+from broker.api.grpc.server import AddressUnavailable, GrpcDependencies, serving
 from broker.api.http.connections import Runner
 from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.daemon.config import DaemonConfig
@@ -89,7 +89,7 @@ async def _http(
 async def _grpc(
     config: DaemonConfig, port: int, application: web.Application, certificate: Certificate | None
 ) -> AsyncIterator[int]:
-    parts = Parts(
+    parts = GrpcDependencies(
         service=application[SERVICE],
         content=application[CONTENT],
         auth=application[AUTH],
@@ -103,7 +103,7 @@ async def _grpc(
     try:
         async with grpc_server as bound:
             yield bound
-    except Taken:
+    except AddressUnavailable:
         raise CannotListen(
             f"cannot listen on {host}:{port} for gRPC; choose another with grpc.port, or null for none"
         ) from None

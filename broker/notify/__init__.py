@@ -1,1 +1,1 @@
-"""Ways to tell people."""
+"""Notification channels: log, Slack and webhooks."""

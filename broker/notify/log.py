@@ -1,4 +1,4 @@
-"""Events and notices as log lines: the channel that is always there."""
+"""Notification channel that writes events and notices to the daemon's log. It always exists."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ log = logging.getLogger("gpubroker.events")
 
 
 class LogNotifier:
-    """`ports.Notifier` into the daemon's log. Every installation has one such channel, and needs no other."""
+    """`ports.Notifier` for the daemon's log. Every installation has exactly one such channel."""
 
     kind = "log"
     refresh_s: float | None = None
@@ -33,4 +33,4 @@ class LogNotifier:
         return state
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the notifier holds no resources."""

@@ -1,4 +1,4 @@
-"""The loss curve and the scaling table as a PNG, where matplotlib is installed (extra `plots`)."""
+"""Loss curve and scaling table as PNG, if matplotlib is installed (extra `plots`)."""
 
 from io import BytesIO
 from typing import Any
@@ -7,9 +7,10 @@ from broker.reporting.loss_curve import Losses
 
 
 def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...]) -> bytes | None:
-    """`heldout`: before and after; `resumed`: the steps that a later attempt continued from.
+    """Return the loss curve as PNG, or None if matplotlib is not installed.
 
-    None when matplotlib is not installed: `pip install 'gpubroker[plots]'`.
+    `heldout`: loss before and after; `resumed`: steps from which later attempts resumed. Install with `pip install
+    'gpubroker[plots]'`.
     """
     figure = _figure()
     if figure is None:
@@ -30,10 +31,9 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
 
 
 def scaling_png(found: dict[str, Any]) -> bytes | None:
-    """Throughput with its interval, and utilisation, over the number of GPUs; `found`: as
-    `broker.sizing.what_if.table`.
+    """Return throughput with its interval, and utilisation, over the number of GPUs as PNG.
 
-    None when matplotlib is not installed, or nothing fits.
+    `found`: the result of `broker.sizing.what_if.table`. None if matplotlib is not installed, or nothing fits.
     """
     rows, figure = [row for row in found["points"] if row["plan"]], _figure()
     if figure is None or not rows:
@@ -58,7 +58,7 @@ def scaling_png(found: dict[str, Any]) -> bytes | None:
 
 
 def _figure() -> Any:
-    """None when matplotlib is not installed."""
+    """Return an empty figure, or None if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,1 +1,1 @@
-"""Amazon EC2."""
+"""Amazon EC2: offers, machines and checks."""

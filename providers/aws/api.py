@@ -1,7 +1,8 @@
-"""AWS's API by botocore: in threads of its own, within time limits, and every error told apart by what is known.
+"""AWS's API through botocore: calls run in separate threads with timeouts.
 
-Sessions are not safe for threads, clients are: clients are made one at a time and kept. botocore is imported when the
-first call is made, so that a daemon without AWS needs none.
+All errors are translated to the broker's errors.
+botocore's clients are thread-safe, but sessions are not, so clients are created one at a time and cached. botocore is
+imported at the first call, so that a daemon without AWS does not need it.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ _WRONG_KEY = {
 }  # fmt: skip
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _SKEWED = {"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"}
-"""Or of temporary keys that have run out."""
+"""Codes for a wrong clock; `RequestExpired` also means that temporary keys have expired."""
 _UNTIMELY = re.compile(r"signature (expired|not yet current)", re.I)
 _ACCOUNT = {"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"}
 _THROTTLED = {
@@ -62,20 +63,20 @@ _WRONG_REQUEST = {
     "InvalidRegionError",
     "NoRegionError",
 }
-"""Exceptions of botocore that are raised before anything is sent, by name: versions differ in which they have."""
+"""Names of botocore's exceptions that are raised before a request is sent; versions differ in which ones exist."""
 
 
-def of_code(what: str, code: str, message: str, status: int) -> ProviderError:
-    """What an error code of AWS says about the request. `status`: of HTTP."""
-    said = f"AWS: {what}: {code}: {' '.join(message.split())[:300]}"
+def error_for_code(operation_text: str, code: str, message: str, status: int) -> ProviderError:
+    """Return the broker's error for an error code of AWS. `status`: HTTP status."""
+    text = f"AWS: {operation_text}: {code}: {' '.join(message.split())[:300]}"
     if code in _ABSENT:
-        return Gone(said)
+        return Gone(text)
     if code in _SOLD_OUT:
-        return NoCapacity(said)
+        return NoCapacity(text)
     if code in _THROTTLED or status == 429:
-        return Throttled(said)
+        return Throttled(text)
     if code in _SKEWED or _UNTIMELY.search(message):
-        return Rejected(f"{said}; {CLOCK}, or {LOGIN}")
+        return Rejected(f"{text}; {CLOCK}, or {LOGIN}")
     fixes = (
         (_FORBIDDEN, POLICY),
         (_WRONG_KEY, f"AWS does not know the key, the region is not enabled, or {CLOCK}; {KEYS}"),
@@ -85,31 +86,31 @@ def of_code(what: str, code: str, message: str, status: int) -> ProviderError:
     )
     for codes, fix in fixes:
         if code in codes:
-            return Rejected(f"{said}; {fix}")
+            return Rejected(f"{text}; {fix}")
     if code in _SERVERS_FAULT or not 400 <= status < 500 or status == 408:
-        return OutcomeUnknown(said)
-    return Rejected(said)
+        return OutcomeUnknown(text)
+    return Rejected(text)
 
 
-def of_exception(what: str, error: Exception) -> ProviderError:
-    """What an exception of botocore says about the request."""
+def error_for_exception(operation_text: str, error: Exception) -> ProviderError:
+    """Return the broker's error for an exception of botocore."""
     if isinstance(response := getattr(error, "response", None), dict):
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        return of_code(what, _code(error), str(response.get("Error", {}).get("Message", "")), status)
-    kinds = _kinds(error)
-    said = f"AWS: {what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return error_for_code(operation_text, _code(error), str(response.get("Error", {}).get("Message", "")), status)
+    kinds = _class_names(error)
+    text = f"AWS: {operation_text}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if kinds & _NO_LOGIN:
-        return Rejected(f"{said}; {LOGIN}")
+        return Rejected(f"{text}; {LOGIN}")
     if kinds & _NO_KEYS:
-        return Rejected(f"{said}; {KEYS}")
+        return Rejected(f"{text}; {KEYS}")
     if kinds & _WRONG_REQUEST:
-        return Rejected(said)
-    return OutcomeUnknown(said)
+        return Rejected(text)
+    return OutcomeUnknown(text)
 
 
-def credentials_at_fault(error: Exception) -> bool:
-    """True when a log-in or another key may help."""
-    return _code(error) in _EXPIRED | _WRONG_KEY or bool(_kinds(error) & (_NO_KEYS | _NO_LOGIN))
+def is_credential_error(error: Exception) -> bool:
+    """Return True if a login or another key may help."""
+    return _code(error) in _EXPIRED | _WRONG_KEY or bool(_class_names(error) & (_NO_KEYS | _NO_LOGIN))
 
 
 def _code(error: Exception) -> str:
@@ -117,15 +118,18 @@ def _code(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
 
 
-def _kinds(error: Exception) -> set[str]:
+def _class_names(error: Exception) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
 class Aws:
-    """Calls by service, region and operation, as botocore's models name them."""
+    """Client for calls by service, region and operation, with the names of botocore's models."""
 
     def __init__(self, endpoint: str | None, *, env: Mapping[str, str], home: Path) -> None:
-        """`endpoint`: an emulator's, for all services; `AWS_ENDPOINT_URL_<SERVICE>` goes before it."""
+        """Prepare the client without a call.
+
+        `endpoint`: URL of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` has priority. None: AWS.
+        """
         self._endpoint, self._env, self._home = endpoint, env, home
         self._clients: dict[tuple[str, str], Any] = {}
         self._session: Any = None
@@ -133,7 +137,7 @@ class Aws:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aws")
 
     async def call(self, service: str, region: str, operation: str, **parameters: Any) -> Mapping[str, Any]:
-        """`operation` in snake case. Raises the broker's ProviderErrors."""
+        """Call an operation (in snake case) and return its answer. Raises the broker's ProviderErrors."""
 
         def ask(client: Any) -> Mapping[str, Any]:
             answer: Mapping[str, Any] = getattr(client, operation)(**parameters)
@@ -142,13 +146,13 @@ class Aws:
         return await self._run(service, region, operation, ask)
 
     async def pages(self, service: str, region: str, operation: str, key: str, **parameters: Any) -> Sequence[Any]:
-        """All items below `key`, over all pages."""
+        """Return all items below `key` of all pages. Raises the errors of `call`."""
 
         def ask(client: Any) -> Sequence[Any]:
-            found: list[Any] = []
+            items: list[Any] = []
             for page in client.get_paginator(operation).paginate(**parameters):
-                found += page.get(key, [])
-            return found
+                items += page.get(key, [])
+            return items
 
         return await self._run(service, region, operation, ask)
 
@@ -156,35 +160,38 @@ class Aws:
         return await self._in_thread(f"{operation} in {region}", lambda: ask(self._client(service, region)))
 
     async def key_id(self) -> str:
-        """Of the key that is used now; one that runs out is renewed first, which may take as long as a call."""
+        """Return the id of the current access key.
+
+        An expiring key is renewed first, which may take as long as a call.
+        """
         return await self._in_thread("the credentials", self._key_id)
 
     def _key_id(self) -> str:
         from botocore.exceptions import NoCredentialsError
 
         with self._lock:
-            found = self._opened().get_credentials()
-        if found is None:
+            credentials = self._open_session().get_credentials()
+        if credentials is None:
             raise NoCredentialsError
-        return str(found.get_frozen_credentials().access_key)
+        return str(credentials.get_frozen_credentials().access_key)
 
-    async def _in_thread(self, what: str, work: Callable[[], T]) -> T:
+    async def _in_thread(self, operation_text: str, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except ImportError:
             raise Rejected("AWS: botocore is not installed; run `pip install 'gpubroker[clouds]'`") from None
         except Exception as e:
-            if credentials_at_fault(e):
+            if is_credential_error(e):
                 self.forget_credentials()
-            raise of_exception(what, e) from None
+            raise error_for_exception(operation_text, e) from None
 
     def _client(self, service: str, region: str) -> Any:
         with self._lock:
             if (service, region) not in self._clients:
-                self._clients[service, region] = self._make(service, region)
+                self._clients[service, region] = self._create_client(service, region)
             return self._clients[service, region]
 
-    def _make(self, service: str, region: str) -> Any:
+    def _create_client(self, service: str, region: str) -> Any:
         from botocore.config import Config as BotoConfig
 
         config = BotoConfig(
@@ -195,10 +202,10 @@ class Aws:
         )
         variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
         endpoint = self._env.get(variable) or self._endpoint or self._env.get("AWS_ENDPOINT_URL")
-        return self._opened().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
+        return self._open_session().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
 
-    def _opened(self) -> Any:
-        """A session that finds credentials in `env` and `home`, as AWS's own command line does."""
+    def _open_session(self) -> Any:
+        """Return the session, which finds credentials in `env` and `home` as AWS's command line does."""
         if self._session is None:
             from botocore.credentials import EnvProvider
             from botocore.session import Session
@@ -221,16 +228,16 @@ class Aws:
         return self._session
 
     def forget_credentials(self) -> None:
-        """The next call reads them anew, as after `aws sso login`."""
+        """Drop the session, so that the next call reads the credentials again, e.g. after `aws sso login`."""
         with self._lock:
             self._session = None
             self._clients.clear()
 
     def regions(self, service: str) -> Sequence[str]:
-        """Those that botocore knows of; new ones may be missing."""
+        """Return the regions that botocore lists; new regions may be missing."""
         with self._lock:
-            found: Sequence[str] = self._opened().get_available_regions(service)
-            return found
+            names: Sequence[str] = self._open_session().get_available_regions(service)
+            return names
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,6 @@
-"""What AWS sells: machines, prices, quotas and odds, from its own APIs alone; no price is written down here.
+"""AWS's market: instance types, prices, quotas and spot placement scores, all from AWS's own APIs.
 
-Each kind of fact is kept for as long as it is likely to hold, so that a poll costs one call a region (spot prices).
+Each kind of fact is cached for as long as it is likely to hold, so a poll costs one call per region (spot prices).
 """
 
 import asyncio
@@ -23,14 +23,14 @@ V = TypeVar("V")
 
 MIB = 1024**2
 PRICING_REGION = "us-east-1"
-"""Where the Pricing API is; it knows all regions."""
+"""Region that serves the Pricing API; its answers cover all regions."""
 HOUR_S = 3600.0
 RETRY_S = 300.0
-"""A call that failed is not made again for so long; for spot prices it is."""
-KNOWN = frozenset({"h100-sxm", "h200-sxm", "b200", "a100-80gb-sxm", "a100-40gb", "l40s", "a10g", "l4"})
-"""GPUs of the hardware table that AWS has."""
+"""Seconds before a failed call is repeated; a failed call for spot prices is repeated at once."""
+KNOWN_GPUS = frozenset({"h100-sxm", "h200-sxm", "b200", "a100-80gb-sxm", "a100-40gb", "l40s", "a10g", "l4"})
+"""GPUs of the hardware table that AWS offers."""
 FAMILIES = ("g*", "p*")
-"""Instance types with GPUs begin so."""
+"""Patterns of the names of instance types with GPUs."""
 _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
 _ON_DEMAND = {
@@ -40,7 +40,10 @@ _ON_DEMAND = {
 
 
 class RequestCache(Generic[K, V]):
-    """Answers by key, each asked for once in `keep_s`; a failure is repeated for `retry_s` without asking."""
+    """Cache of answers by key.
+
+    Each key is loaded once per `keep_s` seconds. After a failed load its error is raised for `retry_s` without a call.
+    """
 
     def __init__(
         self, clock: Clock, load: Callable[[K], Awaitable[V]], *, keep_s: float, retry_s: float = RETRY_S
@@ -58,14 +61,14 @@ class RequestCache(Generic[K, V]):
             if key in self._failures and now - self._failures[key][0] < self._retry_s:
                 raise self._failures[key][1]
             try:
-                value = await self._ask(key)
+                value = await self._load_value(key)
             except ProviderError as e:
                 self._failures[key] = (now, e)
                 raise
             self._values[key] = (now, value)
             return value
 
-    async def _ask(self, key: K) -> V:
+    async def _load_value(self, key: K) -> V:
         try:
             return await self._load(key)
         except _UNREADABLE as e:
@@ -78,13 +81,13 @@ class RequestCache(Generic[K, V]):
             return default
 
     def last(self, key: K, default: V) -> V:
-        """What was answered last, however long ago."""
+        """Return the last answer, however old; `default` before the first answer."""
         return self._values[key][1] if key in self._values else default
 
 
 @dataclass(frozen=True, kw_only=True)
 class AwsMachineType:
-    """One instance type."""
+    """One instance type with GPUs."""
 
     name: str
     accelerator: str
@@ -98,40 +101,40 @@ class AwsMachineType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kinds:
-    """The instance types of a region, and how many were left out, by reason."""
+class InstanceTypes:
+    """Instance types of a region, and the number of excluded types by reason."""
 
     machines: Mapping[str, AwsMachineType] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 class AwsMarket:
-    """Facts by region; raises ProviderErrors where a fact cannot be had."""
+    """Caches of AWS's facts; a cache raises a ProviderError if AWS does not deliver a fact."""
 
     def __init__(self, aws: Aws, clock: Clock, regions: Sequence[str]) -> None:
         self._aws, self._clock, self._regions = aws, clock, tuple(regions)
         self.kinds = RequestCache(clock, self._kinds, keep_s=HOUR_S)
         self.zones = RequestCache(clock, self._zones, keep_s=HOUR_S)
-        """By region and instance type: the ids of its zones (`use1-az1`) by name (`us-east-1a`)."""
+        """Zone ids (`use1-az1`) by zone name (`us-east-1a`), by instance type; the key is the region."""
         self.spot = RequestCache(clock, self._spot, keep_s=15.0, retry_s=0.0)
-        """By region: prices by (instance type, zone)."""
+        """Dollars per hour by (instance type, zone); the key is the region."""
         self.on_demand = RequestCache(clock, self._on_demand, keep_s=6 * HOUR_S)
-        """By instance type: prices by region."""
+        """Dollars per hour by region; the key is the instance type."""
         self.disk = RequestCache(clock, self._disk, keep_s=6 * HOUR_S)
-        """A GiB-month of gp3 by region; the key is always `gp3`."""
+        """Dollars per GiB and month of gp3 by region; the key is always `gp3`."""
         self.egress = RequestCache(clock, self._egress, keep_s=6 * HOUR_S)
-        """A GiB to the internet by region, dearest tier; the key is always `internet`."""
+        """Dollars per GiB to the internet by region, highest tier; the key is always `internet`."""
         self.quotas = RequestCache(clock, self._quotas, keep_s=RETRY_S)
-        """By region: vCPUs by the quota's name."""
+        """VCPUs by the quota's name; the key is the region."""
         self.scores = RequestCache(clock, self._scores, keep_s=HOUR_S)
-        """By instance type: placement scores by zone id. AWS counts how many kinds of question are asked in a day."""
+        """Spot placement scores by zone id; the key is the instance type. AWS limits the distinct queries per day."""
 
-    async def _kinds(self, region: str) -> Kinds:
-        wanted = [{"Name": "instance-type", "Values": list(FAMILIES)}]
-        found = await self._aws.pages("ec2", region, "describe_instance_types", "InstanceTypes", Filters=wanted)
+    async def _kinds(self, region: str) -> InstanceTypes:
+        filters = [{"Name": "instance-type", "Values": list(FAMILIES)}]
+        kinds = await self._aws.pages("ec2", region, "describe_instance_types", "InstanceTypes", Filters=filters)
         machines: dict[str, AwsMachineType] = {}
         dropped: Counter[str] = Counter()
-        for kind in found:
+        for kind in kinds:
             try:
                 if not kind.get("GpuInfo", {}).get("Gpus"):
                     continue
@@ -142,42 +145,43 @@ class AwsMarket:
                 dropped[machine] += 1
             else:
                 machines[machine.name] = machine
-        return Kinds(machines=machines, dropped=dropped)
+        return InstanceTypes(machines=machines, dropped=dropped)
 
     async def _zones(self, region: str) -> Mapping[str, Mapping[str, str]]:
         kinds = await self.kinds.get(region)
         if not kinds.machines:
             return {}
-        wanted = [{"Name": "instance-type", "Values": sorted(kinds.machines)}]
+        filters = [{"Name": "instance-type", "Values": sorted(kinds.machines)}]
         offered, zones = await asyncio.gather(
             self._aws.pages(
                 "ec2", region, "describe_instance_type_offerings", "InstanceTypeOfferings",
-                LocationType="availability-zone", Filters=wanted,
+                LocationType="availability-zone", Filters=filters,
             ),
             self._aws.call("ec2", region, "describe_availability_zones"),
         )  # fmt: skip
         ids = {zone["ZoneName"]: zone["ZoneId"] for zone in zones["AvailabilityZones"]}
-        found: dict[str, dict[str, str]] = {}
-        for one in offered:
-            if one["Location"] in ids:
-                found.setdefault(one["InstanceType"], {})[one["Location"]] = ids[one["Location"]]
-        return found
+        zones_by_type: dict[str, dict[str, str]] = {}
+        for offering in offered:
+            if (zone := offering["Location"]) in ids:
+                zones_by_type.setdefault(offering["InstanceType"], {})[zone] = ids[zone]
+        return zones_by_type
 
     async def _spot(self, region: str) -> Mapping[tuple[str, str], Decimal]:
         kinds = await self.kinds.get(region)
-        wanted = sorted(name for name, machine in kinds.machines.items() if machine.spot)
-        if not wanted:
+        spot_types = sorted(name for name, machine in kinds.machines.items() if machine.spot)
+        if not spot_types:
             return {}
         now = self._clock.now()
         history = await self._aws.pages(
             "ec2", region, "describe_spot_price_history", "SpotPriceHistory",
-            InstanceTypes=wanted, ProductDescriptions=list(_LINUX), StartTime=now, EndTime=now,
+            InstanceTypes=spot_types, ProductDescriptions=list(_LINUX), StartTime=now, EndTime=now,
         )  # fmt: skip
         latest: dict[tuple[str, str], tuple[Any, Decimal]] = {}
-        for one in history:
-            key, price = (one["InstanceType"], one["AvailabilityZone"]), (one["Timestamp"], Decimal(one["SpotPrice"]))
-            if one["InstanceType"] in wanted:
-                latest[key] = max(latest.get(key, price), price, key=lambda at: at[0])
+        for entry in history:
+            key = (entry["InstanceType"], entry["AvailabilityZone"])
+            price = (entry["Timestamp"], Decimal(entry["SpotPrice"]))
+            if entry["InstanceType"] in spot_types:
+                latest[key] = max(latest.get(key, price), price, key=lambda dated: dated[0])
         return {key: usd(price) for key, (_, price) in latest.items()}
 
     async def _on_demand(self, kind: str) -> Mapping[str, Decimal]:
@@ -188,36 +192,36 @@ class AwsMarket:
         return _prices(await self._products("AmazonEC2", {"productFamily": "Storage", "volumeApiName": kind}))
 
     async def _egress(self, _: str) -> Mapping[str, Decimal]:
-        wanted = {"transferType": "AWS Outbound", "toLocation": "External"}
-        return _prices(await self._products("AWSDataTransfer", wanted), region="fromRegionCode")
+        attributes = {"transferType": "AWS Outbound", "toLocation": "External"}
+        return _prices(await self._products("AWSDataTransfer", attributes), region="fromRegionCode")
 
-    async def _products(self, service: str, wanted: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
-        filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
-        found = await self._aws.pages(
+    async def _products(self, service: str, attributes: Mapping[str, str]) -> Sequence[Mapping[str, Any]]:
+        filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in attributes.items()]
+        products = await self._aws.pages(
             "pricing", PRICING_REGION, "get_products", "PriceList", ServiceCode=service, Filters=filters
         )
-        return [json.loads(product) for product in found]
+        return [json.loads(product) for product in products]
 
     async def _quotas(self, region: str) -> Mapping[str, float]:
-        found = await self._aws.pages("service-quotas", region, "list_service_quotas", "Quotas", ServiceCode="ec2")
-        return {quota["QuotaName"]: float(quota["Value"]) for quota in found}
+        quotas = await self._aws.pages("service-quotas", region, "list_service_quotas", "Quotas", ServiceCode="ec2")
+        return {quota["QuotaName"]: float(quota["Value"]) for quota in quotas}
 
     async def _scores(self, kind: str) -> Mapping[str, int]:
-        found = await self._aws.pages(
+        scores = await self._aws.pages(
             "ec2", self._regions[0], "get_spot_placement_scores", "SpotPlacementScores",
             InstanceTypes=[kind], TargetCapacity=1, SingleAvailabilityZone=True, RegionNames=list(self._regions),
         )  # fmt: skip
-        return {one["AvailabilityZoneId"]: int(one["Score"]) for one in found}
+        return {score["AvailabilityZoneId"]: int(score["Score"]) for score in scores}
 
 
 def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
-    """An instance type, or why it is left out."""
+    """Return the instance type, or the reason for which it is excluded."""
     (gpu, *others) = kind["GpuInfo"]["Gpus"]
     memory = int(gpu.get("MemoryInfo", {}).get("SizeInMiB", 0)) * MIB
     name = accelerator(gpu["Name"], memory)
     if "x86_64" not in kind["ProcessorInfo"]["SupportedArchitectures"]:
         return "ARM processor: the image is for x86-64"
-    if others or gpu.get("Manufacturer") != "NVIDIA" or name not in KNOWN:
+    if others or gpu.get("Manufacturer") != "NVIDIA" or name not in KNOWN_GPUS:
         return "GPU that is not in the hardware table"
     if int(gpu.get("Count", 0)) < 1:
         return "share of a GPU"
@@ -237,18 +241,18 @@ def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
 
 
 def _prices(products: Any, *, region: str = "regionCode") -> Mapping[str, Decimal]:
-    """The highest price of each region's products: tiers only get cheaper, and a cap must hold."""
-    found: dict[str, Decimal] = {}
+    """Return the highest price of the products by region, so that a cost cap holds although tiers get cheaper."""
+    highest: dict[str, Decimal] = {}
     for product in products:
-        where = product["product"]["attributes"].get(region)
-        if where is None:
+        code = product["product"]["attributes"].get(region)
+        if code is None:
             continue
         for term in product.get("terms", {}).get("OnDemand", {}).values():
             for tier in term["priceDimensions"].values():
                 price = _decimal(tier["pricePerUnit"].get("USD"))
                 if price is not None:
-                    found[where] = max(found.get(where, price), price)
-    return found
+                    highest[code] = max(highest.get(code, price), price)
+    return highest
 
 
 def _decimal(text: str | None) -> Decimal | None:
@@ -259,9 +263,9 @@ def _decimal(text: str | None) -> Decimal | None:
 
 
 def quota_of(machine: str, spot: bool, quotas: Mapping[str, float]) -> tuple[str, float] | None:
-    """The quota (name, vCPUs) that counts for an instance type; None where AWS does not say.
+    """Return the quota (name, vCPUs) that limits an instance type; None if AWS lists none.
 
-    Their names: `Running On-Demand G and VT instances`, `All P4, P3 and P2 Spot Instance Requests`.
+    Names of quotas: `Running On-Demand G and VT instances`, `All P4, P3 and P2 Spot Instance Requests`.
     """
     family = re.match(r"([a-z]+)(\d*)", machine)
     if family is None:
@@ -270,6 +274,6 @@ def quota_of(machine: str, spot: bool, quotas: Mapping[str, float]) -> tuple[str
     pattern = r"All (.+) Spot Instance Requests" if spot else r"Running On-Demand (.+) instances"
     by_family: dict[str, tuple[str, float]] = {}
     for name, value in quotas.items():
-        if (found := re.fullmatch(pattern, name)) is not None:
-            by_family |= dict.fromkeys(re.findall(r"\b[A-Z]+\d*\b", found[1]), (name, value))
+        if (match := re.fullmatch(pattern, name)) is not None:
+            by_family |= dict.fromkeys(re.findall(r"\b[A-Z]+\d*\b", match[1]), (name, value))
     return by_family.get(letter + family[2]) or by_family.get(letter)

@@ -1,4 +1,4 @@
-"""Rows of AWS: a machine in a region on demand, and in each of its zones by the spot price there."""
+"""Offers of AWS: each instance type on demand per region, and as spot per zone."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,65 +9,68 @@ from broker.domain.errors import ProviderError
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
-from providers.aws.market import AwsMachineType, AwsMarket, Kinds, quota_of
+from providers.aws.market import AwsMachineType, AwsMarket, InstanceTypes, quota_of
 from providers.common.offer_filter import OfferFilter
 
 DISK_GIB = 200
-"""Of the volume (gp3): the system takes 45, the image and the job the rest. Its price is part of the machine's."""
-HOURS_A_MONTH = 730
+"""Size of the volume (gp3) in GiB: 45 for the system, the rest for image and job. An offer's price includes it."""
+HOURS_PER_MONTH = 730
 MINIMUM_S = 60
-"""aws.amazon.com/ec2/pricing/on-demand: by the second, with a minimum of 60 seconds."""
-LIKELY = 3
-"""Score from which spot capacity counts as there. Asked for one type alone, AWS never scores higher than this."""
+"""Billing minimum in seconds (aws.amazon.com/ec2/pricing/on-demand: by the second, at least 60 seconds)."""
+MIN_SCORE = 3
+"""Placement score from which spot capacity counts as available. For a single type AWS returns at most this score."""
 NO_PRICE = "on-demand price is not known: the Pricing API does not answer, or does not list it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Region:
-    """What is known of one region."""
+    """Facts about one region."""
 
     name: str
-    kinds: Kinds
+    kinds: InstanceTypes
     zones: Mapping[str, Mapping[str, str]]
     spot: Mapping[tuple[str, str], Decimal]
     quotas: Mapping[str, float]
     on_demand: Mapping[str, Decimal | None]
-    """By instance type, of the machine alone."""
+    """Dollars per hour by instance type, without the disk; None: the price is not known."""
     scores: Mapping[str, Mapping[str, int]]
     disk_usd_per_gib_month: Decimal | None
     egress_usd_per_gib: Decimal | None
 
 
 class AwsOffers:
-    """Asks all regions at once; one that does not answer is counted, and the others go on."""
+    """Offers of all configured regions; a region that does not answer is counted as a dropped row."""
 
     def __init__(self, market: AwsMarket, clock: Clock, regions: Sequence[str]) -> None:
         self._market, self._clock, self._regions = market, clock, tuple(regions)
 
     async def rows(self, sieve: OfferFilter) -> None:
-        """Raises the first region's error when none answers."""
-        found = await asyncio.gather(*(self._known(region) for region in self._regions), return_exceptions=True)
-        errors = [one for one in found if isinstance(one, BaseException)]
+        """Add the offers of all regions to `sieve`. Raises the first region's error if no region answers."""
+        results = await asyncio.gather(*(self._facts_of(region) for region in self._regions), return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
         for error in errors:
-            if not isinstance(error, ProviderError) or len(errors) == len(found):
+            if not isinstance(error, ProviderError) or len(errors) == len(results):
                 raise error
-        for region, one in zip(self._regions, found, strict=True):
-            if isinstance(one, BaseException):
+        for region, result in zip(self._regions, results, strict=True):
+            if isinstance(result, BaseException):
                 sieve.drop(f"{region} does not answer")
             else:
-                self._sell(one, sieve)
+                self._add_region(result, sieve)
 
     def price(self, region: str, kind: str) -> Decimal | None:
-        """What such a machine costs on demand with its disk, as far as the last polls told; asks nobody."""
-        alone = self._market.on_demand.last(kind, {}).get(region)
-        return None if alone is None else _with_disk(alone, self._market.disk.last("gp3", {}).get(region))
+        """Return the on-demand dollars per hour with disk from the last polls, or None if they had no price.
+
+        The method makes no call.
+        """
+        price = self._market.on_demand.last(kind, {}).get(region)
+        return None if price is None else _with_disk(price, self._market.disk.last("gp3", {}).get(region))
 
     def spot_price(self, region: str, kind: str, zone: str) -> Decimal | None:
-        """What such a spot machine costs by now with its disk, likewise."""
-        alone = self._market.spot.last(region, {}).get((kind, zone))
-        return None if alone is None else _with_disk(alone, self._market.disk.last("gp3", {}).get(region))
+        """Return the spot dollars per hour with disk from the last polls, or None. The method makes no call."""
+        price = self._market.spot.last(region, {}).get((kind, zone))
+        return None if price is None else _with_disk(price, self._market.disk.last("gp3", {}).get(region))
 
-    async def _known(self, region: str) -> _Region:
+    async def _facts_of(self, region: str) -> _Region:
         market = self._market
         kinds, zones, spot = await asyncio.gather(
             market.kinds.get(region), market.zones.get(region), market.spot.get(region)
@@ -86,7 +89,7 @@ class AwsOffers:
             egress_usd_per_gib=egress.get(region),
         )  # fmt: skip
 
-    def _sell(self, region: _Region, sieve: OfferFilter) -> None:
+    def _add_region(self, region: _Region, sieve: OfferFilter) -> None:
         for why, times in region.kinds.dropped.items():
             for _ in range(times):
                 sieve.drop(why)
@@ -95,21 +98,21 @@ class AwsOffers:
             if not zones:
                 continue
             if machine.on_demand:
-                self._sell_on_demand(region, machine, sieve)
+                self._add_on_demand(region, machine, sieve)
             if machine.spot:
-                self._sell_spot(region, machine, zones, sieve)
+                self._add_spot(region, machine, zones, sieve)
 
-    def _sell_on_demand(self, region: _Region, machine: AwsMachineType, sieve: OfferFilter) -> None:
+    def _add_on_demand(self, region: _Region, machine: AwsMachineType, sieve: OfferFilter) -> None:
         price = region.on_demand[machine.name]
         if price is None:
             sieve.drop(NO_PRICE)
-        elif (why := _over_quota(machine, False, region.quotas)) is not None:
+        elif (why := _quota_message(machine, False, region.quotas)) is not None:
             sieve.drop(why)
         else:
             sieve.add(self._offer(region, machine, None, price))
 
-    def _sell_spot(self, region: _Region, machine: AwsMachineType, zones: Iterable[str], sieve: OfferFilter) -> None:
-        why = _over_quota(machine, True, region.quotas)
+    def _add_spot(self, region: _Region, machine: AwsMachineType, zones: Iterable[str], sieve: OfferFilter) -> None:
+        why = _quota_message(machine, True, region.quotas)
         for zone in zones:
             price = region.spot.get((machine.name, zone))
             if price is None:
@@ -143,7 +146,7 @@ class AwsOffers:
             billed_from="running",  # EC2: seconds in the state "running"; "pending" is free
             billing_minimum_s=MINIMUM_S,
             price_moves=zone is not None,
-            available=True if score >= LIKELY else None,
+            available=True if score >= MIN_SCORE else None,
             trust="secure",
             facts=_facts(machine, disk, region.egress_usd_per_gib),
             purchase=_purchase(region, machine, zone),
@@ -152,39 +155,42 @@ class AwsOffers:
 
 
 def _facts(machine: AwsMachineType, disk: Decimal | None, egress: Decimal | None) -> HostFacts:
-    together = None
+    interconnect = None
     if machine.gpus > 1:
-        together = "nvlink" if machine.accelerator.startswith(("h", "b", "a100")) else "pcie"
+        interconnect = "nvlink" if machine.accelerator.startswith(("h", "b", "a100")) else "pcie"
     return HostFacts(
         disk_usd_per_gib_month=disk,
         down_mbit_s=machine.network_mbit_s,
         up_mbit_s=machine.network_mbit_s,
         ingress_usd_per_gib=ZERO,
         egress_usd_per_gib=egress,
-        interconnect=together,
+        interconnect=interconnect,
     )
 
 
 def _purchase(region: _Region, machine: AwsMachineType, zone: str | None) -> Mapping[str, str]:
-    """`zones`: what SkyPilot's catalog says of each zone, `<id>=<spot price>` and empty where that is not known."""
+    """Return the offer's `purchase` for `AwsCloud.purchase`.
+
+    `zones`: comma-separated `<zone id>=<spot price>`; the price is empty if it is not known.
+    """
     ids = region.zones[machine.name]
     prices = {name: region.spot.get((machine.name, name)) for name in ids if zone in (None, name)}
     listed = region.on_demand[machine.name]
-    bought = {"zones": ",".join(f"{ids[name]}={'' if price is None else price}" for name, price in prices.items())}
+    purchase = {"zones": ",".join(f"{ids[name]}={'' if price is None else price}" for name, price in prices.items())}
     if zone is not None:
-        bought["zone"] = zone
+        purchase["zone"] = zone
     if listed is not None:
-        bought["on_demand"] = str(listed)
-    return bought
+        purchase["on_demand"] = str(listed)
+    return purchase
 
 
 def _with_disk(price: Decimal, usd_per_gib_month: Decimal | None) -> Decimal:
-    return usd(price + (usd_per_gib_month or ZERO) * DISK_GIB / HOURS_A_MONTH)
+    return usd(price + (usd_per_gib_month or ZERO) * DISK_GIB / HOURS_PER_MONTH)
 
 
-def _over_quota(machine: AwsMachineType, spot: bool, quotas: Mapping[str, float]) -> str | None:
-    found = quota_of(machine.name, spot, quotas)
-    if found is None or found[1] >= machine.vcpus:
+def _quota_message(machine: AwsMachineType, spot: bool, quotas: Mapping[str, float]) -> str | None:
+    quota = quota_of(machine.name, spot, quotas)
+    if quota is None or quota[1] >= machine.vcpus:
         return None
-    name, vcpus = found
+    name, vcpus = quota
     return f"quota of 0 for {name}" if vcpus <= 0 else f"quota of {vcpus:g} vCPUs for {name}"

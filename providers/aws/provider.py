@@ -1,8 +1,8 @@
-"""AWS: spot and on-demand machines of several regions by EC2's API; an image runs on them by `docker run`.
+"""AWS provider: spot and on-demand machines of several regions through EC2's API; images run by `docker run`.
 
-What SkyPilot needs beside a purchase's rows in `aws/vms.csv`: `aws/images.csv` (the AMI of each region, by tag) and
-`aws/instance_quota_mapping.csv`, which it downloads when they are missing, and the account's zone names, which it asks
-AWS for and keeps in `aws/az_mappings-<account>.csv`. Zones of `vms.csv` are ids (`use1-az1`), of a launch names.
+SkyPilot needs more files than a purchase's rows in `aws/vms.csv`. It downloads `aws/images.csv` (the AMI of each region
+by tag) and `aws/instance_quota_mapping.csv` if they are missing. It asks AWS for the account's zone names and stores
+them in `aws/az_mappings-<account>.csv`. `vms.csv` names zones by id (`use1-az1`), a launch names them by name.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.aws import confirm as aws_confirm
 from providers.aws.api import Aws
-from providers.aws.market import AwsMarket, Kinds
+from providers.aws.market import AwsMarket, InstanceTypes
 from providers.aws.offers import DISK_GIB, AwsOffers
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, sky_files
@@ -29,7 +29,7 @@ from trainer.contract.base import Config
 
 REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-north-1")
 TAG = "skypilot-cluster-name"
-"""SkyPilot puts it on in the call that creates a machine: there is none of ours without it."""
+"""Tag that SkyPilot sets in the create call, so each machine of this installation has it."""
 CAPS = Caps(
     spot=True,
     notice_s=120.0,
@@ -42,7 +42,7 @@ CAPS = Caps(
     self_stop="os_shutdown",
     agent_start_s=600.0,
 )
-"""Billed by the second, from running to shutting down."""
+"""Capabilities of AWS; machines are billed by the second, from running to shutting down."""
 _STATES = {
     "pending": InstanceState.STARTING,
     "running": InstanceState.RUNNING,
@@ -54,19 +54,21 @@ _STATES = {
 
 
 class AwsConfig(Config):
-    """AWS."""
+    """Settings of AWS."""
 
     endpoint: str | None = None
-    """`http://host:port` of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` goes before it."""
+    """`http://host:port` of an emulator of all services; `AWS_ENDPOINT_URL_<SERVICE>` has priority. Default: AWS."""
     emulated: bool = False
-    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
+    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
-    """Where to buy; empty: us-east-1, us-east-2, us-west-2, eu-north-1. A region that is taken out is not looked into
-    any more, so take it out when nothing runs there."""
+    """Regions to buy in; empty: us-east-1, us-east-2, us-west-2, eu-north-1.
+
+    The broker does not list machines in a removed region, so remove a region only when no machine runs there.
+    """
 
 
 class AwsCloud:
-    """`providers.common.cloud.Cloud` of AWS."""
+    """AWS implementation of `providers.common.cloud.Cloud`."""
 
     name = "aws"
     caps = CAPS
@@ -80,7 +82,7 @@ class AwsCloud:
         self._aws = Aws(config.endpoint, env=env, home=home)
         self._env, self._home = env, home
         self._files = ""
-        """Digest of those that the session was opened with."""
+        """Digest of the credential files with which the session was opened."""
         self._market = AwsMarket(self._aws, clock, self._regions)
         self._offers = AwsOffers(self._market, clock, self._regions)
 
@@ -88,18 +90,19 @@ class AwsCloud:
         await self._offers.rows(sieve)
 
     async def list(self) -> Sequence[Observed]:
-        """All regions or none: a listing without one of them would prove the absence of what runs there."""
-        found = await asyncio.gather(*(self._list(region) for region in self._regions))
-        return [one for region in found for one in region]
+        """List the machines of all regions. Raises if one region fails, because its machines would seem absent."""
+        listings = await asyncio.gather(*(self._list(region) for region in self._regions))
+        return [machine for listing in listings for machine in listing]
 
     async def _list(self, region: str) -> Sequence[Observed]:
-        ours = [{"Name": f"tag:{TAG}", "Values": [f"{name_prefix(self._installation)}*"]}]
-        reservations = await self._aws.pages("ec2", region, "describe_instances", "Reservations", Filters=ours)
-        machines = [machine for one in reservations for machine in one["Instances"]]
-        kinds = await self._market.kinds.get_or(region, Kinds()) if machines else Kinds()
-        return [seen for machine in machines if (seen := self._observed(region, machine, kinds)) is not None]
+        filters = [{"Name": f"tag:{TAG}", "Values": [f"{name_prefix(self._installation)}*"]}]
+        reservations = await self._aws.pages("ec2", region, "describe_instances", "Reservations", Filters=filters)
+        machines = [machine for reservation in reservations for machine in reservation["Instances"]]
+        kinds = await self._market.kinds.get_or(region, InstanceTypes()) if machines else InstanceTypes()
+        observations = [self._observed(region, machine, kinds) for machine in machines]
+        return [observed for observed in observations if observed is not None]
 
-    def _observed(self, region: str, machine: Mapping[str, Any], kinds: Kinds) -> Observed | None:
+    def _observed(self, region: str, machine: Mapping[str, Any], kinds: InstanceTypes) -> Observed | None:
         label = next((tag["Value"] for tag in machine.get("Tags", []) if tag["Key"] == TAG), None)
         name = cluster_of(self._installation, label)
         if name is None:
@@ -119,7 +122,10 @@ class AwsCloud:
         )
 
     def _price(self, region: str, machine: Mapping[str, Any], *, spot: bool) -> Decimal | None:
-        """Of a spot machine EC2 does not tell it; what is billed is the market's price, which moves on."""
+        """Return the machine's dollars per hour, or None if the price is not known.
+
+        EC2 does not report a spot machine's price; AWS bills the current market price.
+        """
         if not spot:
             return self._offers.price(region, machine["InstanceType"])
         zone = machine.get("Placement", {}).get("AvailabilityZone")
@@ -129,16 +135,17 @@ class AwsCloud:
         if not handle.region:
             raise Rejected(f"AWS: it is not known in which region {handle.id} is; destroy it in AWS's console")
         answer = await self._aws.call("ec2", handle.region, "terminate_instances", InstanceIds=[handle.id])
-        if all(one["PreviousState"]["Name"] == "terminated" for one in answer["TerminatingInstances"]):
+        if all(machine["PreviousState"]["Name"] == "terminated" for machine in answer["TerminatingInstances"]):
             raise Gone(f"AWS: {handle.id} is terminated")
 
     async def check(self) -> str | None:
-        """Who we are, and whether we may look at machines. Prices and launches need more: see deploy/iam/aws.json."""
+        """Check the identity and the right to list machines. Prices and launches need more: see deploy/iam/aws.json."""
         region = self._regions[0]
         await self._aws.call("sts", region, "get_caller_identity")
         known = self._aws.regions("ec2")
-        if self._config.endpoint is None and (odd := [one for one in self._regions if one not in known]):
-            return f"AWS: there is no region {odd[0]}; correct providers.aws.regions"
+        unknown = [name for name in self._regions if name not in known]
+        if self._config.endpoint is None and unknown:
+            return f"AWS: there is no region {unknown[0]}; correct providers.aws.regions"
         try:
             await self._aws.call("ec2", region, "describe_instances", DryRun=True)
         except Rejected as e:
@@ -147,20 +154,24 @@ class AwsCloud:
         return None
 
     async def credential(self) -> str:
-        """With the key in use: a process, a role or a container gives others while no file changes."""
+        """Return the digest of the credential files and the id of the access key in use.
+
+        A credential process, a role or a container may supply another key while no file changes.
+        """
         if (files := digest_of(sky_files("aws", self._env, self._home))) != self._files:
             self._aws.forget_credentials()
             self._files = files
         return f"{files}/{await self._aws.key_id()}"
 
     async def account(self) -> Sequence[str]:
-        me = await self._aws.call("sts", self._regions[0], "get_caller_identity")
-        return (str(me["Account"]),)
+        identity = await self._aws.call("sts", self._regions[0], "get_caller_identity")
+        return (str(identity["Account"]),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
-        """`pin`: what SkyPilot has no setting for (`kms_key`: of the volume; `placement_group`: start of its name).
+        """Return the purchase of an offer.
 
-        `network_tier` best makes SkyPilot 0.14 attach an EFA interface; its code for placement groups is never called.
+        `pin` has the options that SkyPilot lacks: `kms_key` of the volume, `placement_group` (prefix of its name).
+        With `network_tier` "best" SkyPilot 0.14 attaches an EFA interface, but it never creates a placement group.
         """
         options = boot.options
         aws: dict[str, object] = {"disk_encrypted": options.encrypted_volume, "remote_identity": "NO_UPLOAD"}
@@ -192,8 +203,8 @@ class AwsCloud:
 
 
 def _rows(offer: Offer) -> list[Mapping[str, str]]:
-    """One a zone, with the prices that SkyPilot ranks by and that spot needs to be sold at all."""
-    zones = [one.partition("=") for one in offer.purchase["zones"].split(",")]
+    """Return one catalog row per zone. SkyPilot ranks by these prices and offers no spot machine without a price."""
+    zones = [zone.partition("=") for zone in offer.purchase["zones"].split(",")]
     return [
         {
             "InstanceType": offer.instance_type,

@@ -1,1 +1,1 @@
-"""Lambda."""
+"""Lambda Cloud: offers and machines."""

@@ -1,6 +1,6 @@
-"""Lambda Cloud: on-demand machines of one kind each, no spot; an image runs on them by `docker run`.
+"""Lambda Cloud provider: on-demand machines of fixed instance types, no spot; images run by `docker run`.
 
-Prices and capacity by `GET /api/v1/instance-types`; the API tells only the regions that have capacity now.
+`GET /api/v1/instance-types` returns prices and capacity, but lists only regions that have capacity now.
 """
 
 import re
@@ -31,9 +31,9 @@ REGIONS = frozenset({
     "us-east-1", "us-east-2", "us-east-3", "us-midwest-1", "us-midwest-2", "us-south-1", "us-south-2", "us-south-3",
     "us-southeast-1", "us-west-1", "us-west-2", "us-west-3",
 })  # fmt: skip
-"""`PublicRegionCode` of docs.lambda.ai/api/cloud, beside those that the API names: it tells only where capacity is."""
-LAUNCHES_APART_S = 12.0
-"""The API takes one launch in 12 seconds; SkyPilot backs off when two come closer all the same."""
+"""Regions by `PublicRegionCode` of docs.lambda.ai/api/cloud, because the API lists only regions with capacity."""
+LAUNCH_INTERVAL_S = 12.0
+"""Seconds between two launches, the limit of the API. SkyPilot retries with a delay if the API refuses a launch."""
 CAPS = Caps(
     spot=False,
     list_lag_s=15.0,
@@ -46,8 +46,10 @@ CAPS = Caps(
     calls_per_s=1.0,
     agent_start_s=600.0,
 )
-"""Billed by the minute, from healthy to terminated (docs.lambda.ai/public-cloud/billing). One request a second
-(docs.lambda.ai/public-cloud/cloud-api, "Rate limiting")."""
+"""Capabilities of Lambda; billed by the minute, from healthy to terminated (docs.lambda.ai/public-cloud/billing).
+
+The API allows one request per second (docs.lambda.ai/public-cloud/cloud-api, "Rate limiting").
+"""
 _STATES = {
     "booting": InstanceState.STARTING,
     "active": InstanceState.RUNNING,
@@ -57,25 +59,25 @@ _STATES = {
     "preempted": InstanceState.GONE,
 }
 _ARM = re.compile(r"G[BH]200", re.I)
-"""Grace Hopper and Grace Blackwell; the API does not tell the processor's architecture."""
+"""Names of Grace Hopper and Grace Blackwell GPUs; the API does not report the processor's architecture."""
 _ABSENT = re.compile("object-does-not-exist")
 _REFUSED = re.compile(r"api-key|unauthorized|forbidden", re.I)
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
 
 
 class LambdaConfig(Config):
-    """Lambda Cloud."""
+    """Settings of Lambda Cloud."""
 
     endpoint: str | None = None
-    """`http://host:port` of a proxy or an emulator in place of https://cloud.lambda.ai."""
+    """`http://host:port` of a proxy or an emulator. Default: https://cloud.lambda.ai."""
     emulated: bool = False
-    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
+    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
-    """Empty: all."""
+    """Regions to buy in; empty: all."""
 
 
 class LambdaCloud:
-    """`providers.common.cloud.Cloud` of Lambda."""
+    """Lambda implementation of `providers.common.cloud.Cloud`."""
 
     name = "lambda"
     caps = CAPS
@@ -92,16 +94,16 @@ class LambdaCloud:
 
     async def rows(self, sieve: OfferFilter) -> None:
         known = set(REGIONS)
-        for kind in _values(await self._call("GET", "/instance-types")):
+        for kind in _instance_types(await self._call("GET", "/instance-types")):
             try:
                 known.update(region["name"] for region in kind["regions_with_capacity_available"])
-                self._offer(kind, sieve)
+                self._add_offers(kind, sieve)
             except _UNREADABLE:
                 sieve.drop("unreadable")
         sieve.ask_back("lambda", unsold_regions(self._config.regions, known))
 
-    def _offer(self, kind: Mapping[str, Any], sieve: OfferFilter) -> None:
-        """A type in each region that has it; nothing where none has, since the API names no others."""
+    def _add_offers(self, kind: Mapping[str, Any], sieve: OfferFilter) -> None:
+        """Add an offer for each region that has capacity for the instance type."""
         regions = [region["name"] for region in kind["regions_with_capacity_available"]]
         if self._config.regions:
             regions = [region for region in regions if region in self._config.regions]
@@ -113,9 +115,9 @@ class LambdaCloud:
         if _ARM.search(_gpu(machine)):
             return sieve.drop("ARM processor: the image is for x86-64")
         for region in regions:
-            sieve.add(self._priced(machine, region))
+            sieve.add(self._offer_in(machine, region))
 
-    def _priced(self, machine: Mapping[str, Any], region: str) -> Offer:
+    def _offer_in(self, machine: Mapping[str, Any], region: str) -> Offer:
         specs, price = machine["specs"], _price(machine)
         gpu = _gpu(machine)
         memory = _memory_bytes(gpu)
@@ -150,19 +152,19 @@ class LambdaCloud:
     async def list(self) -> Sequence[Observed]:
         machines = await self._call("GET", "/instances")
         if not isinstance(machines, list):
-            raise OutcomeUnknown("Lambda: the listing of machines is not one")
-        seen = []
+            raise OutcomeUnknown("Lambda: the answer is not a list of machines")
+        observed = []
         for machine in machines:
             try:
                 name = cluster_of(self._installation, machine.get("name"))
                 if name is not None:
                     region = (machine.get("region") or {}).get("name", "")
                     handle = Handle(provider="lambda", id=machine["id"], name=name, region=region)
-                    seen.append(_observed(handle, machine))
+                    observed.append(_observed(handle, machine))
             except _UNREADABLE as e:
-                # A listing that is read in part would prove the absence of what was not read.
+                # A partial listing would prove the absence of the machines that are missing in it.
                 raise OutcomeUnknown(f"Lambda: a machine of the listing cannot be read: {e!r}") from None
-        return seen
+        return observed
 
     async def destroy(self, handle: Handle) -> None:
         try:
@@ -180,8 +182,10 @@ class LambdaCloud:
         return digest_of(sky_files("lambda", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        """Nothing in the API says whose a key is. The ids of SSH keys are an account's own, and no machine is launched
-        without one: SkyPilot enters its own with the first.
+        """Return marks of the account: the digest of the key, and the ids of the account's SSH keys.
+
+        The API does not name the owner of a key. SSH key ids are unique to an account, and each launch needs an SSH
+        key: SkyPilot adds its own at the first launch.
         """
         credential = await self.credential()
         keys = await self._call("GET", "/ssh-keys")
@@ -191,7 +195,10 @@ class LambdaCloud:
             raise OutcomeUnknown(f"Lambda: the list of SSH keys cannot be read: {e!r}") from None
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
-        """SkyPilot wants the type in `lambda/vms.csv`, and asks the API itself whether the region has it."""
+        """Return the purchase of an offer.
+
+        SkyPilot needs the type in `lambda/vms.csv`, and asks the API for the region's capacity itself.
+        """
         row = {
             "InstanceType": offer.instance_type,
             **gpu_columns(offer),
@@ -205,11 +212,11 @@ class LambdaCloud:
             instance_type=offer.instance_type,
             use_spot=False,
             catalog={"lambda/vms.csv": [row]},
-            apart_s=LAUNCHES_APART_S,
+            apart_s=LAUNCH_INTERVAL_S,
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
-        """The listing says all that Lambda knows."""
+        """Do nothing: the listing has all facts that Lambda reports."""
 
     async def close(self) -> None:
         for api in self._apis.values():
@@ -217,7 +224,7 @@ class LambdaCloud:
         self._apis.clear()
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
-        """`data` of the answer. The key is read anew, so that a new one is taken up without a restart."""
+        """Make a call and return `data` of its answer. Reads the key at each call, so a new key needs no restart."""
         key = key_of("lambda", self._env, self._home).key
         if key not in self._apis:
             base = (self._config.endpoint or ENDPOINT) + "/api/v1"
@@ -232,17 +239,17 @@ class LambdaCloud:
         return data
 
 
-def _error(what: str, error: Any) -> ProviderError:
-    """With status 200, whatever stands beside it."""
-    told = f"{error.get('code') or ''} {error.get('message') or ''}" if isinstance(error, dict) else str(error)
-    said = " ".join(told.split())[:200]
-    if _REFUSED.search(said):
-        return Rejected(f"Lambda refuses the key ({said}): {key_help('lambda')}")
-    return OutcomeUnknown(f"{what}: {said}")
+def _error(call: str, error: Any) -> ProviderError:
+    """Return the broker's error for an `error` field in an answer with status 200."""
+    text = f"{error.get('code') or ''} {error.get('message') or ''}" if isinstance(error, dict) else str(error)
+    message = " ".join(text.split())[:200]
+    if _REFUSED.search(message):
+        return Rejected(f"Lambda refuses the key ({message}): {key_help('lambda')}")
+    return OutcomeUnknown(f"{call}: {message}")
 
 
-def _values(data: Any) -> Iterable[Any]:
-    """Types come by name, machines as a list."""
+def _instance_types(data: Any) -> Iterable[Any]:
+    """Return the instance types of an answer that maps names to types, or is a list of types."""
     return data.values() if isinstance(data, dict) else data
 
 
@@ -263,22 +270,25 @@ def _observed(handle: Handle, machine: Mapping[str, Any]) -> Observed:
 
 
 def _gpu(kind: Mapping[str, Any]) -> str:
-    """`A100 (80 GB SXM4)`: from the GPU's own description, or the machine's, `8x A100 (80 GB SXM4)`."""
-    told = kind.get("gpu_description")
-    return told if told and told != "N/A" else re.sub(r"^\d+x ", "", kind.get("description") or "")
+    """Return the GPU's description, e.g. `A100 (80 GB SXM4)`.
+
+    If it is missing, it is cut out of the machine's description `8x A100 (80 GB SXM4)`.
+    """
+    description = kind.get("gpu_description")
+    return description if description and description != "N/A" else re.sub(r"^\d+x ", "", kind.get("description") or "")
 
 
 def _accelerator(gpu: str, memory_bytes: int | None) -> str:
-    """The memory is given, so an unknown GPU's slug need not repeat it."""
+    """Return the GPU's name. The memory size is cut out, so that an unknown GPU's name does not repeat it."""
     return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
 
 
 def _memory_bytes(gpu: str) -> int:
-    """Of one GPU. `80 GB` is read as decimal, which no card with that name falls short of."""
-    found = re.search(r"(\d+) ?GB", gpu)
-    if found is None:
+    """Return the memory of one GPU. `80 GB` is read as decimal, because no card has less than that."""
+    match = re.search(r"(\d+) ?GB", gpu)
+    if match is None:
         raise ValueError(f"no memory in {gpu!r}")
-    return int(found[1]) * GB
+    return int(match[1]) * GB
 
 
 def _interconnect(gpu: str, gpus: int) -> str | None:

@@ -1,5 +1,5 @@
-# Says how the attempt on this machine fares: a line with its status and the seconds since `run` began, and the end of its
-# log. Run over SSH, by any sh. Nothing is said where none was started.
+# Prints a line with the attempt's status and the seconds since `run` began, then the end of its log. Runs over SSH in any
+# sh. Prints nothing if no attempt was started on this machine.
 cd ~/.gpubroker 2>/dev/null && [ -d started ] || exit 0
 status=SETTING_UP ran_s=0 code=
 [ -e running ] && status=RUNNING ran_s=$(($(date +%s) - $(stat -c %Y running)))

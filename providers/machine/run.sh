@@ -1,6 +1,6 @@
-# Runs the trainer of one attempt. Constant: what varies comes in GPUBROKER_* and SKYPILOT_* variables.
+# Runs the trainer of one attempt. All parameters are GPUBROKER_* and SKYPILOT_* variables.
 #
-# How the attempt ended is in final.json: the exit code only tells of a trainer that could not run, or was killed.
+# final.json contains the attempt's result. The exit code only shows a trainer that could not run or was killed.
 set -uo pipefail
 
 work=/var/tmp/gpubroker
@@ -10,13 +10,13 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
-# The trainer runs the user's program, so it is not root, and not SkyPilot's own user, who may become root.
+# The trainer runs the user's program, so it must not run as root, nor as SkyPilot's user, who may become root.
 folders() {
     as_root install -d -m 700 -o "$1" -g "$1" "$work" "$work/home" "$work/attempt"
 }
 
-# Files that everybody may read, into which SkyPilot, or an image, copies the container's environment, and with it the
-# key that the cloud laid there. The user's program is not root.
+# World-readable files into which SkyPilot or an image copies the container's environment, which contains the cloud's key
+# for this machine. Without read access for others, the user's program cannot read the key, since it is not root.
 copies=(/etc/profile.d/container_env_var.sh /etc/environment /etc/rp_environment)
 close_copies() {
     local file
@@ -25,8 +25,8 @@ close_copies() {
     done
 }
 
-# The variables that the trainer is given, one a line; values hold no line break.
-given() {
+# Prints the trainer's variables, one per line; values contain no line break.
+trainer_env() {
     env | grep -e '^GPUBROKER_' -e '^HOME=' -e '^HF_HOME=' -e '^USER=' -e '^LOGNAME=' |
         grep -v -e '^GPUBROKER_REGISTRY_' -e '^GPUBROKER_BUNDLE_'
 }
@@ -36,8 +36,8 @@ run_docker() {
     local rdma=()
     [ -e /dev/infiniband ] && rdma=(--device /dev/infiniband)
     as_root docker rm --force gpubroker-trainer >/dev/null 2>&1
-    # The variables go through a pipe: they are in no argument list and in no file.
-    given | as_root docker run --rm --name gpubroker-trainer --pull never --gpus all --ipc host --network host \
+    # The variables travel through a pipe, so that they appear in no argument list and in no file.
+    trainer_env | as_root docker run --rm --name gpubroker-trainer --pull never --gpus all --ipc host --network host \
         --ulimit memlock=-1 --ulimit stack=67108864 --security-opt no-new-privileges --stop-timeout 120 \
         "${rdma[@]}" --user 1000:1000 --volume "$work:$work" --workdir "$work" --env-file /dev/stdin \
         "$GPUBROKER_IMAGE" "$venv/bin/python" -m trainer
@@ -59,22 +59,22 @@ run_here() {
     fi
 }
 
-# A variable that the cloud laid into the container: an SSH session may lack it, process 1 has it.
-laid() {
+# Prints a variable that the cloud set in the container. An SSH session may lack it, but process 1 has it.
+cloud_variable() {
     local value=${!1:-}
     [ -n "$value" ] || value=$(as_root cat /proc/1/environ "${copies[@]}" 2>/dev/null | tr '\0' '\n' |
         sed -n "s/^\(declare -x \|export \)\?$1=//p" | head -n 1 | tr -d "\"'")
     printf %s "$value"
 }
 
-# Ends this machine at its cloud, by the key that the cloud made for it alone and that can do little else.
-# The key travels in the environment: argument lists can be read. -I: nothing of the user's is imported.
+# Ends this machine through its cloud's API, with the key that the cloud created for this machine alone.
+# The key travels in the environment, because other users can read argument lists. -I prevents imports of user code.
 end_by_key() {
     local cloud=runpod id key
-    id=$(laid RUNPOD_POD_ID) key=$(laid RUNPOD_API_KEY)
-    [ -n "$id" ] || { cloud=vast id=$(laid CONTAINER_ID) key=$(laid CONTAINER_API_KEY); }
+    id=$(cloud_variable RUNPOD_POD_ID) key=$(cloud_variable RUNPOD_API_KEY)
+    [ -n "$id" ] || { cloud=vast id=$(cloud_variable CONTAINER_ID) key=$(cloud_variable CONTAINER_API_KEY); }
     if [ -z "$id" ] || [ -z "$key" ]; then
-        echo "gpubroker-run: the cloud has laid no key into this machine; destroy it by \`gpubroker sweep\`" >&2
+        echo "gpubroker-run: the cloud has set no key on this machine; destroy it by \`gpubroker sweep\`" >&2
         return 1
     fi
     cd / || return
@@ -96,10 +96,10 @@ for pause in (0, 10, 60, 300, *[600] * 140):
     request.add_header("User-Agent", "gpubroker")
     request.add_unredirected_header("Authorization", "Bearer " + key)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            said = json.load(answer)
-        done = "data" in said and not said.get("errors") if cloud == "runpod" else said.get("success") is True
-        problem = "it answered " + json.dumps(said)[:200].replace(key, "...")
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+        done = "data" in answer and not answer.get("errors") if cloud == "runpod" else answer.get("success") is True
+        problem = "it answered " + json.dumps(answer)[:200].replace(key, "...")
     except Exception as e:
         done, problem = False, "%s %s" % (type(e).__name__, getattr(e, "code", ""))
     if done:
@@ -109,11 +109,11 @@ sys.exit("gpubroker-run: this machine cannot end itself; destroy it by `gpubroke
 PYTHON
 }
 
-# A machine that nobody destroys any more ends itself where that ends the bill.
+# Dead-man's switch: ends the machine if no broker destroys it, on clouds where this ends the billing.
 stop_self() {
     case ${GPUBROKER_SELF_STOP:-} in os_shutdown | instance_key) ;; *) return ;; esac
     sleep "${GPUBROKER_SELF_STOP_S:-1800}"
-    echo "gpubroker-run: nobody has destroyed this machine; it ends itself" >&2
+    echo "gpubroker-run: no broker has destroyed this machine; it ends itself" >&2
     if [ "$GPUBROKER_SELF_STOP" = os_shutdown ]; then as_root shutdown -h now; else end_by_key; fi
 }
 
@@ -121,7 +121,7 @@ export GPUBROKER_NODE=${SKYPILOT_NODE_RANK:-0}
 GPUBROKER_MASTER=$(head -n 1 <<<"${SKYPILOT_NODE_IPS:-127.0.0.1}"):29400
 export GPUBROKER_MASTER GPUBROKER_WORKDIR=$work/attempt
 export HOME=$work/home HF_HOME=$work/home/huggingface USER=gpubroker LOGNAME=gpubroker
-# Keys of the registry and of the bundle. Those that the clouds themselves lay into their containers stay with this shell.
+# Remove the keys of the registry and of the bundle. The clouds' keys for this machine stay in this shell alone.
 unset GPUBROKER_REGISTRY_PASSWORD GPUBROKER_BUNDLE_URL "${!SKYPILOT_DOCKER_@}"
 export -n RUNPOD_API_KEY CONTAINER_API_KEY
 

@@ -1,8 +1,8 @@
-# Makes a rented machine able to run the trainer. Constant: what varies comes in GPUBROKER_* variables. It may run again.
+# Prepares a rented machine to run the trainer. All parameters are GPUBROKER_* variables. Running it twice is safe.
 #
-#   GPUBROKER_WAY   image   the machine is made of the trainer's image: only looked at
-#                   docker  the image is pulled onto a plain machine
-#                   bundle  the trainer is installed beside the PyTorch that the machine has
+#   GPUBROKER_WAY   image   the machine runs the trainer's image: checks it only
+#                   docker  pulls the image onto a plain machine
+#                   bundle  installs the trainer for the machine's own PyTorch
 set -euo pipefail
 
 home=/srv/gpubroker
@@ -44,12 +44,12 @@ pull() {
     fail "cannot pull $GPUBROKER_IMAGE; check trainer.image, and the registry's login if it is private"
 }
 
-# Reads the URL from the environment: whoever sees an argument list must not be able to read the store.
+# Reads the URL from the environment: it grants access to the store, and other users can read argument lists.
 fetch() {
     /usr/bin/env python3 - "$1" <<'PYTHON'
 import hashlib, os, shutil, sys, time, urllib.request
 
-url, wanted, path = os.environ["GPUBROKER_BUNDLE_URL"], os.environ["GPUBROKER_BUNDLE_SHA256"], sys.argv[1]
+url, expected, path = os.environ["GPUBROKER_BUNDLE_URL"], os.environ["GPUBROKER_BUNDLE_SHA256"], sys.argv[1]
 problem = ""
 for pause in (0, 2, 5, 15):
     time.sleep(pause)
@@ -60,14 +60,14 @@ for pause in (0, 2, 5, 15):
         problem = f"cannot fetch the trainer: {getattr(e, 'reason', None) or type(e).__name__}"
         continue
     with open(path, "rb") as file:
-        if hashlib.sha256(file.read()).hexdigest() == wanted:
+        if hashlib.sha256(file.read()).hexdigest() == expected:
             sys.exit(0)
     problem = "the fetched trainer is not the one that was uploaded (sha256)"
 sys.exit(f"gpubroker-setup: {problem}")
 PYTHON
 }
 
-# For a machine whose Python is too old for the trainer; where that fails, the recipe says what is missing.
+# Installs uv if the machine's Python is too old for the trainer. After a failure trainer_install.sh reports what is missing.
 get_uv() {
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
     [ -x "$HOME/.local/bin/uv" ] || curl -LsSf https://astral.sh/uv/install.sh | env UV_INSTALL_DIR="$HOME/.local/bin" sh ||

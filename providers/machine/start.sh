@@ -1,5 +1,5 @@
-# Sets a machine up and runs the trainer: in the background, and once, however often it is asked to, since a connection
-# may break off after it has asked. Constant: what varies is in `env` beside it, which it removes. The log is beside it.
+# Sets the machine up and runs the trainer in the background. Further calls do nothing, because a caller whose connection
+# broke calls again. Reads its parameters from the file `env` in its own folder, removes that file, and writes `log` there.
 cd "$(dirname "$0")" || exit
 if [ "${1:-}" != attempt ]; then
     mkdir started 2>/dev/null || exit 0

@@ -1,1 +1,1 @@
-"""RunPod."""
+"""RunPod: offers and pods."""

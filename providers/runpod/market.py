@@ -1,4 +1,4 @@
-"""What RunPod sells: GPU types × counts × data centres (or countries), each with its live price and stock."""
+"""RunPod's market: GPU types × counts × data centres (or countries), each with its live price and stock."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ SKY_NAMES = {
     "NVIDIA RTX 5000 Ada Generation": "RTX5000-Ada", "NVIDIA RTX A6000": "RTXA6000", "NVIDIA RTX A5000": "RTXA5000",
     "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTXPRO6000",
 }  # fmt: skip
-"""RunPod's id of a GPU type → SkyPilot's name (`provision/runpod/utils.py`), without which it cannot be bought."""
+"""SkyPilot's name (`provision/runpod/utils.py`) by RunPod's id of a GPU type. SkyPilot cannot buy other types."""
 DISK_GB = 100
 DISK_USD_PER_GB_MONTH = Decimal("0.10")
-"""Of a running pod's container disk (docs.runpod.io/pods/storage/types, "Comparison"): beside the price of the GPU."""
+"""Price of a running pod's container disk, in addition to the GPU (docs.runpod.io/pods/storage/types, "Comparison")."""
 MONTH_H = Decimal(720)
 DISK_USD_PER_HOUR = usd(DISK_GB * DISK_USD_PER_GB_MONTH / MONTH_H)
-PRICES_A_QUERY = 600
+PRICES_PER_QUERY = 600
 _CONTINENTS = frozenset({"EU", "EUR", "AP", "SEA", "OC", "AS", "ME", "AF", "SA"})
 _PRICE = "{ minimumBidPrice uninterruptablePrice stockStatus minVcpu minMemory }"
 
-Ask = Callable[[str], Awaitable[Mapping[str, Any]]]
+RunQuery = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _GpuLocation:
-    """One GPU type in one number at one place of one tier."""
+    """One GPU type in one count, in one data centre or country of one tier."""
 
     gpu: Mapping[str, Any]
     count: int
@@ -48,22 +48,23 @@ class _GpuLocation:
     region: str
 
     @property
-    def where(self) -> str:
-        at = f'dataCenterId: "{self.zone}"' if self.secure else f'countryCode: "{self.region}"'
-        return f"lowestPrice(input: {{ gpuCount: {self.count}, secureCloud: {str(self.secure).lower()}, {at} }})"
+    def query(self) -> str:
+        """GraphQL field with the lowest price here."""
+        location = f'dataCenterId: "{self.zone}"' if self.secure else f'countryCode: "{self.region}"'
+        return f"lowestPrice(input: {{ gpuCount: {self.count}, secureCloud: {str(self.secure).lower()}, {location} }})"
 
 
 def country(zone: str) -> str:
-    """Of a data centre: `US-TX-1` → US, `EUR-IS-1` → IS, as SkyPilot's catalog has them."""
+    """Return the country of a data centre as in SkyPilot's catalog: `US-TX-1` → US, `EUR-IS-1` → IS."""
     parts = zone.split("-")
     return parts[1] if parts[0] in _CONTINENTS and len(parts) > 1 else parts[0]
 
 
 class RunpodMarket:
-    """Two rounds: what is priced anywhere at all, then the places of that."""
+    """Reader of RunPod's prices: the first query finds the GPU types with a price, later ones price each location."""
 
     def __init__(
-        self, ask: Ask, clock: Clock, *, regions: Sequence[str], community: bool, counts: Sequence[int],
+        self, ask: RunQuery, clock: Clock, *, regions: Sequence[str], community: bool, counts: Sequence[int],
         restart_s: float,
     ) -> None:  # fmt: skip
         self._ask, self._clock = ask, clock
@@ -71,15 +72,15 @@ class RunpodMarket:
         self._counts, self._restart_s = counts, restart_s
 
     async def fill(self, sieve: OfferFilter) -> None:
-        """Puts every offer into `sieve`. Raises what `ask` raises."""
-        places = await self._places(sieve)
-        for start in range(0, len(places), PRICES_A_QUERY):
-            part = places[start : start + PRICES_A_QUERY]
+        """Add every offer to `sieve`. Raises the errors of `ask`."""
+        locations = await self._locations(sieve)
+        for start in range(0, len(locations), PRICES_PER_QUERY):
+            part = locations[start : start + PRICES_PER_QUERY]
             answer = await self._ask(_prices_query(part))
-            for number, place in enumerate(part):
-                self._add(sieve, place, _price_of(answer, number, place))
+            for number, location in enumerate(part):
+                self._add(sieve, location, _price_of(answer, number, location))
 
-    async def _places(self, sieve: OfferFilter) -> list[_GpuLocation]:
+    async def _locations(self, sieve: OfferFilter) -> list[_GpuLocation]:
         tiers = (("s", True), ("c", False)) if self._community else (("s", True),)
         prices = "\n".join(
             f"{tier}{n}: lowestPrice(input: {{ gpuCount: {n}, secureCloud: {str(secure).lower()} }}) {_PRICE}"
@@ -92,59 +93,73 @@ class RunpodMarket:
         )
         try:
             zones = [centre["id"] for centre in answer["dataCenters"] if centre["listed"]]
-            at = {
-                "s": [(z, country(z)) for z in zones],
-                "c": [(COMMUNITY_ZONE, c) for c in answer.get("countryCodes") or ()],
+            locations = {
+                "s": [(zone, country(zone)) for zone in zones],
+                "c": [(COMMUNITY_ZONE, code) for code in answer.get("countryCodes") or ()],
             }
-            known = {country(centre["id"]) for centre in answer["dataCenters"]} | {c for _, c in at["c"]}
+            known = {country(centre["id"]) for centre in answer["dataCenters"]} | {code for _, code in locations["c"]}
             sieve.ask_back("runpod", unsold_regions(self._regions, known))
-            types = [gpu for gpu in answer["gpuTypes"] if self._buyable(gpu, sieve)]
+            types = [gpu for gpu in answer["gpuTypes"] if self._has_sky_name(gpu, sieve)]
             return [
                 _GpuLocation(gpu=gpu, count=n, secure=secure, zone=zone, region=region)
                 for gpu in types
                 for tier, secure in tiers
                 for n in self._counts
-                if n <= (gpu["maxGpuCount"] or 1) and _sold(gpu.get(f"{tier}{n}"))
-                for zone, region in at[tier]
+                if n <= (gpu["maxGpuCount"] or 1) and _has_price(gpu.get(f"{tier}{n}"))
+                for zone, region in locations[tier]
                 if not self._regions or region in self._regions
             ]
         except (AttributeError, KeyError, TypeError) as e:
             raise OutcomeUnknown(f"RunPod: the list of GPU types cannot be read: {e!r}") from None
 
-    def _buyable(self, gpu: Mapping[str, Any], sieve: OfferFilter) -> bool:
+    def _has_sky_name(self, gpu: Mapping[str, Any], sieve: OfferFilter) -> bool:
         if gpu["id"] not in SKY_NAMES:
             sieve.drop("SkyPilot has no name for the GPU")
         return gpu["id"] in SKY_NAMES
 
-    def _add(self, sieve: OfferFilter, place: _GpuLocation, price: Any) -> None:
-        """The on-demand and the spot offer of one place, if there are any."""
-        if not _sold(price):
+    def _add(self, sieve: OfferFilter, location: _GpuLocation, price: Any) -> None:
+        """Add the on-demand and the spot offer of one location, if they exist."""
+        if not _has_price(price):
             return
         try:
-            whole = _money(price["uninterruptablePrice"])
+            on_demand_per_gpu = _money(price["uninterruptablePrice"])
             floor = _money(price["minimumBidPrice"])
-            if whole is not None:
-                sieve.add(self._offer(place, price, per_gpu=whole, whole=whole, spot=False))
+            if on_demand_per_gpu is not None:
+                sieve.add(
+                    self._offer(
+                        location, price, per_gpu=on_demand_per_gpu, on_demand_per_gpu=on_demand_per_gpu, spot=False
+                    )
+                )
             if floor is not None:
-                offered = floor if whole is not None and floor > whole else bid(floor, whole, self._restart_s)
-                sieve.add(self._offer(place, price, per_gpu=offered, whole=whole, spot=True))
+                offered = (
+                    floor
+                    if on_demand_per_gpu is not None and floor > on_demand_per_gpu
+                    else bid(floor, on_demand_per_gpu, self._restart_s)
+                )
+                sieve.add(self._offer(location, price, per_gpu=offered, on_demand_per_gpu=on_demand_per_gpu, spot=True))
         except (KeyError, TypeError, ValueError, ArithmeticError):
             sieve.drop("unreadable")
 
     def _offer(
-        self, place: _GpuLocation, price: Mapping[str, Any], *, per_gpu: Decimal, whole: Decimal | None, spot: bool
+        self,
+        location: _GpuLocation,
+        price: Mapping[str, Any],
+        *,
+        per_gpu: Decimal,
+        on_demand_per_gpu: Decimal | None,
+        spot: bool,
     ) -> Offer:
-        gpu, n = place.gpu, place.count
+        gpu, n = location.gpu, location.count
         memory = int(gpu["memoryInGb"])
-        kind = f"{n}x_{SKY_NAMES[gpu['id']]}_{'SECURE' if place.secure else 'COMMUNITY'}"
+        kind = f"{n}x_{SKY_NAMES[gpu['id']]}_{'SECURE' if location.secure else 'COMMUNITY'}"
         name = accelerator(gpu["id"], memory * GB)
-        where = place.zone if place.secure else place.region
-        on_demand = None if whole is None else whole * n
+        where = location.zone if location.secure else location.region
+        on_demand = None if on_demand_per_gpu is None else on_demand_per_gpu * n
         return Offer(
             id=f"runpod/runpod/{where}/{kind}/{'spot' if spot else 'on-demand'}",
             provider="runpod",
             cloud="runpod",
-            region=place.region,
+            region=location.region,
             instance_type=kind,
             accelerator=name,
             gpus=n,
@@ -157,40 +172,40 @@ class RunpodMarket:
             usd_per_hour=_with_disk(per_gpu * n),
             on_demand_usd_per_hour=None if on_demand is None else _with_disk(on_demand),
             available=price["stockStatus"] is not None,
-            trust="secure" if place.secure else "community",
+            trust="secure" if location.secure else "community",
             facts=HostFacts(
                 disk_usd_per_gib_month=usd(DISK_USD_PER_GB_MONTH * GIB / GB),
                 ingress_usd_per_gib=ZERO,
                 egress_usd_per_gib=ZERO,
                 interconnect=_interconnect(name, n),
             ),
-            purchase=_purchase(place, per_gpu, whole),
+            purchase=_purchase(location, per_gpu, on_demand_per_gpu),
             seen_at=self._clock.now(),
         )
 
 
-def _purchase(place: _GpuLocation, per_gpu: Decimal, whole: Decimal | None) -> dict[str, str]:
-    """What SkyPilot is told of it."""
-    on_demand = per_gpu if whole is None else whole
+def _purchase(location: _GpuLocation, per_gpu: Decimal, on_demand_per_gpu: Decimal | None) -> dict[str, str]:
+    """Return the offer's `purchase` for `RunpodCloud.purchase`."""
+    on_demand = per_gpu if on_demand_per_gpu is None else on_demand_per_gpu
     return {
-        "gpu": SKY_NAMES[place.gpu["id"]],
-        "zone": place.zone,
-        "price": f"{per_gpu * place.count:f}",
-        "on_demand": f"{on_demand * place.count:f}",
+        "gpu": SKY_NAMES[location.gpu["id"]],
+        "zone": location.zone,
+        "price": f"{per_gpu * location.count:f}",
+        "on_demand": f"{on_demand * location.count:f}",
     }
 
 
-def _prices_query(places: Sequence[_GpuLocation]) -> str:
-    """`p<number>` for each place, below one alias a GPU type."""
-    asked: dict[str, list[str]] = {}
-    for number, place in enumerate(places):
-        asked.setdefault(place.gpu["id"], []).append(f"p{number}: {place.where} {_PRICE}")
-    types = (f'{_alias(gpu)}: gpuTypes(input: {{ id: "{gpu}" }}) {{ {" ".join(p)} }}' for gpu, p in asked.items())
+def _prices_query(locations: Sequence[_GpuLocation]) -> str:
+    """Return the query with a field `p<number>` for each location, below one alias per GPU type."""
+    fields: dict[str, list[str]] = {}
+    for number, location in enumerate(locations):
+        fields.setdefault(location.gpu["id"], []).append(f"p{number}: {location.query} {_PRICE}")
+    types = (f'{_alias(gpu)}: gpuTypes(input: {{ id: "{gpu}" }}) {{ {" ".join(p)} }}' for gpu, p in fields.items())
     return f"query {{ {' '.join(types)} }}"
 
 
-def _price_of(answer: Mapping[str, Any], number: int, place: _GpuLocation) -> Any:
-    types = answer.get(_alias(place.gpu["id"]))
+def _price_of(answer: Mapping[str, Any], number: int, location: _GpuLocation) -> Any:
+    types = answer.get(_alias(location.gpu["id"]))
     return types[0].get(f"p{number}") if isinstance(types, list) and types else None
 
 
@@ -198,8 +213,8 @@ def _alias(gpu: str) -> str:
     return SKY_NAMES[gpu].replace("-", "_")
 
 
-def _sold(price: Mapping[str, Any] | None) -> bool:
-    """RunPod names no price where it has no machine at all."""
+def _has_price(price: Mapping[str, Any] | None) -> bool:
+    """Return True if RunPod has a price; it has none for a location without machines."""
     return price is not None and any(price.get(key) is not None for key in ("uninterruptablePrice", "minimumBidPrice"))
 
 
@@ -208,7 +223,7 @@ def _money(value: Any) -> Decimal | None:
 
 
 def _with_disk(price: Decimal) -> Decimal:
-    """A price that is 0 stays so, for the sieve to see."""
+    """Return the price with disk. A price of 0 stays 0, so that the offer filter drops the row."""
     return usd(price + DISK_USD_PER_HOUR) if price > 0 else ZERO
 
 

@@ -1,6 +1,6 @@
-"""RunPod: pods of its own data centres (secure) and of anybody's hosts (community), on demand and by bid.
+"""RunPod provider: pods in data centres (secure) and on private hosts (community), on demand and by bid.
 
-Everything goes through its GraphQL API (graphql-spec.runpod.io). A pod is made of the image, so nothing runs docker.
+All calls use its GraphQL API (graphql-spec.runpod.io). A pod runs the image itself, so no `docker run` is needed.
 """
 
 import re
@@ -26,8 +26,8 @@ from providers.runpod.market import RunpodMarket
 from trainer.contract.base import Config
 
 ENDPOINT = "https://api.runpod.io"
-LITTLE_USD = Decimal(1)
-"""A balance below this is worth a word: RunPod rents nothing without an hour's worth (docs.runpod.io/pods/pricing)."""
+LOW_BALANCE_USD = Decimal(1)
+"""Dollars of balance below which `check` warns. RunPod requires an hour's cost (docs.runpod.io/pods/pricing)."""
 CAPS = Caps(
     spot=True,
     notice_s=5.0,
@@ -41,10 +41,10 @@ CAPS = Caps(
     self_stop="instance_key",
     agent_start_s=120.0,
 )
-"""Billed by the second (docs.runpod.io/pods/pricing). Lag and boot are assumed.
+"""Capabilities of RunPod; billed by the second (docs.runpod.io/pods/pricing). Lag and boot are assumed.
 
-The SIGTERM 5 s before an eviction goes to the container's first process: that of the trainer's image hands it on. A
-stock image has SkyPilot's shell there, and nobody hears.
+RunPod sends SIGTERM 5 s before an eviction to the container's first process. The trainer's image forwards it. In a
+stock image the first process is SkyPilot's shell, which ignores it.
 """
 _STATES = {
     "CREATED": InstanceState.STARTING,
@@ -55,34 +55,34 @@ _STATES = {
     "DEAD": InstanceState.STOPPED,
     "TERMINATED": InstanceState.STOPPED,
 }
-"""All of `desiredStatus`. An evicted pod is EXITED: nothing runs, but it is ours, and may bill, until terminated."""
-_KINDS = {"INTERRUPTABLE": True, "BID": True, "BACKGROUND": True, "RESERVED": False}
+"""Instance state by `desiredStatus` (all values). An evicted pod is EXITED and may be billed until it is terminated."""
+_IS_SPOT = {"INTERRUPTABLE": True, "BID": True, "BACKGROUND": True, "RESERVED": False}
 _PODS = "query { myself { pods { id name desiredStatus costPerHr gpuCount podType machine { gpuDisplayName } } } }"
 _REFUSED = re.compile(
     r"\b(?:unauthorized|unauthenticated|forbidden|invalid api key|(?:status(?: code)?|http|error)[ :=]*40[13])\b", re.I
 )
-"""Words of a refused key; a bare 401 may be a part of any id."""
+"""Messages for a refused key. A bare 401 does not match, because it may be part of an id."""
 
 
 class RunpodConfig(Config):
-    """RunPod."""
+    """Settings of RunPod."""
 
     endpoint: str | None = None
-    """`http://host:port` of a proxy or an emulator in place of https://api.runpod.io."""
+    """`http://host:port` of a proxy or an emulator. Default: https://api.runpod.io."""
     emulated: bool = False
-    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
+    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `US`; empty: all."""
     community: bool = False
-    """Also anybody's hosts, which are cheaper and whose owners can look into the machine."""
+    """Also use private hosts: they are cheaper, but their owners can read the machine's data."""
     gpu_counts: tuple[int, ...] = (1, 2, 4, 8)
-    """How many GPUs a machine may have."""
+    """Allowed numbers of GPUs per machine."""
     restart_s: float = 600.0
-    """What an eviction costs: the time to boot again and the work since the last checkpoint. Bids follow from it."""
+    """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
 
 
 class RunpodCloud:
-    """`providers.common.cloud.Cloud` of RunPod."""
+    """RunPod implementation of `providers.common.cloud.Cloud`."""
 
     name = "runpod"
     caps = CAPS
@@ -104,76 +104,79 @@ class RunpodCloud:
         await self._market.fill(sieve)
 
     async def list(self) -> Sequence[Observed]:
-        """Every pod of the account is looked at: one that cannot be read would otherwise pass for absent."""
-        seen = []
+        """List the installation's pods. Raises OutcomeUnknown for an unreadable pod, because it would seem absent."""
+        observed = []
         for pod in await self._pods():
             try:
                 name = cluster_of(self._installation, pod["name"])
                 if name is not None:
-                    seen.append(_observed(Handle(provider="runpod", id=pod["id"], name=name), pod))
+                    observed.append(_observed(Handle(provider="runpod", id=pod["id"], name=name), pod))
             except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as e:
                 raise OutcomeUnknown(f"RunPod: a pod of the listing cannot be read: {e!r}") from None
-        return seen
+        return observed
 
     async def destroy(self, handle: Handle) -> None:
         try:
             await self._ask(f'mutation {{ podTerminate(input: {{ podId: "{handle.id}" }}) }}')
         except OutcomeUnknown:
-            # What RunPod says of a pod that is gone is not documented, so look.
+            # RunPod does not document its answer for an absent pod, so list the pods.
             if all(pod["id"] != handle.id for pod in await self._pods()):
                 raise Gone(f"RunPod has no pod {handle.id}") from None
             raise
 
     async def _pods(self) -> Sequence[Mapping[str, Any]]:
-        found = (await self._ask(_PODS)).get("myself")
-        if not isinstance(found, dict) or not isinstance(found.get("pods"), list):
-            raise OutcomeUnknown("RunPod: the listing of pods is not one")
-        pods: Sequence[Mapping[str, Any]] = found["pods"]
+        account = (await self._ask(_PODS)).get("myself")
+        if not isinstance(account, dict) or not isinstance(account.get("pods"), list):
+            raise OutcomeUnknown("RunPod: the answer has no list of pods")
+        pods: Sequence[Mapping[str, Any]] = account["pods"]
         return pods
 
     async def check(self) -> str | None:
-        me = (await self._ask("query { myself { id clientBalance } }")).get("myself")
-        if not isinstance(me, dict):
+        account = (await self._ask("query { myself { id clientBalance } }")).get("myself")
+        if not isinstance(account, dict):
             raise OutcomeUnknown("RunPod: the answer does not describe an account")
-        balance = me.get("clientBalance")
+        balance = account.get("clientBalance")
         try:
-            left = None if balance is None else Decimal(str(balance))
+            balance_usd = None if balance is None else Decimal(str(balance))
         except ArithmeticError:
-            raise OutcomeUnknown(f"RunPod: the account's balance is no number: {str(balance)[:40]!r}") from None
-        if left is not None and left < LITTLE_USD:
-            return f"RunPod: the balance is {show(left)}; add credit at https://www.console.runpod.io/user/billing"
+            raise OutcomeUnknown(f"RunPod: the account's balance is not a number: {str(balance)[:40]!r}") from None
+        if balance_usd is not None and balance_usd < LOW_BALANCE_USD:
+            return (
+                f"RunPod: the balance is {show(balance_usd)}; add credit at https://www.console.runpod.io/user/billing"
+            )
         return None
 
     async def credential(self) -> str:
         return digest_of(sky_files("runpod", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        me = (await self._ask("query { myself { id } }")).get("myself")
-        if not isinstance(me, dict) or not me.get("id"):
+        account = (await self._ask("query { myself { id } }")).get("myself")
+        if not isinstance(account, dict) or not account.get("id"):
             raise OutcomeUnknown("RunPod: the answer does not say whose key it is")
-        return (str(me["id"]),)
+        return (str(account["id"]),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
-        """SkyPilot bids the least SpotPrice that its catalog has for an instance type, in whatever zone.
+        """Return the purchase of an offer, with a catalog row of its own.
 
-        It reads the first three parts of the type's name alone, so zone and price go into further ones: each purchase
-        has a row of its own, and a catalog that is out of date cannot mean another bid.
+        SkyPilot bids the lowest SpotPrice that its catalog has for an instance type in any zone. It reads only the
+        first three parts of the type's name, so zone and price are added as further parts. Each purchase thus has its
+        own row, and an outdated catalog cannot cause another bid.
         """
-        bought = offer.purchase
-        kind = f"{offer.instance_type}_{bought['zone']}_{bought['price']}"
+        purchase = offer.purchase
+        kind = f"{offer.instance_type}_{purchase['zone']}_{purchase['price']}"
         row = {
             "InstanceType": kind,
             **gpu_columns(offer),
-            "AcceleratorName": bought["gpu"],
-            "Price": bought["on_demand"],
-            "SpotPrice": bought["price"] if offer.spot else "",
+            "AcceleratorName": purchase["gpu"],
+            "Price": purchase["on_demand"],
+            "SpotPrice": purchase["price"] if offer.spot else "",
             "Region": offer.region,
-            "AvailabilityZone": bought["zone"],
+            "AvailabilityZone": purchase["zone"],
         }
         return Purchase(
             cloud="runpod",
             region=offer.region,
-            zone=bought["zone"],
+            zone=purchase["zone"],
             instance_type=kind,
             use_spot=offer.spot,
             disk_gb=offer.disk_bytes // GB,
@@ -181,7 +184,7 @@ class RunpodCloud:
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
-        """The listing says all that RunPod knows."""
+        """Do nothing: the listing has all facts that RunPod reports."""
 
     async def close(self) -> None:
         for api in self._apis.values():
@@ -189,14 +192,14 @@ class RunpodCloud:
         self._apis.clear()
 
     async def _ask(self, query: str) -> Mapping[str, Any]:
-        """`data` of the answer. The key is read anew, so that a new one is taken up without a restart."""
+        """Run a GraphQL query and return `data`. Reads the key at each call, so a new key needs no restart."""
         key = key_of("runpod", self._env, self._home).key
         if key not in self._apis:
             headers = {"Authorization": f"Bearer {key}", "User-Agent": "gpubroker"}
             self._apis[key] = Rest("RunPod", self._config.endpoint or ENDPOINT, headers, key_help=key_help("runpod"))
         answer = await self._apis[key].call("POST", "/graphql", {"query": query})
         if not isinstance(answer, dict):
-            raise OutcomeUnknown("RunPod: the answer is no GraphQL")
+            raise OutcomeUnknown("RunPod: the answer is not GraphQL")
         if answer.get("errors"):
             raise _error(answer["errors"])
         data = answer.get("data")
@@ -206,18 +209,18 @@ class RunpodCloud:
 
 
 def _error(errors: Any) -> ProviderError:
-    """GraphQL answers 200 to everything; what is not recognised may have happened."""
+    """Return the error of a GraphQL answer, whose status is always 200; an unknown error becomes OutcomeUnknown."""
     first = errors[0] if isinstance(errors, list) and errors else {}
-    said = " ".join(str(first.get("message", first) if isinstance(first, dict) else first).split())[:200]
+    message = " ".join(str(first.get("message", first) if isinstance(first, dict) else first).split())[:200]
     code = str((first.get("extensions") or {}).get("code", "")) if isinstance(first, dict) else ""
-    lower = f"{code} {said}".lower()
+    lower = f"{code} {message}".lower()
     if _REFUSED.search(lower):
-        return Rejected(f"RunPod refuses the key ({said}): {key_help('runpod')}")
+        return Rejected(f"RunPod refuses the key ({message}): {key_help('runpod')}")
     if "too many requests" in lower or "rate limit" in lower:
-        return Throttled(f"RunPod: {said}")
+        return Throttled(f"RunPod: {message}")
     if code == "GRAPHQL_VALIDATION_FAILED":
-        return Rejected(f"RunPod does not know this query any more: {said}")
-    return OutcomeUnknown(f"RunPod: {said}")
+        return Rejected(f"RunPod does not know this query any more: {message}")
+    return OutcomeUnknown(f"RunPod: {message}")
 
 
 def _observed(handle: Handle, pod: Mapping[str, Any]) -> Observed:
@@ -229,6 +232,6 @@ def _observed(handle: Handle, pod: Mapping[str, Any]) -> Observed:
         # RunPod has no A100 of 40 GB, and its display names leave the memory out.
         accelerator=accelerator(gpu, 80 * GB if "A100" in gpu else None) if gpu else None,
         gpus=pod.get("gpuCount"),
-        spot=_KINDS.get(pod.get("podType") or ""),
+        spot=_IS_SPOT.get(pod.get("podType") or ""),
         usd_per_hour=usd(str(rate)) if rate else None,
     )

@@ -1,1 +1,1 @@
-"""Vast."""
+"""Vast.ai: offers and instances."""

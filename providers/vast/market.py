@@ -1,4 +1,4 @@
-"""Vast's asks as offers: each ask once at its own price and once by bid."""
+"""Vast's asks (machines for rent) as offers: each ask once on demand and once by bid."""
 
 import asyncio
 import re
@@ -18,24 +18,24 @@ from providers.common.offer_filter import OfferFilter
 
 MIB = 1024**2
 DISK_GB = 100
-"""What SkyPilot asks for; the disk is paid for as long as the instance exists."""
+"""Disk that SkyPilot requests, in GB; it is billed as long as the instance exists."""
 MONTH_H = 720
-"""Hours of a month in Vast's price of storage [assumed], where the ask does not tell the hourly price itself."""
-MOST = 20_000
-CUT = 64
-"""Asks in an answer that was cut off: the search may hold to its own default whatever `limit` says."""
+"""Hours per month in Vast's storage price [assumed], for asks without an hourly price."""
+SEARCH_LIMIT = 20_000
+TRUNCATED_AT = 64
+"""Number of asks in a truncated answer: the search may use its default limit and ignore `limit`."""
 GPUS = (
     "RTX 4090", "RTX A6000", "L40S", "L4", "A10", "A100 PCIE", "A100 SXM4", "H100 PCIE", "H100 NVL", "H100 SXM", "H200",
     "B200",
 )  # fmt: skip
-"""Vast's names of the GPUs whose speed the broker knows."""
-AT_ONCE = 500
-"""Rows that are read before other work of the daemon gets a turn."""
+"""Vast's names of the GPUs in the hardware table."""
+ROWS_PER_TURN = 500
+"""Asks that are read before the event loop runs other tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Which asks are offers at all."""
+class AskFilter:
+    """Conditions under which an ask becomes an offer; see `VastConfig`."""
 
     regions: Sequence[str]
     community: bool
@@ -46,20 +46,23 @@ class Wanted:
 
 
 def country(geolocation: Any) -> str | None:
-    """`Bavaria, DE` → DE: hosts say where they are as they like, but a country code comes last."""
-    found = re.search(r"\b([A-Z]{2})$", geolocation) if isinstance(geolocation, str) else None
-    return found[1] if found else None
+    """Return the country code of a location, or None. Hosts use free text that ends in the code: `Bavaria, DE`."""
+    match = re.search(r"\b([A-Z]{2})$", geolocation) if isinstance(geolocation, str) else None
+    return match[1] if match else None
 
 
 class VastMarket:
-    def __init__(self, wanted: Wanted, clock: Clock) -> None:
-        self._wanted, self._clock = wanted, clock
-        self._cuda_min = _version(wanted.cuda_min)
+    """Search queries for asks, and their conversion to offers."""
+
+    def __init__(self, ask_filter: AskFilter, clock: Clock) -> None:
+        self._filter, self._clock = ask_filter, clock
+        self._cuda_min = _version(ask_filter.cuda_min)
 
     def query(self, gpu: str | None = None) -> Mapping[str, Any]:
-        """Body of the search. What is left out for a reason that people should see is asked for all the same.
+        """Return the body of a search, for all asks or those with one `gpu`.
 
-        By price; of one GPU by what a dollar does, since the cheapest would all be machines with a single one.
+        The search includes asks that `fill` drops with a reason that users see. All asks are sorted by price. Those of
+        one GPU are sorted by performance per dollar, because the cheapest machines all have a single GPU.
         """
         query: dict[str, Any] = {
             "rentable": {"eq": True},
@@ -69,68 +72,71 @@ class VastMarket:
             "type": "on-demand",
             "allocated_storage": DISK_GB,
             "order": [["dlperf_per_dphtotal", "desc"]] if gpu else [["dph_total", "asc"]],
-            "limit": MOST,
+            "limit": SEARCH_LIMIT,
         }
         if gpu:
             query["gpu_name"] = {"eq": gpu}
-        if self._wanted.verified:
+        if self._filter.verified:
             query["verified"] = {"eq": True}
         return query
 
     async def fill(self, sieve: OfferFilter, asks: Sequence[Any]) -> None:
-        """Each ask once, however often it was found."""
+        """Add the offers of all asks to `sieve`; duplicate asks are ignored."""
         now = self._clock.now()
-        seen: set[int] = set()
+        ask_ids: set[int] = set()
         countries: set[str] = set()
-        for start in range(0, len(asks), AT_ONCE):
-            for ask in asks[start : start + AT_ONCE]:
+        for start in range(0, len(asks), ROWS_PER_TURN):
+            for ask in asks[start : start + ROWS_PER_TURN]:
                 try:
-                    if ask["id"] not in seen:
-                        seen.add(ask["id"])
+                    if ask["id"] not in ask_ids:
+                        ask_ids.add(ask["id"])
                         if (region := country(ask.get("geolocation"))) is not None:
                             countries.add(region)
                         self._add(sieve, ask, now)
                 except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
                     sieve.drop("unreadable")
             await asyncio.sleep(0)
-        sieve.ask_back("vast", unsold_regions(self._wanted.regions, countries))
+        sieve.ask_back("vast", unsold_regions(self._filter.regions, countries))
 
     def _add(self, sieve: OfferFilter, ask: Mapping[str, Any], now: datetime) -> None:
         region = country(ask["geolocation"])
-        if (why := self._unfit(ask, region)) is not None:
+        if (why := self._drop_reason(ask, region)) is not None:
             return sieve.drop(why)
         assert region is not None
-        if self._wanted.regions and region not in self._wanted.regions:
+        if self._filter.regions and region not in self._filter.regions:
             return
         disk = _disk_usd_per_hour(ask)
-        whole = Decimal(str(ask["dph_base"]))
-        sell = _Seller(ask, region, disk, whole, now)
-        sieve.add(sell.offer(whole, spot=False))
+        on_demand = Decimal(str(ask["dph_base"]))
+        ask_offers = _AskOffers(ask, region, disk, on_demand, now)
+        sieve.add(ask_offers.offer(on_demand, spot=False))
         if ask.get("min_bid") is not None:
             floor = Decimal(str(ask["min_bid"]))
-            sieve.add(sell.offer(floor if floor > whole else bid(floor, whole, self._wanted.restart_s), spot=True))
+            sieve.add(
+                ask_offers.offer(
+                    floor if floor > on_demand else bid(floor, on_demand, self._filter.restart_s), spot=True
+                )
+            )
 
-    def _unfit(self, ask: Mapping[str, Any], region: str | None) -> str | None:
-        """Why an ask is not for us, as a short reason to count by."""
-        wanted = self._wanted
+    def _drop_reason(self, ask: Mapping[str, Any], region: str | None) -> str | None:
+        """Return a short reason for which an ask is no offer, or None. Dropped asks are counted by reason."""
         if region is None:
             return "no country"
         if _version(str(ask["cuda_max_good"])) < self._cuda_min:
-            return f"driver older than CUDA {wanted.cuda_min}"
-        if not wanted.community and not _datacentre(ask):
+            return f"driver older than CUDA {self._filter.cuda_min}"
+        if not self._filter.community and not _is_datacentre(ask):
             return "not in a data centre"
-        if ask["reliability2"] < wanted.min_reliability:
-            return f"reliability below {wanted.min_reliability:g}"
+        if ask["reliability2"] < self._filter.min_reliability:
+            return f"reliability below {self._filter.min_reliability:g}"
         return None
 
 
-class _Seller:
-    """One ask; what does not depend on the price is worked out once."""
+class _AskOffers:
+    """Maker of the offers of one ask. Facts that do not depend on the price are computed once."""
 
-    def __init__(self, ask: Mapping[str, Any], region: str, disk: Decimal, whole: Decimal, now: datetime) -> None:
+    def __init__(self, ask: Mapping[str, Any], region: str, disk: Decimal, on_demand: Decimal, now: datetime) -> None:
         share = min(1.0, ask["cpu_cores_effective"] / ask["cpu_cores"])
         memory = int(ask["gpu_ram"]) * MIB
-        self._ask, self._disk, self._whole, self._now = ask, disk, whole, now
+        self._ask, self._disk, self._on_demand, self._now = ask, disk, on_demand, now
         # SkyPilot splits the type at its hyphens.
         gpu = re.sub(r"[^0-9A-Za-z.]+", "_", ask["gpu_name"])
         self._kind = f"{ask['num_gpus']}x-{gpu}-{int(ask['cpu_cores'])}-{int(ask['cpu_ram'])}"
@@ -155,11 +161,11 @@ class _Seller:
             ram_bytes=self._ram,
             disk_bytes=DISK_GB * GB,
             spot=spot,
-            # A price that is 0 stays so, for the sieve to see.
+            # A price of 0 stays 0, so that the offer filter drops the row.
             usd_per_hour=usd(price + self._disk) if price > 0 else price,
-            on_demand_usd_per_hour=usd(self._whole + self._disk),
+            on_demand_usd_per_hour=usd(self._on_demand + self._disk),
             available=True,
-            trust="secure" if _datacentre(ask) else "community",
+            trust="secure" if _is_datacentre(ask) else "community",
             facts=self._facts,
             purchase={"ask": str(ask["id"]), "machine": str(ask["machine_id"]), "bid": f"{price:f}" if spot else ""},
             seen_at=self._now,
@@ -184,14 +190,14 @@ def _facts(ask: Mapping[str, Any]) -> HostFacts:
 
 
 def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:
-    """Of `DISK_GB`: as the search was asked to price it, else from the price of a GB and month."""
-    told = ask.get("storage_total_cost")
-    if told is not None:
-        return Decimal(str(told))
+    """Return the price of `DISK_GB`: the search's own price, or the price per GB and month if it is missing."""
+    total = ask.get("storage_total_cost")
+    if total is not None:
+        return Decimal(str(total))
     return Decimal(str(ask["storage_cost"])) * DISK_GB / MONTH_H
 
 
-def _datacentre(ask: Mapping[str, Any]) -> bool:
+def _is_datacentre(ask: Mapping[str, Any]) -> bool:
     return bool(ask.get("datacenter")) or (ask.get("hosting_type") or 0) >= 1
 
 

@@ -1,7 +1,7 @@
-"""Vast: a market of single machines, most of them anybody's, on demand and by bid.
+"""Vast provider: a market of single machines, most of them on private hosts, on demand and by bid.
 
-Its REST API (docs.vast.ai/api-reference). An ask is one machine, or a part of one, so each is an offer of its own and
-is bought by its number. An instance is made of the image, so nothing runs docker.
+All calls use its REST API (docs.vast.ai/api-reference). An ask is one machine or a part of one, so each ask is a
+separate offer and is purchase by its number. An instance runs the image itself, so no `docker run` is needed.
 """
 
 import re
@@ -25,13 +25,13 @@ from providers.common.http_json import Rest
 from providers.common.image_errors import IMAGE_FIX, image_refused
 from providers.common.offer_filter import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
-from providers.vast.market import CUT, GPUS, MIB, VastMarket, Wanted, country
+from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
 from trainer.contract.base import Config
 
 ENDPOINT = "https://console.vast.ai"
-LITTLE_USD = Decimal(1)
+LOW_BALANCE_USD = Decimal(1)
 PAGE, PAGES = 25, 100
-"""The most instances that a page of a listing holds, and the most pages that are believed."""
+"""Largest number of instances per page of a listing, and largest number of pages that are read."""
 CAPS = Caps(
     spot=True,
     list_lag_s=10.0,
@@ -43,39 +43,40 @@ CAPS = Caps(
     self_stop="instance_key",
     agent_start_s=120.0,
 )
-"""Billed by the second (docs.vast.ai/guides/instances/pricing). Lag and boot are assumed. Eviction has no notice."""
+"""Capabilities of Vast; billed by the second (docs.vast.ai/guides/instances/pricing).
+
+Lag and boot are assumed. An eviction comes without notice.
+"""
 _STARTING = frozenset({"created", "loading", "rebooting", "recycling", "scheduling"})
 _STOPPED = frozenset({"stopped", "frozen", "exited", "offline"})
-"""An outbid instance is stopped; it goes on costing its disk, and would come back by itself: ours until destroyed."""
-
-
-_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot found", re.I)
+"""Statuses of a stopped instance. An outbid instance is stopped, costs its disk, and may restart until destroyed."""
+_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot by_id", re.I)
 _REFUSED = re.compile(r"auth|api.?key|permission|forbidden", re.I)
 
 
 class VastConfig(Config):
-    """Vast.ai."""
+    """Settings of Vast.ai."""
 
     endpoint: str | None = None
-    """`http://host:port` of a proxy or an emulator in place of https://console.vast.ai."""
+    """`http://host:port` of a proxy or an emulator. Default: https://console.vast.ai."""
     emulated: bool = False
-    """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
+    """True: the endpoint is an emulator whose machines compute on a CPU and cost nothing."""
     regions: tuple[str, ...] = ()
     """Country codes, e.g. `DE`; empty: all."""
     community: bool = True
-    """Also hosts outside of data centres, whose owners can look into the machine."""
+    """Also use hosts outside of data centres, whose owners can read the machine's data."""
     verified: bool = True
-    """Only machines that Vast has verified."""
+    """Use only machines that Vast has verified."""
     min_reliability: float = 0.9
-    """0..1 as Vast states it; a host below is left out."""
+    """Smallest accepted host reliability by Vast's statistics, 0..1."""
     cuda_min: str = "12.4"
-    """What the image needs of the driver; a host that runs only older CUDA is left out."""
+    """CUDA version that the image needs; hosts whose driver supports only older versions are excluded."""
     restart_s: float = 600.0
-    """What an eviction costs: the time to boot again and the work since the last checkpoint. Bids follow from it."""
+    """Seconds that an eviction costs: the next boot and the work since the last checkpoint. Bids depend on it."""
 
 
 class VastCloud:
-    """`providers.common.cloud.Cloud` of Vast."""
+    """Vast implementation of `providers.common.cloud.Cloud`."""
 
     name = "vast"
     caps = CAPS
@@ -88,16 +89,16 @@ class VastCloud:
         self._installation = installation
         self._env, self._home = env, home
         self._apis: dict[str, Rest] = {}
-        wanted = Wanted(
+        ask_filter = AskFilter(
             regions=config.regions, community=config.community, verified=config.verified,
             min_reliability=config.min_reliability, cuda_min=config.cuda_min, restart_s=config.restart_s,
         )  # fmt: skip
-        self._market = VastMarket(wanted, clock)
+        self._market = VastMarket(ask_filter, clock)
 
     async def rows(self, sieve: OfferFilter) -> None:
-        """One search, and where its answer was cut off, one more for each GPU that the broker knows."""
+        """Add the offers of one search to `sieve`; after a truncated answer, also of one search per GPU in `GPUS`."""
         asks = await self._search(self._market.query())
-        if len(asks) == CUT:
+        if len(asks) == TRUNCATED_AT:
             for gpu in GPUS:
                 asks += await self._search(self._market.query(gpu))
         await self._market.fill(sieve, asks)
@@ -109,20 +110,26 @@ class VastCloud:
         return offers
 
     async def list(self) -> Sequence[Observed]:
-        """Every instance of the account is looked at: one that cannot be read would otherwise pass for absent."""
-        seen = []
+        """List the installation's instances.
+
+        Raises OutcomeUnknown for an unreadable instance, because it would seem absent.
+        """
+        observed = []
         for machine in await self._instances():
             try:
                 name = cluster_of(self._installation, machine["label"])
                 if name is not None:
-                    seen.append(_observed(name, machine))
+                    observed.append(_observed(name, machine))
             except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as e:
                 raise OutcomeUnknown(f"Vast: an instance of the listing cannot be read: {e!r}") from None
-        return seen
+        return observed
 
     async def _instances(self) -> Sequence[Mapping[str, Any]]:
-        """All pages; the older unpaged call is refused to new accounts. Raises OutcomeUnknown when some are missing."""
-        found: dict[Any, Mapping[str, Any]] = {}
+        """Return the instances of all pages. Raises OutcomeUnknown if some are missing.
+
+        Vast refuses the older call without pages to new accounts.
+        """
+        by_id: dict[Any, Mapping[str, Any]] = {}
         query = {"limit": str(PAGE)}
         for _ in range(PAGES):
             answer = await self._ask("GET", "/api/v1/instances/", query=query)
@@ -131,56 +138,57 @@ class VastCloud:
                 raise OutcomeUnknown("Vast: the listing has no `instances`")
             if not all(isinstance(machine, dict) and "id" in machine for machine in instances):
                 raise OutcomeUnknown("Vast: an instance of the listing cannot be read: it has no id")
-            found |= {machine["id"]: machine for machine in instances}
+            by_id |= {machine["id"]: machine for machine in instances}
             token = answer.get("next_token")
             if not token:
                 break
             query = {"limit": str(PAGE), "after_token": str(token)}
         total = answer.get("total_instances")
-        if token or (isinstance(total, int) and total > len(found)):
-            raise OutcomeUnknown(f"Vast: the listing shows {len(found)} of {total} instances")
-        return list(found.values())
+        if token or (isinstance(total, int) and total > len(by_id)):
+            raise OutcomeUnknown(f"Vast: the listing shows {len(by_id)} of {total} instances")
+        return list(by_id.values())
 
     async def destroy(self, handle: Handle) -> None:
         answer = await self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
         if answer.get("success") is not True:
-            said = _said(answer)
-            if _ABSENT.search(said):
+            message = _error_text(answer)
+            if _ABSENT.search(message):
                 raise Gone(f"Vast has no instance {handle.id}")
-            raise OutcomeUnknown(f"Vast: instance {handle.id} was not destroyed: {said or 'no reason given'}")
+            raise OutcomeUnknown(f"Vast: instance {handle.id} was not destroyed: {message or 'no reason given'}")
 
     async def check(self) -> str | None:
-        """The answer holds the account's key too: nothing of it but the balance is looked at."""
-        me = await self._ask("GET", "/api/v0/users/current/")
-        credit = me.get("credit")
+        """Check the account's credit. The answer also contains the account's key, so it must not be logged."""
+        account = await self._ask("GET", "/api/v0/users/current/")
+        credit = account.get("credit")
         try:
-            left = None if credit is None else Decimal(str(credit))
+            credit_usd = None if credit is None else Decimal(str(credit))
         except ArithmeticError:
-            raise OutcomeUnknown(f"Vast: the account's credit is no number: {str(credit)[:40]!r}") from None
-        if left is None and "id" not in me:
+            raise OutcomeUnknown(f"Vast: the account's credit is not a number: {str(credit)[:40]!r}") from None
+        if credit_usd is None and "id" not in account:
             raise OutcomeUnknown("Vast: the answer does not describe an account")
-        if left is not None and left < LITTLE_USD:
-            return f"Vast: the credit is {show(left)}; add some at https://cloud.vast.ai/billing/"
+        if credit_usd is not None and credit_usd < LOW_BALANCE_USD:
+            return f"Vast: the credit is {show(credit_usd)}; add some at https://cloud.vast.ai/billing/"
         return None
 
     async def credential(self) -> str:
         return digest_of(sky_files("vast", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        me = (await self._ask("GET", "/api/v0/users/current/")).get("id")
-        if me is None:
+        account_id = (await self._ask("GET", "/api/v0/users/current/")).get("id")
+        if account_id is None:
             raise OutcomeUnknown("Vast: the answer does not say whose key it is")
-        return (str(me),)
+        return (str(account_id),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
-        """SkyPilot reads the first two parts and the last of the type's name; the ask goes between them.
+        """Return the purchase of an ask, with a catalog row of its own.
 
-        So each ask has a row of its own, and two prices of one type never meet. A bid must be given outright, since
-        SkyPilot would send the null of an on-demand search.
+        SkyPilot reads the first two parts and the last part of the type's name, so the ask's number is put between
+        them. Two prices of one type therefore never share a row. The bid is passed explicitly, because SkyPilot would
+        send the null of an on-demand search.
         """
-        bought = offer.purchase
+        purchase = offer.purchase
         first, gpu, cores, ram = offer.instance_type.split("-")
-        kind = f"{first}-{gpu}-{cores}-{bought['ask']}-{ram}"
+        kind = f"{first}-{gpu}-{cores}-{purchase['ask']}-{ram}"
         row = {
             "InstanceType": kind,
             **gpu_columns(offer),
@@ -188,7 +196,7 @@ class VastCloud:
             "SpotPrice": f"{offer.usd_per_hour:f}" if offer.spot else "",
             "Region": offer.region,
         }
-        price = {"vast": {"create_instance_kwargs": {"price": float(bought["bid"])}}} if offer.spot else {}
+        price = {"vast": {"create_instance_kwargs": {"price": float(purchase["bid"])}}} if offer.spot else {}
         return Purchase(
             cloud="vast",
             region=offer.region,
@@ -197,11 +205,11 @@ class VastCloud:
             disk_gb=offer.disk_bytes // GB,
             catalog={"vast/vms.csv": [row]},
             config=price,
-            pin={"ask": bought["ask"], "machine": bought["machine"]},
+            pin={"ask": purchase["ask"], "machine": purchase["machine"]},
         )
 
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
-        """The listing says all that Vast knows."""
+        """Do nothing: the listing has all facts that Vast reports."""
 
     async def close(self) -> None:
         for api in self._apis.values():
@@ -211,16 +219,16 @@ class VastCloud:
     async def _ask(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The answer to what only reads: what Vast says beside an error of its own is none."""
+        """Return the answer to a read-only call. Raises a ProviderError if the answer contains an error."""
         answer = await self._call(method, path, body, query=query)
         if answer.get("success") is False or answer.get("error"):
-            raise _error(f"Vast: {method} {path}", _said(answer))
+            raise _error(f"Vast: {method} {path}", _error_text(answer))
         return answer
 
     async def _call(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The answer. The key is read anew, so that a new one is taken up without a restart."""
+        """Make a call and return its answer. Reads the key at each call, so a new key needs no restart."""
         key = key_of("vast", self._env, self._home).key
         if key not in self._apis:
             headers = {"Authorization": f"Bearer {key}"}
@@ -228,26 +236,29 @@ class VastCloud:
             self._apis[key] = Rest("Vast", endpoint, headers, key_help=key_help("vast"), absent=_ABSENT)
         answer = await self._apis[key].call(method, path, body, query=query)
         if not isinstance(answer, dict):
-            raise OutcomeUnknown(f"Vast: {method} {path}: the answer is no object")
+            raise OutcomeUnknown(f"Vast: {method} {path}: the answer is not an object")
         return answer
 
 
-def _said(answer: Mapping[str, Any]) -> str:
+def _error_text(answer: Mapping[str, Any]) -> str:
     return " ".join(f"{answer.get('error') or ''} {answer.get('msg') or ''}".split())[:200]
 
 
-def _error(what: str, said: str) -> ProviderError:
-    if _REFUSED.search(said):
-        return Rejected(f"Vast refuses the key ({said}): {key_help('vast')}")
-    return OutcomeUnknown(f"{what}: {said or 'it failed, and no reason is given'}")
+def _error(call: str, message: str) -> ProviderError:
+    if _REFUSED.search(message):
+        return Rejected(f"Vast refuses the key ({message}): {key_help('vast')}")
+    return OutcomeUnknown(f"{call}: {message or 'it failed, and no reason is given'}")
 
 
-def _fault(machine: Mapping[str, Any]) -> str | None:
-    """The host's docker says why there is no container, and goes on trying for as long as the machine is paid for."""
-    said = " ".join(str(machine.get("status_msg") or "").split())[:300]
-    if machine.get("actual_status") == "running" or not image_refused(said):
+def _fault_message(machine: Mapping[str, Any]) -> str | None:
+    """Return the reason for which the host's docker cannot pull the image, or None.
+
+    The host retries as long as the instance exists and is billed.
+    """
+    status = " ".join(str(machine.get("status_msg") or "").split())[:300]
+    if machine.get("actual_status") == "running" or not image_refused(status):
         return None
-    return f"the image cannot be pulled: {said}; {IMAGE_FIX}"
+    return f"the image cannot be pulled: {status}; {IMAGE_FIX}"
 
 
 def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
@@ -263,13 +274,13 @@ def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
         gpu_memory_bytes=memory_bytes,
         spot=bids if isinstance(bids, bool) else None,
         usd_per_hour=usd(str(rate)) if rate else None,
-        fault=_fault(machine),
-        created_at=_since(machine.get("start_date")),
+        fault=_fault_message(machine),
+        created_at=_created_at(machine.get("start_date")),
     )
 
 
-def _since(seconds: Any) -> datetime | None:
-    """Of the epoch; a machine whose age cannot be read is a machine all the same."""
+def _created_at(seconds: Any) -> datetime | None:
+    """Return the time for seconds of the epoch, or None if they cannot be read; the machine is listed anyway."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -277,7 +288,10 @@ def _since(seconds: Any) -> datetime | None:
 
 
 def _state(machine: Mapping[str, Any]) -> InstanceState:
-    """`actual_status` is the container's, null before there is one; the other two tell what Vast wants of it."""
+    """Return the state of an instance.
+
+    `actual_status` is the container's status, null before it exists. The other two fields are the requested status.
+    """
     actual = machine.get("actual_status")
     if actual in _STOPPED or "stopped" in (machine.get("intended_status"), machine.get("cur_state")):
         return InstanceState.STOPPED

@@ -13,7 +13,7 @@ import pytest
 from graphql import build_schema
 
 from broker.domain.job import Handle
-from providers.registry import CLOUDS, ProvidersConfig
+from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from tests.clouds import lambda_api
 from tests.clouds.emulator import Clouds
 from tests.clouds.runpod_api import SDL
@@ -150,12 +150,12 @@ async def test_runpods_own_description_differs(
 # --------------------------------------------------------------------------------------------------------- never buys
 
 
-@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("cloud", CLOUD_CLASSES)
 async def test_a_provider_that_would_destroy_cannot(clouds: Clouds, cloud: str, tmp_path: Path) -> None:
     if cloud in RENTED:
         await rent(clouds, cloud)
     section = ProvidersConfig.model_validate({cloud: {"endpoint": clouds.url}}).rented()[cloud]
-    native = CLOUDS[cloud][0](section, installation=OURS, clock=SteppedClock(), env=ENV, home=tmp_path)
+    native = CLOUD_CLASSES[cloud][0](section, installation=OURS, clock=SteppedClock(), env=ENV, home=tmp_path)
     machine = next(iter(clouds.world.rented), "i-0123456789abcdef0")
     handle = Handle(provider=cloud, id=machine, name="gb-live-aaaaaaaaaaaaa", region="us-east-1")  # type: ignore[arg-type]
     calls = len(clouds.world.calls)
@@ -217,7 +217,7 @@ async def run(home: Path, *words: str, **env: str) -> tuple[int, str, dict[str, 
 async def test_without_keys_it_says_how_to_get_them(tmp_path: Path) -> None:
     code, text, document = await run(tmp_path)
     assert (code, document["ok"]) == (0, True)
-    assert all(document["clouds"][cloud]["skipped"] for cloud in CLOUDS)
+    assert all(document["clouds"][cloud]["skipped"] for cloud in CLOUD_CLASSES)
     for place in ("console.runpod.io", "cloud.vast.ai", "cloud.lambda.ai", "aws configure"):
         assert place in text
 

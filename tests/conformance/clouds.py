@@ -18,7 +18,7 @@ from broker.domain.instance import BootSpec, TrainerImage
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from broker.ports import Provider
-from providers.aws.api import of_exception
+from providers.aws.api import error_for_exception
 from providers.aws.provider import AwsCloud, AwsConfig
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
@@ -85,7 +85,7 @@ class LaunchServer(Server):
             try:
                 machine = await asyncio.to_thread(self._at_aws, name.removesuffix("-head"), purchase)
             except ClientError as e:
-                raise of_exception("run_instances", e) from None
+                raise error_for_exception("run_instances", e) from None
         if self.reply_lost:
             raise aiohttp.ServerDisconnectedError
         return machine

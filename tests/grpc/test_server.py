@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.api.core.auth import Authenticator
 from broker.api.grpc import jobs as jobs_door
-from broker.api.grpc.server import SERVICES, Taken, serving
+from broker.api.grpc.server import SERVICES, AddressUnavailable, serving
 from broker.api.grpc.status import DETAIL_BYTES, status_of
 from broker.api.http.context import AUTH
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact
@@ -327,7 +327,7 @@ async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(house: ApiSe
 
 
 async def test_a_port_that_is_taken_is_not_shared(house: ApiServers) -> None:
-    with pytest.raises(Taken):
+    with pytest.raises(AddressUnavailable):
         async with serving(parts(house.api), "127.0.0.1", house.port):
             pass
 

@@ -80,7 +80,7 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (artifact_pb.DownloadArtifactRequest, artifacts.DownloadQuery, frozenset({"job_id"})),
 )
 HANDLERS = (JobServicer, QuoteServicer, OfferServicer, ProviderServicer, ArtifactServicer, BudgetServicer)
-ONLY_MESSAGES = {"JobEnd", "LogPiece"}
+ONLY_MESSAGES = {"JobEnd", "LogChunk"}
 """What HTTP has as a stream's own frame."""
 INTEGERS = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)
 

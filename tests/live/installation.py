@@ -23,7 +23,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import RESTING_JOB_STATES
 from broker.runtime.clock import SystemClock
 from providers.common.cloud import Cloud
-from providers.registry import CLOUDS, ProvidersConfig
+from providers.registry import CLOUD_CLASSES, ProvidersConfig
 
 KEPT = ("providers", "home", "port", "database_url")
 """Of the user's configuration these are the run's own."""
@@ -156,7 +156,7 @@ class LiveInstallation:
         """The cloud's own API, past the daemon."""
         if cloud not in self._natives:
             sections = ProvidersConfig.model_validate(self.configuration["providers"]).rented()
-            make, _ = CLOUDS[cloud]
+            make, _ = CLOUD_CLASSES[cloud]
             self._natives[cloud] = make(
                 sections[cloud], installation=self.installation, clock=SystemClock(), env=os.environ, home=Path.home()
             )

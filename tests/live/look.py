@@ -14,7 +14,7 @@ from providers.aws.api import KEYS
 from providers.common.credentials import aws_source, key_of
 from providers.common.http_json import Rest
 from providers.common.offer_filter import OfferFilter
-from providers.registry import CLOUDS, ProvidersConfig
+from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from providers.runpod.provider import ENDPOINT
 from tests.clouds.runpod_api import SDL
 from tests.live import introspection
@@ -22,7 +22,7 @@ from tests.live.answers import OURS, Answers
 from tests.live.guard import reading
 from tests.live.shapes import Difference
 
-NAMES = tuple(CLOUDS)
+NAMES = tuple(CLOUD_CLASSES)
 UNREADABLE = "unreadable"
 _ALL = {"runpod": {"community": True}, "vast": {"verified": False}}
 """Settings with which a cloud shows as much as it has."""
@@ -65,7 +65,7 @@ async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: P
     found, answers = Found(cloud=cloud), Answers(cloud)
     settings = {"endpoint": endpoint, **_ALL.get(cloud, {})}
     section = ProvidersConfig.model_validate({cloud: settings}).rented()[cloud]
-    native = CLOUDS[cloud][0](section, installation=OURS, clock=SystemClock(), env=env, home=home)
+    native = CLOUD_CLASSES[cloud][0](section, installation=OURS, clock=SystemClock(), env=env, home=home)
     with reading(answers):
         try:
             if (problem := await native.check()) is not None:

@@ -217,7 +217,7 @@ class GrpcTransport:
                 if answer.WhichOneof("part") == "end":
                     yield _end(answer.end)
                 else:
-                    piece = answer.piece
+                    piece = answer.chunk
                     yield Piece(piece.position, piece.attempt, piece.node, piece.text)
 
     @_one

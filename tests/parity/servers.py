@@ -8,7 +8,7 @@ from typing import Literal
 import grpc
 
 from broker.api.core.stream_limits import StreamLimits
-from broker.api.grpc.server import Parts, serving
+from broker.api.grpc.server import GrpcDependencies, serving
 from broker.api.http.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.service.interfaces import Settings
 from broker.domain.tenancy import Scope
@@ -44,9 +44,9 @@ class ApiServers:
         return GrpcTransport(self.channel, authorization)
 
 
-def parts(api: Running) -> Parts:
+def parts(api: Running) -> GrpcDependencies:
     app = api.app
-    return Parts(
+    return GrpcDependencies(
         service=app[SERVICE], content=app[CONTENT], auth=app[AUTH], metrics=app[METRICS], readiness=app[READINESS],
         streams=app[STREAMS],
     )  # fmt: skip

@@ -201,7 +201,7 @@ async def test_a_fault_of_ours_is_logged_and_said(desk: Desk, monkeypatch: pytes
 async def test_a_root_that_was_clicked_on_shows_the_same_as_the_outbox_would(desk: Desk) -> None:
     job = await desk.job()
     url = desk.there.response_url()
-    await desk.incoming._asked.show(url, JobSnapshot(job=job))
+    await desk.incoming._required_adapter.show(url, JobSnapshot(job=job))
     (shown,) = desk.answers(url)
     assert shown["replace_original"]
     assert "🕓" in str(shown["blocks"][0])

@@ -94,7 +94,7 @@ async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> N
     await desk.store.put_team("evil", "")
     other = "evil signing secret of their own"
     await desk.store.add_channel(secured(other, id="ch2", name="evil", team="evil"))
-    desk.incoming._known = (float("-inf"), ())
+    desk.incoming._channels = (float("-inf"), ())
     assert "not linked" in await desk.command(f"cancel {job.id}", secret=other)
     await desk.link("read", "submit", "admin", team="evil", owner="mallory")
     assert "no job" in await desk.command(f"cancel {job.id}", secret=other)
@@ -104,14 +104,14 @@ async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> N
 async def test_one_in_two_teams_is_asked_which(desk: Desk) -> None:
     await desk.store.put_team("nlp", "")
     await desk.store.add_channel(secured(id="ch2", name="nlp", team="nlp", config={"channel": "C0NLP"}))
-    desk.incoming._known = (float("-inf"), ())
+    desk.incoming._channels = (float("-inf"), ())
     await desk.link()
     await desk.link(team="nlp", owner="annie")
     mine = await desk.job()
     assert mine.id in await desk.command("status")
     await desk.store.delete_channel("ch1")
     await desk.store.add_channel(secured(id="ch3", name="else", team=None, config={"channel": "C0ELSE"}))
-    desk.incoming._known = (float("-inf"), ())
+    desk.incoming._channels = (float("-inf"), ())
     assert "several teams" in await desk.command("status")
 
 

@@ -13,18 +13,18 @@ log = logging.getLogger(__name__)
 
 OK, FAILING = "ok", "failing"
 """The only texts that callers without a token see: reasons name hosts and databases."""
-TOLD = frozenset({"clock"})
+REPORTED_ONLY = frozenset({"clock"})
 """Parts whose faults are reported but do not make the installation unready."""
 
 
-def words(checks: Mapping[str, str]) -> dict[str, str]:
+def without_reasons(checks: Mapping[str, str]) -> dict[str, str]:
     """Return the checks without their reasons."""
     return {part: OK if text == OK else FAILING for part, text in checks.items()}
 
 
 def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
     """Return the faults of all parts that make the installation unready."""
-    return {part: text for part, text in checks.items() if text != OK and part not in TOLD}
+    return {part: text for part, text in checks.items() if text != OK and part not in REPORTED_ONLY}
 
 
 class Readiness:
@@ -42,7 +42,7 @@ class Readiness:
         self._lease: bytes | None = None
         self._changed_at = 0.0
         self._asked: asyncio.Task[dict[str, str]] | None = None
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     async def check(self) -> dict[str, str]:
         """Return `ok` or the fault of each part; never raises.
@@ -55,11 +55,11 @@ class Readiness:
 
     async def _ask(self) -> dict[str, str]:
         checks = await self._look()
-        now = words(checks)
+        now = without_reasons(checks)
         for part, word in now.items():
-            if word != self._told.get(part, OK):
+            if word != self._logged.get(part, OK):
                 log.log(logging.INFO if word == OK else logging.WARNING, "readiness of %s: %s", part, checks[part])
-        self._told = now
+        self._logged = now
         return checks
 
     async def _look(self) -> dict[str, str]:

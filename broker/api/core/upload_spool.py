@@ -72,7 +72,7 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> Asy
         except OSError as e:
             if e.errno not in FULL:
                 raise
-            raise _no_room(folder) from None
+            raise _disk_full(folder) from None
         yield found
     finally:
         with contextlib.suppress(OSError):
@@ -115,10 +115,10 @@ async def _settled(call: Callable[[], T]) -> T:
         raise
 
 
-def leave_room(folder: Path, size: int) -> None:
+def check_disk_space(folder: Path, size: int) -> None:
     """Raise StorageFull if writing `size` bytes below `folder` would leave too little disk for the database."""
     if _free(folder) < KEPT_FREE_BYTES + size:
-        raise _no_room(folder)
+        raise _disk_full(folder)
 
 
 def _free(folder: Path) -> int:
@@ -126,7 +126,7 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _no_room(folder: Path) -> StorageFull:
+def _disk_full(folder: Path) -> StorageFull:
     free, kept = _free(folder) >> 20, KEPT_FREE_BYTES >> 20
     return StorageFull(
         f"the daemon's disk has {free} MiB free, and keeps {kept} MiB for its database; send less, or have room made "

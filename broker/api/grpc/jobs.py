@@ -19,7 +19,7 @@ from broker.domain.job import Event, Job
 from broker.domain.spec import JobSpec
 from broker.lifecycle.retention import KINDS
 
-PIECE_CHARACTERS = 256 * 1024
+CHUNK_CHARACTERS = 256 * 1024
 """Maximum characters of one log message: at most 1 MiB."""
 
 
@@ -117,8 +117,8 @@ class JobServicer(stubs.JobServiceServicer):
         seen = query.position
         async for piece in self._content.follow(call.caller, row, query.attempt, position):
             if piece is not None:
-                for part in _parts(piece, seen):
-                    yield pb.FollowLogsResponse(piece=part)
+                for part in _log_chunks(piece, seen):
+                    yield pb.FollowLogsResponse(chunk=part)
                 seen = str(piece.position)
             elif not query.follow:
                 return
@@ -126,15 +126,15 @@ class JobServicer(stubs.JobServiceServicer):
         yield pb.FollowLogsResponse(end=_end(row))
 
 
-def _parts(piece: LogPiece, before: str) -> list[pb.LogPiece]:
+def _log_chunks(piece: LogPiece, before: str) -> list[pb.LogChunk]:
     """Split log text into messages of allowed size.
 
     Only the last message moves the position, so that no text is lost with a connection.
     """
-    texts = [piece.text[i : i + PIECE_CHARACTERS] for i in range(0, len(piece.text), PIECE_CHARACTERS)] or [""]
-    made = [pb.LogPiece(position=before, attempt=piece.attempt, node=piece.node, text=text) for text in texts]
-    made[-1].position = str(piece.position)
-    return made
+    texts = [piece.text[i : i + CHUNK_CHARACTERS] for i in range(0, len(piece.text), CHUNK_CHARACTERS)] or [""]
+    chunks = [pb.LogChunk(position=before, attempt=piece.attempt, node=piece.node, text=text) for text in texts]
+    chunks[-1].position = str(piece.position)
+    return chunks
 
 
 def _job(row: Job) -> job.Job:

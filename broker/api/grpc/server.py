@@ -63,12 +63,12 @@ CALLS_AT_ONCE = 4096
 """Maximum number of open calls of all connections, followers included. More are refused with RESOURCE_EXHAUSTED."""
 
 
-class Taken(Exception):
+class AddressUnavailable(Exception):
     """The server cannot listen on the address."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class GrpcDependencies:
     """Objects that the gRPC server shares with the HTTP application."""
 
     service: Service
@@ -81,7 +81,7 @@ class Parts:
 
 @asynccontextmanager
 async def serving(
-    parts: Parts,
+    parts: GrpcDependencies,
     host: str,
     port: int,
     *,
@@ -113,7 +113,7 @@ async def serving(
         else:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise Taken(str(error)) from None
+        raise AddressUnavailable(str(error)) from None
     await server.start()
     try:
         yield bound

@@ -4,7 +4,7 @@ from aiohttp import web
 
 from broker.api.core.metrics import CONTENT_TYPE
 from broker.api.core.problems import NotFound, problem
-from broker.api.core.readiness import unready, words
+from broker.api.core.readiness import unready, without_reasons
 from broker.api.http.context import AUTH, METRICS, READINESS, SERVICE
 from broker.api.http.openapi import Api, Call
 from broker.api.schemas import tenancy as models_tenancy
@@ -60,7 +60,7 @@ async def readyz(call: Call) -> Health | web.Response:
     the reasons.
     """
     checks = await call.request.app[READINESS].check()
-    shown = checks if await _may_know_why(call) else words(checks)
+    shown = checks if await _may_know_why(call) else without_reasons(checks)
     wrong = [Problem(field=part, message=text) for part, text in unready(shown).items()]
     if wrong:
         return problem(503, "not ready", wrong)

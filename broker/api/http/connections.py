@@ -35,7 +35,7 @@ class Runner(web.AppRunner):
         made = super().server
         return None if made is None else partial(_Connection, self, made)
 
-    def come(self) -> bool:
+    def opened(self) -> bool:
         """Count a new connection and return True if it is allowed.
 
         Logs the limit once, until usage falls below 90 %.
@@ -48,7 +48,7 @@ class Runner(web.AppRunner):
         self._full = True
         return False
 
-    def gone(self) -> None:
+    def closed(self) -> None:
         """Count a closed connection."""
         self._here -= 1
         self._full = self._full and self._here > 0.9 * self.most
@@ -65,11 +65,11 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._runner.come():
+        if not self._runner.opened():
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._runner.gone()
+        self._runner.closed()
         super().connection_lost(exc)
 
     def handle_error(

@@ -62,7 +62,7 @@ class CostsView(Wire):
     requests: Decimal
 
 
-class ConsideredView(Wire):
+class ConsideredOffer(Wire):
     """One offer at the purchase of an attempt."""
 
     offer: str
@@ -78,4 +78,4 @@ class ConsideredView(Wire):
 class DecisionView(Wire):
     """Every offer of an attempt's market, in the order of the ranking."""
 
-    items: tuple[ConsideredView, ...]
+    items: tuple[ConsideredOffer, ...]

@@ -14,7 +14,7 @@ from broker.domain.notifications import LOG_CHANNEL, NOTICES, Channel, Delivery,
 from broker.ports import ChannelStatus, Clock, Notifier, Store
 from broker.runtime.secret_box import SecretBox
 
-MOST = 100
+MAX_CHANNELS = 100
 """Maximum number of channels of one team."""
 TEST_S = 30.0
 ID_ENTROPY = 9
@@ -84,8 +84,8 @@ class ChannelService:
         config, secrets = notifier.check(wish.config, wish.secrets)
         secrets, shown = notifier.fresh(secrets)
         rows = self._store.as_tenant(caller.tenant)
-        if sum(one.channel.team == team for one in await rows.channels()) >= MOST:
-            raise Conflict(f"there are {MOST} channels already; `gpubroker channel remove` removes one")
+        if sum(one.channel.team == team for one in await rows.channels()) >= MAX_CHANNELS:
+            raise Conflict(f"there are {MAX_CHANNELS} channels already; `gpubroker channel remove` removes one")
         channel = Channel(
             id=base32(self._entropy(ID_ENTROPY), ID_LENGTH),
             kind=wish.kind,

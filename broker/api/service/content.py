@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from broker.api.core.auth import Caller
 from broker.api.core.problems import Corrupt, NotFound
-from broker.api.core.upload_spool import leave_room, spooled
+from broker.api.core.upload_spool import check_disk_space, spooled
 from broker.api.schemas.queries import UploadFormat
 from broker.api.service.job_data import check_kept
 from broker.api.service.jobs import Service
@@ -80,7 +80,7 @@ class Content:
                     raise InvalidInput(Problem(field="sha256", message=message))
                 summary = await asyncio.to_thread(self._examine, file.path, fmt)
                 if settings.blobs is not None:
-                    leave_room(settings.blobs, file.bytes)
+                    check_disk_space(settings.blobs, file.bytes)
                 await self._blobs.put_file(keys.upload(file.sha256), file.path)
         upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
         await self._service.rows(caller).put_upload(caller.owner, upload)

@@ -21,7 +21,7 @@ from broker.policy.windows import ROLLING
 from broker.ports import Clock, Store
 from broker.quote.placement import foresee
 
-LONGEST = max([*ROLLING.values(), timedelta(days=31)])
+LONGEST_WINDOW = max([*ROLLING.values(), timedelta(days=31)])
 """Longest budget window: how much of the past affects a moment."""
 
 
@@ -73,7 +73,7 @@ class Policies:
         await self._own(caller, policy)
         now = self._clock.now()
         since = now - timedelta(days=days)
-        history = await self._store.as_tenant(caller.tenant).past(since - LONGEST)
+        history = await self._store.as_tenant(caller.tenant).past(since - LONGEST_WINDOW)
         return dry_run(policy, since, history)
 
     async def budgets(self, caller: Caller) -> tuple[datetime, Sequence[Applied]]:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from broker.api.core.auth import Caller, Forbidden, Unauthenticated
 from broker.api.core.problems import Conflict, NotFound
 from broker.api.service.jobs import Service
-from broker.api.service.slack_actions import HELP, SlackActs, may
+from broker.api.service.slack_actions import HELP, SlackActions, may
 from broker.domain.errors import GpubrokerError, InvalidInput, NotifyError, Problem
 from broker.domain.ids import JobId
 from broker.domain.notifications import Channel, JobSnapshot, SlackUser
@@ -31,7 +31,7 @@ CHANNELS_S = 5.0
 FIELDS = 64
 
 
-class Door(Protocol):
+class SlackAdapter(Protocol):
     """Slack calls that the use cases need; implemented by `broker.notify.slack.app.SlackApp`."""
 
     def signers(
@@ -100,11 +100,11 @@ class Sent:
 class Slack:
     """Use cases of Slack. `adapter` None: the daemon has no Slack."""
 
-    def __init__(self, service: Service, door: Door | None) -> None:
+    def __init__(self, service: Service, adapter: SlackAdapter | None) -> None:
         self._service = service
-        self._door = door
-        self._acts = SlackActs(service)
-        self._known: tuple[float, Sequence[Channel]] = (float("-inf"), ())
+        self._adapter = adapter
+        self._acts = SlackActions(service)
+        self._channels: tuple[float, Sequence[Channel]] = (float("-inf"), ())
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ----------------------------------------------------------------------------------------------------------- links
@@ -126,7 +126,7 @@ class Slack:
         seen = [status.channel for status in await rows.channels()]
         channel = _of_team([c for c in seen if c.kind == KIND], team, wish.channel)
         try:
-            found = await self._asked.person(channel, wish.user)
+            found = await self._required_adapter.person(channel, wish.user)
         except NotifyError as e:
             raise Conflict(f"{e}; nothing was linked") from None
         if found is None:
@@ -157,7 +157,7 @@ class Slack:
 
         Raises Unauthenticated for an invalid signature, Conflict for a repeated request, InvalidInput.
         """
-        signers = self._asked.signers(await self.channels(), body, timestamp, signature)
+        signers = self._required_adapter.signers(await self.channels(), body, timestamp, signature)
         if not signers:
             raise Unauthenticated("not signed by a Slack app of any channel here within the last five minutes")
         key = hashlib.sha256(f"{timestamp} {signature}".encode()).hexdigest()
@@ -187,24 +187,26 @@ class Slack:
     async def channels(self) -> Sequence[Channel]:
         """Return the enabled Slack channels of every team."""
         now = self._service.clock.monotonic()
-        if now - self._known[0] >= CHANNELS_S:
+        if now - self._channels[0] >= CHANNELS_S:
             found = [status.channel for status in await self._service.store.channels()]
-            self._known = now, [c for c in found if c.kind == KIND and c.enabled]
-        return self._known[1]
+            self._channels = now, [c for c in found if c.kind == KIND and c.enabled]
+        return self._channels[1]
 
     async def _carry_out(self, sent: Sent) -> None:
         try:
             await self._act(sent)
         except GpubrokerError as e:
-            await self._asked.say(sent.answer_to, [str(e)])
+            await self._required_adapter.say(sent.answer_to, [str(e)])
         except Exception:
             log.exception("a request of Slack failed")
-            await self._asked.say(sent.answer_to, ["an internal error of the broker; its log has the details"])
+            await self._required_adapter.say(
+                sent.answer_to, ["an internal error of the broker; its log has the details"]
+            )
 
     async def _act(self, sent: Sent) -> None:
         caller = await self._caller(sent)
         if caller is None:
-            await self._asked.say(
+            await self._required_adapter.say(
                 sent.answer_to,
                 [
                     "You are not linked to a gpubroker user yet.",
@@ -212,7 +214,7 @@ class Slack:
                 ],
             )
         elif not sent.action:
-            await self._asked.say(sent.answer_to, await self._acts.command(caller, sent.text) or HELP)
+            await self._required_adapter.say(sent.answer_to, await self._acts.command(caller, sent.text) or HELP)
         else:
             await self._press(caller, sent)
 
@@ -222,7 +224,7 @@ class Slack:
             _, done = await self._acts.press(caller, sent.action, sent.value)
         except GpubrokerError as e:
             done = str(e)
-        await self._asked.say(sent.answer_to, [done])
+        await self._required_adapter.say(sent.answer_to, [done])
         if not may(caller, "read"):
             return  # the channel itself updates the message
         try:
@@ -230,7 +232,7 @@ class Slack:
         except NotFound:
             return
         attempts = await self._service.attempts(caller, job)
-        await self._asked.show(sent.answer_to, JobSnapshot(job=job, attempts=tuple(attempts)))
+        await self._required_adapter.show(sent.answer_to, JobSnapshot(job=job, attempts=tuple(attempts)))
 
     async def _caller(self, sent: Sent) -> Caller | None:
         """Return the caller that a Slack user acts as, or None for a user without a link.
@@ -251,12 +253,12 @@ class Slack:
                 raise Conflict("you are linked in several teams; use the channel of the team that you mean")
         if not links:
             return None
-        await self._refuse_ended(links[0])
+        await self._check_owner_active(links[0])
         scopes = frozenset(links[0].scopes) - (frozenset() if None in teams else {"admin"})
         token = f"slack:{sent.workspace}/{sent.user}"
         return Caller(team=links[0].team, owner=links[0].owner, scopes=scopes, token_id=token)
 
-    async def _refuse_ended(self, link: SlackUser) -> None:
+    async def _check_owner_active(self, link: SlackUser) -> None:
         """Raise Forbidden if all tokens of the link's owner have expired. A link outlives the user who created it."""
         tokens = await self._service.store.as_tenant(Tenant(team=link.team, owner=link.owner)).tokens()
         ends = [token.expires_at for token in tokens if token.owner == link.owner and token.team == link.team]
@@ -267,10 +269,10 @@ class Slack:
             )
 
     @property
-    def _asked(self) -> Door:
-        if self._door is None:
+    def _required_adapter(self) -> SlackAdapter:
+        if self._adapter is None:
             raise NotFound("this daemon has no Slack")
-        return self._door
+        return self._adapter
 
 
 def _payload(body: bytes) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ HELP = (
 )
 
 
-class SlackActs:
+class SlackActions:
     """Actions of Slack users. Each calls the same use cases as HTTP, with the same rights and the same audit."""
 
     def __init__(self, service: Service) -> None:
@@ -133,20 +133,20 @@ class SlackActs:
         return found[0]
 
 
-Button = Callable[[SlackActs, Caller, Job, str], Awaitable[str]]
-Command = Callable[[SlackActs, Caller, list[str]], Awaitable[Sequence[str]]]
+Button = Callable[[SlackActions, Caller, Job, str], Awaitable[str]]
+Command = Callable[[SlackActions, Caller, list[str]], Awaitable[Sequence[str]]]
 # Each button with the scope that HTTP requires; checked before any look-up.
 BUTTONS: Mapping[str, tuple[Scope, Button]] = {
-    "gpubroker.approve": ("manage", SlackActs._approve),
-    "gpubroker.refuse": ("manage", SlackActs._refuse),
-    "gpubroker.extend": ("submit", SlackActs._extend),
-    "gpubroker.cancel": ("submit", SlackActs._cancel),
-    "gpubroker.retry": ("submit", SlackActs._retry),
+    "gpubroker.approve": ("manage", SlackActions._approve),
+    "gpubroker.refuse": ("manage", SlackActions._refuse),
+    "gpubroker.extend": ("submit", SlackActions._extend),
+    "gpubroker.cancel": ("submit", SlackActions._cancel),
+    "gpubroker.retry": ("submit", SlackActions._retry),
 }
 COMMANDS: Mapping[str, tuple[Scope, Command]] = {
-    "status": ("read", SlackActs._status),
-    "spend": ("read", SlackActs._spend),
-    "cancel": ("submit", SlackActs._cancelled),
+    "status": ("read", SlackActions._status),
+    "spend": ("read", SlackActions._spend),
+    "cancel": ("submit", SlackActions._cancelled),
 }
 
 

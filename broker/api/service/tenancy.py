@@ -47,7 +47,7 @@ class Tenancy:
 
     async def create_token(self, caller: Caller, wish: NewToken) -> tuple[Token, str]:
         """Return (the token, its text, which is not stored). Raises Forbidden, InvalidInput."""
-        _refuse_more(caller, wish.scopes, "give")
+        _check_scopes(caller, wish.scopes, "give")
         team = wish.team or caller.team
         rows = self._store.as_tenant(caller.tenant)
         if all(one.name != team for one in await rows.teams()):
@@ -76,7 +76,7 @@ class Tenancy:
         rows = self._store.as_tenant(caller.tenant)
         token = next((one for one in await rows.tokens() if one.id == token_id), None)
         if token is not None:
-            _refuse_more(caller, token.scopes, "revoke")
+            _check_scopes(caller, token.scopes, "revoke")
         if token is None or not await rows.delete_token(token_id):
             raise NotFound(f"no token {token_id}; `gpubroker token ls` lists them")
 
@@ -114,7 +114,7 @@ class Tenancy:
         return AuditEntries(entries=entries, next=_cursor(entries[-1]) if full else None)
 
 
-def _refuse_more(caller: Caller, scopes: Sequence[str], doing: str) -> None:
+def _check_scopes(caller: Caller, scopes: Sequence[str], doing: str) -> None:
     """Raise Forbidden if a caller would grant or revoke a scope that its own token lacks."""
     beyond = ungrantable_scopes(caller.scopes, scopes)
     if beyond:

@@ -9,7 +9,7 @@ from broker.api.schemas.files import UploadView
 from broker.api.schemas.job_data import DeletedView, ForecastView, StorageView
 from broker.api.schemas.jobs import AttemptView, EventView, JobDetail, JobView
 from broker.api.schemas.offers import OfferView
-from broker.api.schemas.plans import ConsideredView, DecisionView
+from broker.api.schemas.plans import ConsideredOffer, DecisionView
 from broker.api.schemas.policies import BudgetList, BudgetView, HoldView, StandingView, ThresholdView
 from broker.api.schemas.queries import JobsQuery
 from broker.api.schemas.quotes import LineView, QuoteView
@@ -137,7 +137,7 @@ def upload(row: Upload) -> UploadView:
 
 
 def decision(offers: Sequence[OfferSummary]) -> DecisionView:
-    return DecisionView(items=tuple(ConsideredView.model_validate(offer) for offer in offers))
+    return DecisionView(items=tuple(ConsideredOffer.model_validate(offer) for offer in offers))
 
 
 def job_filter(query: JobsQuery) -> JobFilter:

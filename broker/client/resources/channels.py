@@ -1,4 +1,4 @@
-"""Calls about channels."""
+"""Calls for channels and Slack links."""
 
 from urllib.parse import quote as escape
 
@@ -9,7 +9,7 @@ from broker.client.transport.http import Calls
 
 class ChannelCalls(Calls):
     async def channels(self) -> wire.ChannelList:
-        """Of the own team; for admins all."""
+        """List the channels of your team; for admins all."""
         return await self._call("GET", "/v1/channels", wire.ChannelList)
 
     async def create_channel(self, request: wire.ChannelRequest) -> wire.ChannelMade:
@@ -23,11 +23,11 @@ class ChannelCalls(Calls):
         return await self._call("PATCH", _path(channel_id), wire.ChannelView, json=body)
 
     async def rotate_channel(self, channel_id: str) -> wire.ChannelMade:
-        """A new signing secret, shown in this answer only."""
+        """Create a new signing secret, shown in this answer only."""
         return await self._call("POST", f"{_path(channel_id)}/rotate", wire.ChannelMade)
 
     async def test_channel(self, channel_id: str) -> wire.ChannelTested:
-        """Sends a real message."""
+        """Send a real message."""
         return await self._call("POST", f"{_path(channel_id)}/test", wire.ChannelTested)
 
     async def delete_channel(self, channel_id: str) -> None:
@@ -36,7 +36,7 @@ class ChannelCalls(Calls):
 
 class SlackCalls(Calls):
     async def slack_users(self) -> slack_wire.SlackUserList:
-        """Of the own team; for admins of all."""
+        """List the Slack links of your team; for admins all."""
         return await self._call("GET", "/v1/slack/users", slack_wire.SlackUserList)
 
     async def link_slack_user(self, request: slack_wire.SlackLinkRequest) -> slack_wire.SlackUserView:

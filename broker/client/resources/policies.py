@@ -1,4 +1,4 @@
-"""Calls about policies, budgets and approvals."""
+"""Calls for policies, budgets and approvals."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -15,33 +15,33 @@ class PolicyCalls(Calls):
         return await self._call("GET", "/v1/policies", wire.PolicyList)
 
     async def apply_policy(self, policy: Mapping[str, Any]) -> wire.PolicyView:
-        """Makes it, or a new version of it."""
+        """Store a policy, or a new version of it."""
         return await self._call("PUT", _policy(str(policy.get("name"))), wire.PolicyView, json=policy)
 
     async def delete_policy(self, name: str, *, team: str | None = None) -> None:
         await self._http.read("DELETE", _policy(name), params=plain({"team": team}))
 
     async def policy_history(self, name: str, *, team: str | None = None) -> wire.PolicyHistory:
-        """Newest first."""
+        """List all versions of a policy, newest first."""
         params = plain({"team": team})
         return await self._call("GET", f"{_policy(name)}/history", wire.PolicyHistory, params=params)
 
     async def dry_run_policy(self, policy: Mapping[str, Any], *, days: int = 30) -> wire.DryRunView:
-        """What it would have done in the last `days`."""
+        """Return the effects that a policy would have had in the last `days`."""
         params = plain({"days": days})
         return await self._call("POST", "/v1/policy-dry-run", wire.DryRunView, json=policy, params=params)
 
     async def budgets(self) -> wire.BudgetList:
-        """What is spent and held now, by policy."""
+        """List policies with their spent and reserved dollars."""
         return await self._call("GET", "/v1/budgets", wire.BudgetList)
 
     async def approve(self, job: str, *, up_to_usd: Decimal | None = None) -> JobView:
-        """Approves the job's cap, or a higher one in advance."""
+        """Approve the job's cap, or a higher one in advance."""
         body = {"up_to_usd": None if up_to_usd is None else str(up_to_usd)}
         return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/approve", JobView, json=body)
 
     async def refuse(self, job: str) -> JobView:
-        """Cancels a job that awaits approval."""
+        """Cancel a job that awaits approval."""
         return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/refuse", JobView)
 
 

@@ -1,4 +1,4 @@
-"""Calls about what was spent."""
+"""Calls for spending reports."""
 
 from broker.api.schemas import spending as models
 from broker.client.transport.http import Calls, plain
@@ -15,11 +15,11 @@ class SpendingCalls(Calls):
         team: str | None = None,
         user: str | None = None,
     ) -> models.SpendView:
-        """What was charged, grouped; times in ISO 8601, `zone` an IANA name."""
+        """Report charges by group; times in ISO 8601, `zone` an IANA name."""
         params = plain({"by": by, "since": since, "until": until, "zone": zone, "team": team, "user": user})
         return await self._call("GET", "/v1/spend", models.SpendView, params=params)
 
     async def charges(self, *, cloud: str, since: str | None, until: str | None) -> models.ChargeList:
-        """What was charged machine by machine, to be set against an invoice."""
+        """List charges by machine, to compare them with an invoice."""
         params = plain({"cloud": cloud, "since": since, "until": until})
         return await self._call("GET", "/v1/charges", models.ChargeList, params=params)

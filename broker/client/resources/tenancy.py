@@ -1,4 +1,4 @@
-"""Calls about teams, tokens and the audit."""
+"""Calls for teams, tokens and the audit."""
 
 from urllib.parse import quote as escape
 
@@ -8,7 +8,7 @@ from broker.client.transport.http import Calls, plain
 
 class TenancyCalls(Calls):
     async def tokens(self) -> wire.TokenList:
-        """Of the own team; for admins of all."""
+        """List the tokens of your team; for admins all."""
         return await self._call("GET", "/v1/tokens", wire.TokenList)
 
     async def create_token(self, request: wire.TokenRequest) -> wire.TokenCreated:
@@ -19,7 +19,7 @@ class TenancyCalls(Calls):
         await self._http.read("DELETE", f"/v1/tokens/{escape(token_id, safe='')}")
 
     async def teams(self) -> wire.TeamList:
-        """The own one; for admins all."""
+        """List your team; for admins all teams."""
         return await self._call("GET", "/v1/teams", wire.TeamList)
 
     async def create_team(self, request: wire.TeamRequest) -> wire.TeamView:
@@ -40,7 +40,7 @@ class TenancyCalls(Calls):
         cursor: str | None = None,
         limit: int | None = None,
     ) -> wire.AuditPage:
-        """Who wrote what, newest first; times in ISO 8601."""
+        """List writes with their actors, newest first; times in ISO 8601."""
         asked = {"team": team, "actor": actor, "action": action, "target": target, "since": since, "until": until}
         params = plain({**asked, "cursor": cursor, "limit": limit})
         return await self._call("GET", "/v1/audit", wire.AuditPage, params=params)

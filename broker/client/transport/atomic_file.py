@@ -1,4 +1,4 @@
-"""How a file comes to its place on this machine: whole, or not at all."""
+"""Writes a file completely or not at all."""
 
 import errno
 import os
@@ -13,9 +13,9 @@ from broker.client.transport.errors import NotSaved
 
 @contextmanager
 def placed(target: Path) -> Iterator[BinaryIO]:
-    """A file beside `target` that takes its place, safe on the disk, when the body ends well, and else is removed.
+    """Open a temporary file next to `target`. It replaces `target` when the body succeeds, otherwise it is removed.
 
-    Raises NotSaved.
+    The file is flushed to disk first. Raises NotSaved.
     """
     part = target.with_name(f".gpubroker-{secrets.token_hex(4)}.part")
     try:

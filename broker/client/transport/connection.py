@@ -1,4 +1,4 @@
-"""Where the daemon is, and the token for it: found, stored and forgotten. Files are 0600.
+"""Address and token of the daemon: found, checked and stored. Files have mode 0600.
 
 Order: `GPUBROKER_URL` (with `GPUBROKER_TOKEN`), `client.json` of a `GPUBROKER_HOME` that is set, the stored login,
 `client.json` of the default home. The daemon writes `client.json` when it starts; `gpubroker login` stores a login.
@@ -20,27 +20,27 @@ CERTIFICATE_END = "-----END CERTIFICATE-----\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A daemon's address and what opens it; `source` says where they were found."""
+    """Address of a daemon and the token for it. `source` names the setting or file that they come from."""
 
     url: str
     token: str = field(default="", repr=False)
     source: str = ""
     certificate: str = ""
-    """File of the daemon's own certificate, which is trusted; empty: what this machine trusts."""
+    """File of the daemon's own certificate to trust; empty: trust this machine's certificates."""
 
 
 def login_file() -> Path:
-    """Where `gpubroker login` keeps the daemon of this person."""
+    """Return the file in which `gpubroker login` stores the user's daemon."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "gpubroker" / "login.json"
 
 
 def local_file() -> Path:
-    """Where a daemon of this machine leaves its address."""
+    """Return the file in which a daemon of this machine stores its address."""
     return default_home() / CLIENT_FILE
 
 
 def find() -> Connection | None:
-    """The daemon that commands talk to; None when none was ever started or logged in to. Raises Misconfigured."""
+    """Return the daemon to talk to, or None if none was ever started or logged in to. Raises Misconfigured."""
     url, token = os.environ.get("GPUBROKER_URL"), bearer(os.environ.get("GPUBROKER_TOKEN", ""), "GPUBROKER_TOKEN")
     if url:
         return Connection(url=address(url, "GPUBROKER_URL"), token=token, source="GPUBROKER_URL")
@@ -51,11 +51,11 @@ def find() -> Connection | None:
 
 
 def address(said: str, where: str) -> str:
-    """Without a slash at its end. Raises Misconfigured, which names `where` it was given."""
+    """Return an address without its final slash. Raises Misconfigured, which names the source `where`."""
     try:
         parts = urlsplit(said)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and said.isprintable()
-    except ValueError:  # a port that is no number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, or an unclosed bracket
         usable = False
     if not usable:
         raise Misconfigured(f"{where}: {said!r} is no address; write http://host:port or https://host")
@@ -63,14 +63,14 @@ def address(said: str, where: str) -> str:
 
 
 def bearer(said: str, where: str) -> str:
-    """As it is. Raises Misconfigured, which names `where` it was given, for what no header can carry."""
+    """Return a token unchanged. Raises Misconfigured, which names the source `where`, if no header can carry it."""
     if not said.isprintable():
         raise Misconfigured(f"{where}: the token has a line break or the like in it; give the token alone")
     return said
 
 
 def write(path: Path, connection: Connection) -> None:
-    """Replaces the file at once; nobody but its owner ever can read it. Raises OSError."""
+    """Replace the file atomically; only its owner can ever read it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.unlink(missing_ok=True)
@@ -81,7 +81,10 @@ def write(path: Path, connection: Connection) -> None:
 
 
 def _read(path: Path) -> Connection | None:
-    """None where it is absent. Raises Misconfigured where it is there: another daemon is not what was meant."""
+    """Return the stored connection, or None if the file does not exist. Raises Misconfigured if it is unreadable.
+
+    An unreadable file is an error, because using another daemon instead would be wrong.
+    """
     fix = "run `gpubroker login URL` again" if path == login_file() else "start the daemon again, which writes it"
     try:
         data = json.loads(path.read_text())
@@ -100,7 +103,7 @@ def _read(path: Path) -> Connection | None:
 
 
 def trusting(certificate: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts exactly the first certificate in a file, whatever its issuer and name.
+    """Return a TLS context that trusts exactly the first certificate in a file, regardless of issuer and name.
 
     Used for the certificate of this machine's own daemon. Raises OSError, ssl.SSLError.
     """

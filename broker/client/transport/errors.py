@@ -1,13 +1,13 @@
-"""What can go wrong between the client and the daemon.
+"""Errors of the client.
 
 ClientError
-├── Unreachable   nothing answers, or not in time; nothing is known about what was asked
-├── ApiError      the daemon refused: an RFC 9457 problem
-├── BrokenOff     a file did not come to its end
-├── Damaged       a file came with other bytes than its manifest says
-├── NotSaved      a file cannot be kept on this machine
-├── Misconfigured an address, a token or a file that holds them is unusable; nothing was asked
-└── NotFinished   a job that was waited for ended without its result
+├── DaemonUnreachable  no answer, or not in time; the outcome of the request is unknown
+├── ApiError           the daemon refused: an RFC 9457 problem
+├── BrokenOff          a file's download ended early
+├── Damaged            a file's bytes differ from its manifest
+├── NotSaved           a file cannot be saved on this machine
+├── Misconfigured      an address, a token or a file that holds them is invalid; nothing was sent
+└── NotFinished        a job ended without its result
 """
 
 from broker.api.schemas.base import ProblemView
@@ -16,7 +16,7 @@ from broker.domain.job import JobState
 
 
 class ClientError(Exception):
-    """Base of all."""
+    """Base class of all errors of the client."""
 
 
 class DaemonUnreachable(ClientError):
@@ -28,7 +28,7 @@ class DaemonUnreachable(ClientError):
 
 
 class ApiError(ClientError):
-    """The daemon's refusal."""
+    """The daemon refused the request."""
 
     def __init__(self, problem: ProblemView) -> None:
         told = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problem.errors)
@@ -41,23 +41,23 @@ class ApiError(ClientError):
 
 
 class BrokenOff(ClientError):
-    """A file whose answer ended before its last byte; nothing of it was kept."""
+    """The answer ended before the file's last byte; nothing was stored."""
 
 
 class Damaged(ClientError):
-    """Other bytes than the manifest says."""
+    """The file's bytes differ from its manifest."""
 
 
 class NotSaved(ClientError):
-    """A file cannot be kept: where, why and the fix."""
+    """The file cannot be saved; the message has place, reason and fix."""
 
 
 class Misconfigured(ClientError):
-    """An address, a token or a file that holds them: where, what and the fix."""
+    """An address, a token or a file that holds them is invalid; the message has place, fault and fix."""
 
 
 class NotFinished(ClientError):
-    """A job that was waited for failed, was cancelled or reached its cap."""
+    """The job failed, was cancelled or reached its cap."""
 
     def __init__(self, job: JobDetail) -> None:
         fix = f"; `gpubroker cap {job.id} USD` lets it go on" if job.state is JobState.CAPPED else ""

@@ -1,4 +1,4 @@
-"""One request and its retries: what the client's calls and feeds are built on."""
+"""Requests to the daemon and their retries, and the base class of the typed calls."""
 
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,9 +20,9 @@ BROKEN = (aiohttp.ClientError, TimeoutError)
 
 
 class Transport:
-    """Sends requests to one daemon, for as long as `patience_s` where nothing answers or it cannot work now.
+    """Sends requests to one daemon, and repeats them for `patience_s` seconds if it does not answer or is unavailable.
 
-    `locate` is asked for the address before every retry: a daemon that was started again may have another port.
+    `locate` returns the current address before every retry, because a restarted daemon may have another port.
     """
 
     def __init__(self, at: Connection, patience_s: float, locate: Callable[[], Connection | None]) -> None:
@@ -47,7 +47,7 @@ class Transport:
         return self._at.url.rstrip("/")
 
     def _how(self) -> dict[str, Any]:
-        """What every request is sent with. Raises Unreachable."""
+        """Return the arguments of every request. Raises DaemonUnreachable."""
         headers = {"Authorization": f"Bearer {self._at.token}"} if self._at.token else {}
         if not self._at.certificate:
             return {"headers": headers}
@@ -58,7 +58,7 @@ class Transport:
 
     @asynccontextmanager
     async def once(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One try. Raises ApiError, and Unreachable also when the answer breaks off."""
+        """Send a request once. Raises ApiError; DaemonUnreachable also if the answer breaks off."""
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
         how = self._how()
@@ -73,7 +73,7 @@ class Transport:
 
     @asynccontextmanager
     async def socket(self, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A WebSocket. Raises ApiError when the daemon refuses, Unreachable when it goes away."""
+        """Open a WebSocket. Raises ApiError for a refusal, DaemonUnreachable if the daemon disconnects."""
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
         how = self._how()
@@ -81,14 +81,18 @@ class Transport:
             async with self._session.ws_connect(self.url + path, heartbeat=20.0, **how, **request) as opened:
                 yield opened
         except aiohttp.WSServerHandshakeError as e:
-            # The handshake's error drops the body, which says why; asked again without an upgrade it is an answer.
+            # The handshake's error drops the body, which has the reason; the same request without an upgrade returns
+            # it.
             async with self.once("GET", path, **request):
                 raise DaemonUnreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
         except BROKEN as e:
             raise DaemonUnreachable(self.url, _why(e)) from None
 
     async def read(self, method: str, path: str, **request: Any) -> bytes:
-        """The answer's body. Everything sent this way is safe to repeat. Raises ApiError, Unreachable."""
+        """Return the answer's body.
+
+        Only requests that are safe to repeat may use this. Raises ApiError, DaemonUnreachable.
+        """
         async for attempt in self.tries():
             with attempt:
                 async with self.once(method, path, **request) as response:
@@ -96,7 +100,10 @@ class Transport:
         raise AssertionError("tries() returns or raises")
 
     def tries(self) -> AsyncRetrying:
-        """`async for attempt in tries(): with attempt: ...` repeats what failed for a passing reason."""
+        """Return a loop that repeats transient failures.
+
+        Use: `async for attempt in tries(): with attempt: ...`.
+        """
         return AsyncRetrying(
             retry=retry_if_exception(passing),
             stop=stop_after_delay(self._patience_s),
@@ -112,14 +119,14 @@ class Transport:
 
 
 def passing(error: BaseException) -> bool:
-    """True when the same request may succeed later: nothing answers, or the daemon cannot work just now."""
+    """Return True if the same request may succeed later: no daemon answers, or it is unavailable now."""
     return isinstance(error, DaemonUnreachable | BrokenOff) or (
         isinstance(error, ApiError) and error.status in TRY_AGAIN
     )
 
 
 def _why(error: Exception) -> str:
-    if type(error) is aiohttp.ClientResponseError:  # not its kinds, which have words of their own
+    if type(error) is aiohttp.ClientResponseError:  # not its subclasses, which have their own messages
         return "what answers there speaks no HTTP; is it the port of gRPC?"
     return str(error) or type(error).__name__
 
@@ -136,7 +143,7 @@ async def _problem(response: aiohttp.ClientResponse) -> ProblemView:
 
 
 def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Query parameters without those that are None; a sequence repeats its name."""
+    """Return query parameters without those that are None. A sequence repeats its name."""
     found: list[tuple[str, str]] = []
     for name, value in parameters.items():
         values = value if isinstance(value, list | tuple) else [value]

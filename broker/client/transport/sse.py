@@ -1,15 +1,15 @@
-"""Server-sent events (WHATWG HTML, 9.2), read from a stream of lines."""
+"""Parser of server-sent events (WHATWG HTML, 9.2)."""
 
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 
 END = "end"
-"""The server's word that all is said; a stream that ends without it was cut."""
+"""Event with which the server ends a stream. A stream without it was cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedEvent:
-    """One event; `id` is what `Last-Event-ID` resumes after."""
+    """One event. `id` is the value of `Last-Event-ID` for a resume."""
 
     event: str
     data: str
@@ -17,7 +17,7 @@ class ReceivedEvent:
 
 
 async def messages(lines: AsyncIterable[bytes]) -> AsyncIterator[ReceivedEvent]:
-    """Whole events only: what a broken connection cut off is dropped, and comes again after a resume."""
+    """Yield complete events. An event that a broken connection cut off is dropped; a resume delivers it again."""
     event, identity, data = "message", "", list[str]()
     async for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")

@@ -1,1 +1,1 @@
-"""The Slack notifier, its buttons and its socket."""
+"""Slack: notifier, buttons and Socket Mode."""

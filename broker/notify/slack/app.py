@@ -1,4 +1,4 @@
-"""What Slack sends to us, and how it is answered: signatures, people, answers. Who may do what is the API's matter."""
+"""Requests from Slack: checks signatures, looks up users and sends answers. The API decides about permissions."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ LINE = 600
 
 
 class SlackApp:
-    """The other half of `SlackNotifier`."""
+    """Slack calls of the API; implements `broker.api.service.slack.SlackAdapter`."""
 
     def __init__(self, notifier: SlackNotifier, box: SecretBox, clock: Clock, *, api_url: str) -> None:
         self._notifier = notifier
@@ -32,11 +32,11 @@ class SlackApp:
         self._api_url = urlsplit(api_url)
 
     def now(self) -> float:
-        """Unix time; slack_sdk's verifier asks for it."""
+        """Return Unix time, for slack_sdk's verifier."""
         return self._clock.now().timestamp()
 
     def secrets(self, channel: Channel) -> Secrets | None:
-        """None where another master key sealed them, which is logged."""
+        """Return a channel's secrets, or None, with a log line, if another master key encrypted them."""
         try:
             return Secrets.opened(self._box, channel.sealed)
         except SecretsError as e:
@@ -46,7 +46,7 @@ class SlackApp:
     def signers(
         self, channels: Sequence[Channel], body: bytes, timestamp: str | None, signature: str | None
     ) -> list[Channel]:
-        """The channels whose signing secret made this signature within the last five minutes."""
+        """Return the channels whose signing secret made this signature within the last five minutes."""
         valid: dict[str, bool] = {"": False}
         found = []
         for channel in channels:
@@ -62,27 +62,27 @@ class SlackApp:
         verifier = SignatureVerifier(secret, clock=self)  # type: ignore[arg-type] # only `now` is asked for
         try:
             return verifier.is_valid(body, timestamp, signature)
-        except (ValueError, TypeError):  # a timestamp that is none, a body or signature that is not text
+        except (ValueError, TypeError):  # an invalid timestamp, or a body or signature that is not text
             return False
 
     async def person(self, channel: Channel, user: str) -> tuple[str, str] | None:
-        """(workspace, name) of a Slack user; None where there is none of that id. Raises NotifyError."""
+        """Return (workspace, name) of a Slack user, or None for an unknown id. Raises NotifyError."""
         client = self._notifier.client(channel)
         name = await client.person(user)
         return None if name is None else (await client.workspace(), name)
 
     async def say(self, url: str, lines: Sequence[str]) -> None:
-        """Lines that only the person who asked sees."""
+        """Send lines that only the requesting user sees."""
         said = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
         await self._answer(url, {"text": said.text, "blocks": list(said.blocks)})
 
     async def show(self, url: str, snapshot: JobSnapshot) -> None:
-        """Puts the job as it is now into the message that was clicked on."""
+        """Replace the clicked message by the job's current state."""
         said = root(snapshot)
         await self._answer(url, {"text": said.text, "blocks": list(said.blocks), "replace_original": True})
 
     async def _answer(self, url: str, body: Mapping[str, Any]) -> None:
-        """What cannot be answered is logged: the act itself is done."""
+        """Send an answer. Failures are only logged, because the action itself is done."""
         if not self._is_slacks(url):
             log.warning("an answer was asked for at an address that is not Slack's; none is given")
             return
@@ -97,6 +97,6 @@ class SlackApp:
             log.warning("Slack did not take an answer: status %d, %s", answer.status_code, line(answer.body, 200))
 
     def _is_slacks(self, url: str) -> bool:
-        """A signed request names it; still nobody but Slack is called."""
+        """Return True for an address of Slack. A signed request names the address, but no other host may be called."""
         asked, host = urlsplit(url), self._api_url.hostname or ""
         return asked.scheme == self._api_url.scheme and (asked.hostname or "") in (host, f"hooks.{host}")

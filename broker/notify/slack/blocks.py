@@ -1,4 +1,4 @@
-"""What a job looks like in Slack. Pure: a job as it is, or an event, in; Block Kit out."""
+"""Slack messages about jobs as Block Kit. Pure functions of a job or an event."""
 
 import hashlib
 import json
@@ -30,11 +30,11 @@ from broker.reporting.progress import steps, steps_redone
 EXTEND_BY = Decimal("1.25")
 CENT = Decimal("0.01")
 CAP_MAX = Decimal(1_000_000)
-"""As a spec allows."""
+"""Highest cap that a spec allows."""
 ATTEMPTS_SHOWN = 12
 GIB = 1024**3
 PHASES = frozenset({"", "starting", "training"})
-"""Phases of a beat that say no more than the state does."""
+"""Phases of a heartbeat that say no more than the state."""
 SYMBOL = {
     JobState.AWAITING_APPROVAL: "✋",
     JobState.QUEUED: "🕓",
@@ -49,19 +49,19 @@ SYMBOL = {
 
 @dataclass(frozen=True, kw_only=True)
 class SlackMessage:
-    """`text` is what notifications and screen readers say."""
+    """A Slack message. `text` is shown in notifications and read by screen readers."""
 
     text: str
     blocks: tuple[Json, ...]
 
     @property
     def digest(self) -> str:
-        """Equal for equal messages: nothing is updated to what it shows already."""
+        """Hash of the content. A message with an unchanged digest is not updated."""
         return hashlib.sha256(json.dumps([self.text, self.blocks], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def message(text: str, *blocks: Json) -> SlackMessage:
-    """`text` as it is meant, not escaped yet."""
+    """Return a message; `text` is not escaped yet."""
     return SlackMessage(text=line(text, MESSAGE_MAX) or "–", blocks=blocks)
 
 
@@ -69,7 +69,7 @@ def message(text: str, *blocks: Json) -> SlackMessage:
 
 
 def root(snapshot: JobSnapshot) -> SlackMessage:
-    """State, progress, money, machine and what can be done now; equal states give equal messages."""
+    """Return a job's root message: state, progress, money, machine and buttons. Equal states give equal messages."""
     job = snapshot.job
     run = snapshot.attempts[-1] if snapshot.attempts else None
     state = _state(job, run)
@@ -94,14 +94,14 @@ def _state(job: Job, run: Attempt | None) -> str:
 
 
 def _where(job: Job, run: Attempt | None) -> list[str]:
-    """The machine of a running job; else why it waits or ended."""
+    """Return the machine of a running job, otherwise the reason why it waits or ended."""
     if job.state is JobState.ACTIVE and run is not None:
         return [line(machine(run), 500)]
     return [line(job.reason, 800)] if job.reason else []
 
 
 def machine(run: Attempt) -> str:
-    """`vast (simulated) eu-se · 2× l40s 45 GiB · spot · $0.50/h`."""
+    """Return `vast (simulated) eu-se · 2× l40s 45 GiB · spot · $0.50/h`."""
     offer, nodes = run.line.offer, run.line.nodes
     cloud = f"{offer.cloud} (simulated)" if offer.simulated else offer.cloud
     count = f"{offer.gpus}× " if offer.gpus > 1 else ""
@@ -131,7 +131,7 @@ def _progress(job: Job, attempts: Sequence[Attempt]) -> list[str]:
 
 
 def _left_s(job: Job, run: Attempt) -> float | None:
-    """Seconds of training left at the present speed."""
+    """Return seconds of training left at the current speed, or None if unknown."""
     beat = run.beat
     if beat is None or beat.phase != "training" or not beat.rows_per_s or job.spec.train is None or not run.live:
         return None
@@ -149,12 +149,12 @@ def _money(job: Job, run: Attempt | None) -> list[str]:
 
 
 def extended(cap: Decimal) -> Decimal:
-    """The cap that the button offers: a quarter more, in whole cents."""
+    """Return the cap that the button offers: a quarter more, in whole cents."""
     return (cap * EXTEND_BY).quantize(CENT, rounding=ROUND_CEILING)
 
 
 def buttons(job: Job) -> list[Json]:
-    """What may be done to a job in its state; each asks before it does it."""
+    """Return the buttons for a job's state; each asks for confirmation."""
     if job.state is JobState.AWAITING_APPROVAL:
         told = f"It may then spend up to {show(job.cap_usd)}."
         return [
@@ -195,7 +195,7 @@ def _button(action: str, label: str, job: Job, told: str, *, value: str = "", st
 
 
 def ended(snapshot: JobSnapshot, curve: Losses) -> SlackMessage:
-    """The summary of a job at rest; `curve` is drawn as characters, for where no picture goes with it."""
+    """Return the summary of an ended job. `curve` is drawn with characters, for messages without a picture."""
     job, attempts = snapshot.job, snapshot.attempts
     spark = sparkline(curve)
     blocks = [

@@ -1,7 +1,7 @@
-"""Slack's Web API through slack_sdk, with its answers as our errors.
+"""Slack's Web API through slack_sdk, with its answers as domain errors.
 
-No call is repeated here: an answer that was lost may belong to a post that happened, so whoever calls looks before it
-posts again. slack_sdk's own retries are switched off for the same reason.
+No call is repeated here: a lost answer may belong to a post that succeeded, so callers search before they post again.
+slack_sdk's own retries are switched off for the same reason.
 """
 
 import json
@@ -22,17 +22,17 @@ TIMEOUT_S = 10.0
 EVENT_TYPE = "gpubroker"
 PAGE = 200
 PAGES = 20
-"""A look back ends here: 4000 messages."""
+"""Maximum pages of a search: 4000 messages."""
 POST_BURST = 4
 POST_EVERY_S = 1.0
-"""Slack documents about one message a second into a channel, and short bursts."""
+"""Seconds between posts. Slack documents about one message a second per channel, and short bursts."""
 UPDATES = 40
 UPDATES_S = 60.0
-"""Updates a minute that we make; `chat.update` allows 50."""
+"""Updates per minute; Slack allows 50 for `chat.update`."""
 KEPT_FOR_EVENTS = 0.25
-"""Share of them that no mere refresh takes."""
-PATIENCE_S = 5.0
-"""A post waits for its turn so long; after that the whole channel pauses."""
+"""Share of updates that is reserved for events and not used by refreshes."""
+POST_WAIT_S = 5.0
+"""Seconds that a post may wait for its turn; after that the whole channel pauses."""
 DEFAULT_RETRY_S = 30.0
 
 REFUSED: Mapping[str, str] = {
@@ -48,7 +48,7 @@ REFUSED: Mapping[str, str] = {
     "restricted_action": "the workspace lets no app post there",
     "team_access_not_granted": "the app may not use this workspace",
 }
-"""Only a person can mend these."""
+"""Errors that only a user can fix, with their messages."""
 TOO_MUCH = frozenset({"invalid_blocks", "msg_too_long", "msg_blocks_too_long", "no_text", "metadata_too_large",
                       "invalid_arguments"})  # fmt: skip
 MISSING = frozenset({"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found",
@@ -56,12 +56,12 @@ MISSING = frozenset({"message_not_found", "cant_update_message", "edit_window_cl
 
 
 class Missing(Exception):
-    """The message that was to be updated or answered is not there, or not ours any more."""
+    """The message to update or answer does not exist, or is not ours any more."""
 
 
 @dataclass(kw_only=True)
 class Allowance:
-    """`size` at once, and one more every `every_s`."""
+    """Token bucket: `size` calls at once, and one more every `every_s` seconds."""
 
     size: float
     every_s: float
@@ -69,13 +69,13 @@ class Allowance:
     at: float
 
     def share(self, now: float) -> float:
-        """0..1 of `size` that is free."""
+        """Free share of `size`, 0 to 1."""
         self.left = min(self.size, self.left + (now - self.at) / self.every_s)
         self.at = now
         return self.left / self.size
 
     def wait_s(self, now: float) -> float:
-        """Seconds until one is free; takes it when that is 0."""
+        """Take a call and return 0, or return the seconds until one is free."""
         self.share(now)
         if self.left < 1:
             return (1 - self.left) * self.every_s
@@ -84,7 +84,7 @@ class Allowance:
 
 
 class SlackClient:
-    """One bot token and the conversation that a channel posts into."""
+    """Client for one bot token and the conversation that a channel posts into."""
 
     def __init__(
         self, token: str, conversation: str, *, clock: Clock, session: aiohttp.ClientSession, api_url: str = API_URL
@@ -97,7 +97,7 @@ class SlackClient:
         self._updates = Allowance(size=UPDATES, every_s=UPDATES_S / UPDATES, left=UPDATES, at=now)
 
     async def post(self, said: SlackMessage, *, key: Mapping[str, str], thread: str | None = None) -> str:
-        """Posts and returns the message's `ts`. `key` is found again by `find`. Raises Missing, NotifyError."""
+        """Post a message and return its `ts`. `find` finds it by `key`. Raises Missing, NotifyError."""
         await self._turn()
         answer = await self._call(
             self._web.chat_postMessage,
@@ -114,7 +114,7 @@ class SlackClient:
         return str(answer["ts"])
 
     async def update(self, ts: str, said: SlackMessage) -> None:
-        """Raises Missing, NotifyError."""
+        """Update a message. Raises Missing, NotifyError."""
         self._updates.wait_s(self._clock.monotonic())
         await self._call(
             self._web.chat_update,
@@ -128,11 +128,11 @@ class SlackClient:
 
     @property
     def busy(self) -> bool:
-        """True when so much was updated lately that a mere refresh should wait."""
+        """Return True if recent updates leave no quota for a refresh."""
         return self._updates.share(self._clock.monotonic()) < KEPT_FOR_EVENTS
 
     async def find(self, key: Mapping[str, str], *, since: float) -> str | None:
-        """The `ts` of our message with this key, posted after `since` (Unix time), outside of any thread."""
+        """Return the `ts` of our message with this key, posted after `since` (Unix time) outside of any thread."""
         async for message in self._messages(since, None):
             metadata = message.get("metadata") or {}
             if metadata.get("event_type") == EVENT_TYPE and metadata.get("event_payload") == key:
@@ -140,7 +140,7 @@ class SlackClient:
         return None
 
     async def thread(self, root: str, *, since: float) -> set[str]:
-        """What our replies since then are known by: the `id` of their key, the names of their files."""
+        """Return the identities of our replies since then: the `id` of their key, and the names of their files."""
         found: set[str] = set()
         async for message in self._messages(since, root):
             metadata = message.get("metadata") or {}
@@ -165,7 +165,7 @@ class SlackClient:
                 return
 
     async def upload(self, name: str, data: bytes, *, title: str, thread: str) -> None:
-        """A file as a reply. Raises Missing, NotifyError."""
+        """Upload a file as a reply. Raises Missing, NotifyError."""
         await self._turn()
         await self._call(
             self._web.files_upload_v2,
@@ -178,11 +178,11 @@ class SlackClient:
         )
 
     async def workspace(self) -> str:
-        """The workspace (`T…`) that the token belongs to. Raises NotifyError."""
+        """Return the workspace (`T…`) of the token. Raises NotifyError."""
         return str((await self._call(self._web.auth_test))["team_id"])
 
     async def person(self, user: str) -> str | None:
-        """The name of a Slack user; None where there is none of that id. Raises NotifyError."""
+        """Return the name of a Slack user, or None for an unknown id. Raises NotifyError."""
         try:
             answer = await self._call(self._web.users_info, user=user)
         except Undeliverable:
@@ -191,10 +191,10 @@ class SlackClient:
         return str(profile.get("display_name") or profile.get("real_name") or user)
 
     async def _turn(self) -> None:
-        """Waits until a post is allowed. Raises RetryAfter when that is not soon."""
+        """Wait until a post is allowed. Raises RetryAfter if that takes too long."""
         begun = self._clock.monotonic()
         while wait := self._posts.wait_s(self._clock.monotonic()):
-            if self._clock.monotonic() - begun > PATIENCE_S:
+            if self._clock.monotonic() - begun > POST_WAIT_S:
                 raise RetryAfter("more messages are waiting than Slack takes", POST_EVERY_S)
             await self._clock.sleep(wait)
 
@@ -211,7 +211,10 @@ class SlackClient:
 
 
 def _of_answer(name: str, error: SlackApiError) -> Exception:
-    """slack_sdk's message repeats whole answers; ours names the error only."""
+    """Return the error of a Slack answer.
+
+    It names the error only, because slack_sdk's message repeats whole answers.
+    """
     status, data = error.response.status_code, error.response.data
     told = str(data.get("error", "")) if isinstance(data, dict) else ""
     if status == 429 or told in ("ratelimited", "rate_limited"):

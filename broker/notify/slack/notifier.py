@@ -1,7 +1,7 @@
-"""Slack: one thread a job. The first message shows the job as it is; replies tell what happened.
+"""Slack notifier: one thread per job. The root message shows the job's state; replies report events.
 
-A delivery may come twice. Slack has no idempotency key for posts, so each message carries ours as metadata, and whoever
-cannot be sure that a message is new looks for it first.
+A delivery may arrive twice, and Slack has no idempotency key for posts. Each message therefore carries a key as
+metadata, and a sender that is not sure searches for the key first.
 """
 
 import contextlib
@@ -29,17 +29,19 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 30.0
 TRUST_S = 5.0
-"""A thread that this process left so lately, nobody else has written to since: less than the outbox's lease."""
+"""Seconds for which this process trusts its own record of a thread: less than the outbox's lease, so no other process
+has written since.
+"""
 TRUSTED = 4096
 LOOK_BACK = timedelta(minutes=5)
-"""Clocks of ours and Slack's differ by less."""
+"""Margin of a search in time: our clock and Slack's differ by less."""
 
 Curve = Callable[[Job], Awaitable[Losses]]
-"""The loss curve of a job's last checkpoint. Raises GpubrokerError."""
+"""(job) -> loss curve of its last checkpoint. Raises GpubrokerError."""
 
 
 class SlackNotifier:
-    """`ports.Notifier` into Slack conversations."""
+    """`ports.Notifier` for Slack conversations."""
 
     kind = "slack"
     refresh_s: float | None = REFRESH_S
@@ -60,7 +62,7 @@ class SlackNotifier:
         return secrets, None
 
     def client(self, channel: Channel) -> SlackClient:
-        """For a channel's token and conversation as they are now. Raises SecretsError."""
+        """Return the client of a channel's current token and conversation. Raises SecretsError."""
         conversation = str(channel.config["channel"])
         known = self._clients.get(channel.id)
         if known is not None and known[:2] == (channel.sealed, conversation):
@@ -71,7 +73,7 @@ class SlackNotifier:
         return made
 
     def session(self) -> aiohttp.ClientSession:
-        """One for all that is said to Slack; made in the loop that uses it."""
+        """Return the shared HTTP session, created in the loop that uses it."""
         if self._session is None:
             self._session = new_session()
         return self._session
@@ -105,7 +107,7 @@ class SlackNotifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """A thread as this process left it."""
+    """State of a thread when this process last wrote to it."""
 
     replies: set[str]
     state: State | None
@@ -114,17 +116,17 @@ class _Seen:
 
 @dataclass
 class _Thread:
-    """One delivery. `state`: {"ts": the root, "shown": its digest}."""
+    """One delivery. `state`: {"ts": root message, "shown": its digest}."""
 
     client: SlackClient
     curve: Curve
     channel: Channel
     state: dict[str, object]
     replies: set[str] | None
-    """Ours in the thread that this delivery or a later one could repeat; None: to be looked up."""
+    """Our replies that this delivery or a later one could repeat; None: not looked up yet."""
 
     async def notice(self, delivery: Delivery) -> None:
-        """Its stream has two senders, the outbox and whoever tests the channel: looking is the only way to know."""
+        """Send a notice. Its stream has two senders (outbox and channel test), so always search for it first."""
         if delivery.notice is not None:
             key = {"channel": self.channel.id, "id": delivery.id}
             if await self.client.find(key, since=_since(delivery.notice.at)) is None:
@@ -135,7 +137,7 @@ class _Thread:
             return
         try:
             await self._told(delivery, snapshot)
-        except Missing:  # somebody deleted it: people who look for the job find it again
+        except Missing:  # a user deleted the message; posting it again lets users find the job
             self.state.clear()
             if not delivery.refresh:
                 self.replies = None
@@ -186,13 +188,16 @@ class _Thread:
             told.add(name)
 
     async def _told_since(self, event: Event, thread: str) -> set[str]:
-        """Looked up once for all that waits: whoever held the stream before may have told more than it wrote down."""
+        """Return our replies since the oldest waiting event, looked up once.
+
+        The previous sender may have posted more than it recorded.
+        """
         if self.replies is None:
             self.replies = await self.client.thread(thread, since=_since(event.at))
         return self.replies
 
     async def _losses(self, job: Job) -> Losses:
-        """Empty where there are none; a summary does not wait for the blob store."""
+        """Return the loss curve, or nothing if it is unavailable: a summary does not wait for the blob store."""
         try:
             return await self.curve(job)
         except GpubrokerError as e:

@@ -1,4 +1,7 @@
-"""What is said in a job's thread, and outside of any thread. Pure: events and notices in, Block Kit out."""
+"""Slack replies in a job's thread, and messages outside of threads, as Block Kit.
+
+Pure functions of events and notices.
+"""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -15,9 +18,9 @@ from broker.notify.slack.text import HEADER_MAX, Json, context, line, mrkdwn, pl
 SILENT = frozenset(
     {"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed", "training.interval", "training.best"}
 )
-"""The root message or the end shows them, or they are of no concern: how often it saves."""
+"""Events without a reply: the root message or the summary shows them, or they are unimportant, such as saves."""
 ENDS = frozenset({"job.succeeded", "job.failed", "job.capped", "job.cancelled"})
-"""Told as a summary."""
+"""Events that are reported as a summary."""
 MESSAGE = 2400
 ROWS = 20
 MONEY_MAX = Decimal(10) ** 12
@@ -80,12 +83,12 @@ SUMS: Mapping[str, str] = {
     "saved_on_demand_usd": "Saved against on-demand",
     "usd_per_hour": "An hour, now",
 }
-"""Totals of a digest."""
+"""Totals of a digest, with their labels."""
 UNITS: Mapping[str, str] = {"usd_per_hour": "{} an hour", "spent_usd": "{} spent", "cap_usd": "cap {}"}
 
 
 def reply(event: Event, snapshot: JobSnapshot, folded: int) -> SlackMessage | None:
-    """None: the root message, or another reply, says it. Unknown kinds are told by their message."""
+    """Return the reply to an event, or None if another message shows it. Unknown kinds are shown by their message."""
     if event.kind in SILENT or event.kind in ENDS or (event.kind == "attempt.ended" and "reason" in event.data):
         return None
     name = snapshot.job.spec.name
@@ -99,7 +102,7 @@ def reply(event: Event, snapshot: JobSnapshot, folded: int) -> SlackMessage | No
 
 
 def _quoted(event: Event) -> list[str]:
-    """The next best offers, for the record of why this one was chosen."""
+    """Return the next best offers, which explain the choice."""
     offers = event.data.get("offers") if event.kind == "attempt.planned" else None
     if not isinstance(offers, list):
         return []
@@ -108,7 +111,7 @@ def _quoted(event: Event) -> list[str]:
 
 
 def _resumed(event: Event, snapshot: JobSnapshot) -> list[str]:
-    """What the machine that is gone cost without result, and how long there was none."""
+    """Return the cost of the lost machine's unsaved work, and the time without a machine."""
     now = next((a for a in snapshot.attempts if a.id == event.attempt_id), None)
     before = [a for a in snapshot.attempts if now is not None and a.number < now.number and a.create_sent_at]
     if event.kind != "attempt.training" or now is None or not before or before[-1].live:
@@ -117,7 +120,7 @@ def _resumed(event: Event, snapshot: JobSnapshot) -> list[str]:
 
 
 def lost(gone: Attempt, now: Attempt) -> str:
-    """`lost with attempt 1: 3 min 20 s, $0.0100; 2 min 05 s without a machine`."""
+    """Return `lost with attempt 1: 3 min 20 s, $0.0100; 2 min 05 s without a machine`."""
     share = lost_share(gone)
     seconds = float(billed_hours(gone) * share) * 3600
     text = f"lost with attempt {gone.number}: {duration(seconds)}, {show(usd(gone.charged_usd * share))}"
@@ -127,7 +130,7 @@ def lost(gone: Attempt, now: Attempt) -> str:
 
 
 def notice(told: Notice) -> SlackMessage:
-    """What is about no single job. Lists of rows in `data` become lines."""
+    """Return the message of a notice, which is not about a single job. Lists of rows in `data` become lines."""
     symbol, title = NOTICES.get(told.kind, ("📣", told.kind.replace(".", " ").replace("_", " ")))
     blocks: list[Json] = [
         {"type": "header", "text": plain(f"{symbol} {title}", HEADER_MAX)},
@@ -140,7 +143,7 @@ def notice(told: Notice) -> SlackMessage:
 
 
 def _sums(data: Mapping[str, Any]) -> list[Json]:
-    """The digest's totals side by side."""
+    """Return the digest's totals as columns."""
     found = [f"*{name}*\n{line(_money(data[key]), 100)}" for key, name in SUMS.items() if key in data]
     return [{"type": "section", "fields": [mrkdwn(text) for text in found]}] if found else []
 
@@ -158,7 +161,7 @@ def _tables(data: Mapping[str, Any]) -> list[Json]:
 
 
 def _row(row: object) -> str:
-    """`tune · ann · 1 x l40s · $0.73 an hour · $1.20 spent`: money is told as such, ids are for programs."""
+    """Return `tune · ann · 1 x l40s · $0.73 an hour · $1.20 spent`. Money is formatted; ids are left out."""
     if not isinstance(row, Mapping):
         return str(row)
     named = {key: value for key, value in row.items() if key != "id" or "name" not in row}

@@ -1,4 +1,4 @@
-"""What a Slack channel needs to be told: the conversation, and the app's secrets."""
+"""Settings of a Slack channel: the conversation, and the app's secrets."""
 
 import json
 import re
@@ -24,19 +24,19 @@ REQUIRED = ("bot_token",)
 class Secrets:
     bot_token: str = field(repr=False)
     signing_secret: str = field(default="", repr=False)
-    """Checks what Slack sends to our address; empty: nothing is taken from there."""
+    """Secret that verifies Slack's requests over HTTP; empty: no requests are accepted."""
     app_token: str = field(default="", repr=False)
-    """Opens Socket Mode; empty: it is not used."""
+    """Token for Socket Mode; empty: Socket Mode is not used."""
 
     @classmethod
     def opened(cls, box: SecretBox, sealed: bytes | None) -> Self:
-        """Raises SecretsError when another master key sealed them."""
+        """Return decrypted secrets. Raises SecretsError if another master key encrypted them."""
         found = json.loads(box.open(sealed)) if sealed is not None else {}
         return cls(**{"bot_token": ""} | {name: str(found[name]) for name in FORMS if name in found})
 
 
 def check(config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
-    """As they are to be kept. Raises InvalidInput with every fault."""
+    """Return the settings to store. Raises InvalidInput with every fault."""
     faults = [_unknown(f"config.{key}", "channel") for key in config if key != "channel"]
     faults += [_unknown(f"secrets.{name}", ", ".join(FORMS)) for name in secrets if name not in FORMS]
     conversation = config.get("channel")

@@ -1,4 +1,4 @@
-"""Socket Mode: Slack's clicks and commands over a connection that we open, for brokers without a public address."""
+"""Socket Mode: Slack's clicks and commands over an outgoing connection, for brokers without a public address."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from broker.ports import Clock
 
 log = logging.getLogger(__name__)
 _sdk = logging.getLogger(f"{__name__}.sdk")
-_sdk.setLevel(logging.CRITICAL)  # it repeats tracebacks while Slack is away; one line of ours says it
+_sdk.setLevel(logging.CRITICAL)  # slack_sdk logs tracebacks while Slack is unreachable; our own single line suffices
 
 EVERY_S = 5.0
 CONNECT_S = 20.0
@@ -27,14 +27,14 @@ BACK_OFF_S = (5.0, 300.0)
 PING_S = 10.0
 
 Channels = Callable[[], Awaitable[Sequence[Channel]]]
-"""Enabled channels of Slack. Raises StoreUnavailable."""
+"""() -> enabled Slack channels. Raises StoreUnavailable."""
 Take = Callable[[Sequence[Channel], str, Mapping[str, Any]], Awaitable[None]]
-"""(channels of the app, the envelope's id, its payload). Returns as soon as it is certain to be carried out."""
+"""(channels of the app, envelope id, payload) -> returns as soon as the request is certain to be carried out."""
 
 
 @dataclass
 class _Link:
-    """One app's connection."""
+    """Connection of one app."""
 
     client: SocketModeClient | None = None
     failures: int = 0
@@ -42,7 +42,7 @@ class _Link:
 
 
 class SlackSockets:
-    """Keeps one connection for each app token that a channel has; every broker has its own, and Slack picks one."""
+    """Keeps one connection for each app token of a channel. Every broker has its own; Slack chooses one per request."""
 
     name = "slack socket"
     every_s = EVERY_S
@@ -99,7 +99,7 @@ class SlackSockets:
         link.client, link.failures = client, 0
 
     async def _received(self, token: str, client: SocketModeClient, request: SocketModeRequest) -> None:
-        """Acknowledged once it is ours; without that Slack sends it again, here or to another broker."""
+        """Acknowledge a request once it is recorded. Otherwise Slack sends it again, here or to another broker."""
         channels = (await self._wanted()).get(token, [])
         await self._take(channels, request.envelope_id, request.payload)
         await client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
@@ -115,7 +115,7 @@ class SlackSockets:
 
 
 def _why(error: Exception) -> str:
-    """The error's name only: slack_sdk's messages repeat whole answers."""
+    """Return the error's name only, because slack_sdk's messages repeat whole answers."""
     response = getattr(error, "response", None)
     told = response.get("error") if response is not None else None
     return str(told or type(error).__name__)

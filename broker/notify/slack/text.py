@@ -1,7 +1,7 @@
-"""Text for Slack: whatever a person or a rented machine wrote is shown, and never mentions, links or breaks anything.
+"""Escaped text for Slack. Text of users and rented machines cannot mention, link or break anything.
 
-Slack's own rule is to escape `&`, `<` and `>`: then no `<!channel>`, `<@U…>` or `<https://…|…>` can come of it. Every
-text object is `verbatim` besides, so that Slack makes no link or mention out of bare words either.
+Slack's rule is to escape `&`, `<` and `>`, so that no `<!channel>`, `<@U…>` or `<https://…|…>` can result. Every text
+object is also `verbatim`, so that Slack makes no link or mention out of bare words.
 """
 
 from typing import Any
@@ -16,13 +16,13 @@ _INVISIBLE = dict.fromkeys(
     (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A),
      *range(0xD800, 0xE000), 0xFEFF)
 )  # fmt: skip
-"""Control and direction characters, which turn the line around them, and halves of characters."""
+"""Control and direction characters, which change the surrounding line, and unpaired surrogates."""
 
 Json = dict[str, Any]
 
 
 def escape(text: str, limit: int = SECTION_MAX) -> str:
-    """At most `limit` characters after escaping; never cut inside an entity."""
+    """Return at most `limit` characters after escaping, never cut inside an entity."""
     pieces = [_ESCAPED.get(character, character) for character in text]
     if sum(map(len, pieces)) <= limit:
         return "".join(pieces)
@@ -36,12 +36,12 @@ def escape(text: str, limit: int = SECTION_MAX) -> str:
 
 
 def line(text: str, limit: int = SECTION_MAX) -> str:
-    """One line, escaped, without control characters."""
+    """Return one escaped line without control characters."""
     return escape(_clean(text), limit)
 
 
 def code(text: str, limit: int = SECTION_MAX) -> str:
-    """One line as code; a backtick in it would end it."""
+    """Return one line as code. Backticks are replaced, because they would end it."""
     return f"`{line(text.replace('`', chr(39)), limit - 2) or ' '}`"
 
 
@@ -50,19 +50,19 @@ def _clean(text: str) -> str:
 
 
 def plain(text: str, limit: int) -> Json:
-    """A plain text object, which Slack does not interpret."""
+    """Return a plain text object, which Slack does not interpret."""
     cleaned = _clean(text) or "–"
     shown = cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + CUT
     return {"type": "plain_text", "text": shown, "emoji": False}
 
 
 def mrkdwn(text: str) -> Json:
-    """A text object of parts that are escaped already."""
+    """Return a text object of escaped parts."""
     return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
 def section(*lines: str) -> Json:
-    """Lines that are escaped already; whole ones are left out where they would be too many characters."""
+    """Return a section of escaped lines. Lines beyond the limit are left out whole."""
     return {"type": "section", "text": mrkdwn(_fitting(lines, SECTION_MAX))}
 
 
@@ -81,6 +81,6 @@ def _fitting(lines: tuple[str, ...], limit: int) -> str:
 
 
 def bar(share: float, width: int = 20) -> str:
-    """`█████░░░░░` for a share of 0..1; anything beyond is drawn at the edge."""
+    """Return `█████░░░░░` for a share of 0 to 1; other values are drawn at the edge."""
     full = round(min(1.0, max(0.0, share)) * width)
     return "█" * full + "░" * (width - full)

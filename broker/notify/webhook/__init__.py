@@ -1,1 +1,1 @@
-"""Signed webhooks, and the guard of their addresses."""
+"""Signed webhooks to public addresses."""

@@ -1,7 +1,7 @@
-"""Which addresses a webhook may reach: public ones, looked at where the socket is made.
+"""Check that webhooks reach only public addresses, made when the socket is created.
 
-The address that is looked at is the one that is connected to, so no second answer of the DNS, no odd spelling of an
-address and no literal in the URL gets around it.
+The checked address is the one that is connected to. A second DNS answer, an odd spelling or a literal in the URL cannot
+evade it.
 """
 
 import errno
@@ -21,13 +21,13 @@ REFUSED_V4 = tuple(
     )
 )
 GLOBAL_V6 = IPv6Network("2000::/3")
-"""All that was ever given out: leaves out ::, mapped and compatible IPv4, NAT64, unique and link local, multicast."""
+"""Allocated IPv6 addresses. Excludes ::, mapped and compatible IPv4, NAT64, unique and link local, and multicast."""
 REFUSED_V6 = tuple(
     IPv6Network(network)
     for network in (
         "2001::/23",  # protocol assignments, among them Teredo, which carries an IPv4 address
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4, likewise
+        "2002::/16",  # 6to4, which carries an IPv4 address too
         "3fff::/20",  # documentation
     )
 )
@@ -41,7 +41,7 @@ class AddressRefused(OSError):
 
 
 def public(text: str) -> bool:
-    """True for an address of the public Internet in its usual form; everything else is False."""
+    """Return True for an address of the public Internet in its usual form; otherwise False."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -60,7 +60,7 @@ def _public_v6(address: IPv6Address) -> bool:
 
 
 def public_socket(info: AddressInfo) -> socket.socket:
-    """The socket for one address that a name came to. Raises AddressRefused."""
+    """Return the socket for a resolved address. Raises AddressRefused."""
     family, kind, protocol, _, address = info
     if not public(str(address[0])):
         raise AddressRefused(str(address[0]))

@@ -1,4 +1,4 @@
-"""What a webhook says: the event or notice, and the job as it is now."""
+"""Body of a webhook: the event or notice, and the job's current state."""
 
 import json
 from typing import Any
@@ -7,11 +7,11 @@ from broker.domain.job import Attempt, Job
 from broker.domain.notifications import Delivery, JobSnapshot
 
 TEXT = 2000
-"""Characters of one text at most."""
+"""Maximum characters of one text."""
 
 
 def body(delivery: Delivery, snapshot: JobSnapshot | None) -> bytes:
-    """JSON of `type`, `timestamp` (of the event) and `data`. Money is a string of dollars."""
+    """Return JSON of `type`, `timestamp` (of the event) and `data`. Money is a string of dollars."""
     told = delivery.event or delivery.notice
     assert told is not None, "a webhook is not refreshed"
     data: dict[str, Any] = {"message": told.message[:TEXT], "detail": dict(told.data), "folded": delivery.folded}

@@ -1,4 +1,4 @@
-"""Webhooks: one signed POST a delivery, to public addresses over HTTPS only."""
+"""Webhook notifier: one signed POST per delivery, to public addresses over HTTPS only."""
 
 import json
 import ssl
@@ -21,23 +21,23 @@ from broker.runtime.secret_box import SecretBox
 
 URL_CHARACTERS = 2000
 ANSWER_BYTES = 64 * 1024
-"""More is not read."""
+"""Bytes of an answer that are read."""
 CONNECT_S = 5.0
 TOTAL_S = 15.0
-"""However slowly the receiver answers."""
+"""Maximum seconds of a delivery, however slowly the receiver answers."""
 IDLE_S = 30.0
-"""How long an unused connection is kept."""
+"""Seconds for which an unused connection stays open."""
 ROTATION_S = 24 * 3600.0
-"""How long the secret before the last rotation stays valid."""
+"""Seconds for which the previous secret stays valid after a rotation."""
 GONE = 410
 BUSY = frozenset({429, 503})
-"""Answers whose Retry-After is obeyed."""
+"""Statuses whose Retry-After is obeyed."""
 
 
 class WebhookNotifier:
-    """`ports.Notifier`.
+    """`ports.Notifier` for webhooks.
 
-    `insecure_hosts`: hosts that may have any address, and plain HTTP. `resolver` and `tls` are the system's where None.
+    `insecure_hosts`: hosts that may have any address and use plain HTTP. `resolver`, `tls` None: the system's.
     """
 
     kind = "webhook"
@@ -67,7 +67,10 @@ class WebhookNotifier:
     # ------------------------------------------------------------------------------------------------------ settings
 
     def check(self, config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
-        """The URL is a secret: many receivers put a token in it. Only its host is shown."""
+        """Return the settings to store.
+
+        The URL is a secret, because many receivers put a token in it; only its host is shown.
+        """
         known = {"url"}
         faults = [
             Problem(field=f"{part}.{name}", message="a webhook has no such setting; leave it out")
@@ -102,7 +105,7 @@ class WebhookNotifier:
         return None
 
     def fresh(self, secrets: Mapping[str, str]) -> tuple[Mapping[str, str], str | None]:
-        """A new signing secret; the one before signs as well for a day."""
+        """Return secrets with a new signing secret. The previous one stays valid for a day."""
         made = {**secrets, "signing": new_secret()}
         if "signing" in secrets:
             until = self._clock.now().timestamp() + ROTATION_S
@@ -114,11 +117,12 @@ class WebhookNotifier:
     async def deliver(
         self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
-        """Raises NotDelivered, RetryAfter, ChannelRefused."""
+        """Send one delivery. Raises NotDelivered, RetryAfter, ChannelRefused."""
         secrets = self._secrets(channel)
         url = URL(secrets["url"])
         host = _host(url)
-        if fault := self._url_fault(secrets["url"]):  # the daemon's configuration may have changed since it was added
+        # the daemon's configuration may have changed since the channel was added
+        if fault := self._url_fault(secrets["url"]):
             raise NotDelivered(f"the URL at {host} {fault}")
         content = body(delivery, snapshot)
         now = int(self._clock.now().timestamp())
@@ -130,11 +134,11 @@ class WebhookNotifier:
         except TimeoutError:
             raise NotDelivered(f"{host} did not answer within {self._total_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise NotDelivered(f"{host}: {_told(error)}") from None
+            raise NotDelivered(f"{host}: {_error_message(error)}") from None
         return state
 
     def _secrets(self, channel: Channel) -> Mapping[str, str]:
-        """Raises SecretsError."""
+        """Return a channel's decrypted secrets. Raises SecretsError."""
         sealed = channel.sealed or b""
         if sealed not in self._opened:
             if len(self._opened) >= 256:
@@ -149,7 +153,7 @@ class WebhookNotifier:
         return valid
 
     def _session(self, url: URL) -> aiohttp.ClientSession:
-        """Two of them: only one makes sockets to any address."""
+        """Return one of two sessions: only that for `insecure_hosts` connects to any address."""
         anywhere = (url.host or "").lower() in self._insecure
         if anywhere not in self._sessions:
             connector = aiohttp.TCPConnector(
@@ -169,7 +173,7 @@ class WebhookNotifier:
         return self._sessions[anywhere]
 
     async def _drain(self, answer: aiohttp.ClientResponse) -> None:
-        """A short answer is read, so that the connection serves again; of a long one nothing more."""
+        """Read a short answer, so that the connection can be reused. A longer answer closes it."""
         left = ANSWER_BYTES
         while left > 0 and (piece := await answer.content.read(left)):
             left -= len(piece)
@@ -194,12 +198,12 @@ class WebhookNotifier:
 
 
 def _host(url: URL) -> str:
-    """With the port where it is not the scheme's own."""
+    """Return the host, with the port unless it is the scheme's default."""
     return url.authority.lower() if url.explicit_port else (url.host or "").lower()
 
 
 def _pause_s(header: str | None, now: datetime) -> float | None:
-    """Seconds of a Retry-After, which is a number or a date."""
+    """Return the seconds of a Retry-After header, which is a number or a date; None if absent or invalid."""
     if header is None:
         return None
     if header.strip().isdecimal():
@@ -212,12 +216,12 @@ def _pause_s(header: str | None, now: datetime) -> float | None:
     return max(0.0, (when - now).total_seconds())
 
 
-def _told(error: BaseException) -> str:
-    """An error without the URL, which may hold a token."""
+def _error_message(error: BaseException) -> str:
+    """Return an error's text without the URL, which may hold a token."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is refused: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        if NOT_PUBLIC in str(error.os_error):  # which one it is, is nothing for whoever may only name a host
+        if NOT_PUBLIC in str(error.os_error):  # do not reveal the address to a user who may only name a host
             return "it has no public address; name it under notify.insecure_hosts of the daemon if it is yours"
         return error.os_error.strerror or type(error.os_error).__name__
     if isinstance(error, aiohttp.ServerDisconnectedError):

@@ -1,4 +1,4 @@
-"""Signatures as Standard Webhooks 1.0.0 defines them: HMAC-SHA256 over `id.timestamp.body`."""
+"""Signatures of Standard Webhooks 1.0.0: HMAC-SHA256 over `id.timestamp.body`."""
 
 import base64
 import hashlib
@@ -15,14 +15,14 @@ def new_secret() -> str:
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
-    """`v1,<base64>`."""
+    """Return `v1,<base64>`."""
     key = base64.b64decode(secret.removeprefix(PREFIX))
     content = b"%s.%d.%s" % (message_id.encode(), timestamp, body)
     return "v1," + base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()
 
 
 def headers(secrets: Iterable[str], message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """What goes beside the body; one signature for each secret that is valid."""
+    """Return the signature headers, with one signature for each valid secret."""
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),

@@ -4,7 +4,7 @@ import pytest
 from botocore import exceptions as boto
 
 from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
-from providers.aws.api import of_code, of_exception
+from providers.aws.api import error_for_code, error_for_exception
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from providers.aws.api import of_code, of_exception
     ],
 )  # fmt: skip
 def test_every_code_is_told_apart(code: str, status: int, error: type[ProviderError]) -> None:
-    told = of_code("run_instances in us-east-1", code, "two\nlines", status)
+    told = error_for_code("run_instances in us-east-1", code, "two\nlines", status)
     assert type(told) is error
     assert "\n" not in str(told)
 
@@ -35,7 +35,7 @@ def test_every_code_is_told_apart(code: str, status: int, error: type[ProviderEr
     ],
 )  # fmt: skip
 def test_what_a_wrong_clock_looks_like_names_the_clock(code: str, message: str) -> None:
-    told = of_code("get_caller_identity in us-east-1", code, message, 403)
+    told = error_for_code("get_caller_identity in us-east-1", code, message, 403)
     assert type(told) is Rejected
     assert "this computer's clock is wrong" in str(told)
 
@@ -48,6 +48,6 @@ def test_exceptions_before_a_request_are_refusals_and_lost_replies_are_not() -> 
     unknown = [
         boto.ReadTimeoutError(endpoint_url="u"), boto.EndpointConnectionError(endpoint_url="u"), RuntimeError("odd"),
     ]  # fmt: skip
-    assert {type(of_exception("x", error)) for error in refused} == {Rejected}
-    assert {type(of_exception("x", error)) for error in unknown} == {OutcomeUnknown}
-    assert "aws sso login" in str(of_exception("x", refused[3]))
+    assert {type(error_for_exception("x", error)) for error in refused} == {Rejected}
+    assert {type(error_for_exception("x", error)) for error in unknown} == {OutcomeUnknown}
+    assert "aws sso login" in str(error_for_exception("x", refused[3]))

@@ -148,7 +148,7 @@ def test_it_gives_up_after_a_day_and_says_so(machine: Machine, api: Api) -> None
 def test_without_a_key_it_says_so(machine: Machine) -> None:
     python(machine)
     done, _ = here(machine, **STOP, CONTAINER_ID="42")
-    assert "the cloud has laid no key into this machine" in done.stderr
+    assert "the cloud has set no key on this machine" in done.stderr
     assert machine.argv == ""
 
 

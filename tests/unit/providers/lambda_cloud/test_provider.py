@@ -20,7 +20,7 @@ from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
 from providers.common.machine_task import MachineTask
 from providers.common.offer_filter import OfferFilter
-from providers.lambda_cloud.provider import LAUNCHES_APART_S, LambdaCloud, LambdaConfig
+from providers.lambda_cloud.provider import LAUNCH_INTERVAL_S, LambdaCloud, LambdaConfig
 from tests.unit.providers.clocks import SteppedClock
 
 OURS = Installation("aaaa")
@@ -236,7 +236,7 @@ async def test_a_purchase_pins_the_type_in_skypilots_catalog(world: World) -> No
     (offer,) = found.values()
     bought = cloud.purchase(offer, BootSpec())
     assert (bought.cloud, bought.region, bought.instance_type) == ("lambda", "us-east-1", "gpu_8x_h100_sxm5")
-    assert (bought.use_spot, bought.apart_s, bought.network_tier) == (False, LAUNCHES_APART_S, None)
+    assert (bought.use_spot, bought.apart_s, bought.network_tier) == (False, LAUNCH_INTERVAL_S, None)
     (row,) = bought.catalog["lambda/vms.csv"]
     assert (row["InstanceType"], row["Region"], row["Price"]) == ("gpu_8x_h100_sxm5", "us-east-1", "23.920000")
     assert (row["AcceleratorName"], row["AcceleratorCount"]) == ("H100-SXM", "8.0")
@@ -270,7 +270,7 @@ class Launches:
 async def test_launches_are_as_far_apart_as_lambda_wants(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("providers.lambda_cloud.provider.LAUNCHES_APART_S", 0.1)
+    monkeypatch.setattr("providers.lambda_cloud.provider.LAUNCH_INTERVAL_S", 0.1)
     world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1)}
     launches = Launches(world.api)
     cloud = world.open()
@@ -289,5 +289,5 @@ async def test_launches_are_as_far_apart_as_lambda_wants(
 
 async def test_a_listing_that_is_none_proves_nobody_absent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.api, "machines", {})
-    with pytest.raises(OutcomeUnknown, match="is not one"):
+    with pytest.raises(OutcomeUnknown, match="is not a list"):
         await world.open().list()

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ArtifactServiceStub(object):
-    """The bytes around a job: data sets and code in, results out.
+    """Uploads of data sets and code, and downloads of results.
     """
 
     def __init__(self, channel):
@@ -53,25 +53,25 @@ class ArtifactServiceStub(object):
 
 
 class ArtifactServiceServicer(object):
-    """The bytes around a job: data sets and code in, results out.
+    """Uploads of data sets and code, and downloads of results.
     """
 
     def Upload(self, request_iterator, context):
-        """Keeps a data set or a .tar of code: a header, then its bytes. Scope: submit.
+        """Stores a data set or a .tar of code. The stream is a header, then the bytes. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListArtifacts(self, request, context):
-        """The files of the job's last committed checkpoint; of a finished job, its results. Scope: read.
+        """Lists the files of the job's last committed checkpoint; of a finished job, its results. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DownloadArtifact(self, request, context):
-        """One file, checked against its hash before its last bytes are sent. Scope: read.
+        """Sends one file. It is checked against its hash before its last bytes are sent. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ArtifactService(object):
-    """The bytes around a job: data sets and code in, results out.
+    """Uploads of data sets and code, and downloads of results.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class BudgetServiceStub(object):
-    """What may still be spent.
+    """Budgets and their use.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class BudgetServiceStub(object):
 
 
 class BudgetServiceServicer(object):
-    """What may still be spent.
+    """Budgets and their use.
     """
 
     def ListBudgets(self, request, context):
-        """Every policy of your team (for admins all) with what is spent and held now. Scope: read.
+        """Lists every policy of your team (for admins all) with its spent and reserved dollars. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_BudgetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BudgetService(object):
-    """What may still be spent.
+    """Budgets and their use.
     """
 
     @staticmethod

@@ -175,8 +175,8 @@ class GetDecisionRequest(_message.Message):
 class GetDecisionResponse(_message.Message):
     __slots__ = ("items",)
     ITEMS_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[_quote_pb2.Considered]
-    def __init__(self, items: _Optional[_Iterable[_Union[_quote_pb2.Considered, _Mapping]]] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[_quote_pb2.ConsideredOffer]
+    def __init__(self, items: _Optional[_Iterable[_Union[_quote_pb2.ConsideredOffer, _Mapping]]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("job_id", "after", "follow")
@@ -217,14 +217,14 @@ class FollowLogsRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[str] = ..., follow: bool = ...) -> None: ...
 
 class FollowLogsResponse(_message.Message):
-    __slots__ = ("piece", "end")
-    PIECE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("chunk", "end")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
-    piece: LogPiece
+    chunk: LogChunk
     end: JobEnd
-    def __init__(self, piece: _Optional[_Union[LogPiece, _Mapping]] = ..., end: _Optional[_Union[JobEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, chunk: _Optional[_Union[LogChunk, _Mapping]] = ..., end: _Optional[_Union[JobEnd, _Mapping]] = ...) -> None: ...
 
-class LogPiece(_message.Message):
+class LogChunk(_message.Message):
     __slots__ = ("position", "attempt", "node", "text")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]

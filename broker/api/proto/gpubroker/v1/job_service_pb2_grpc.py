@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """Jobs, from the submit to the end. What belongs to another team is NOT_FOUND.
+    """Jobs. Those of other teams are NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -103,95 +103,95 @@ class JobServiceStub(object):
 
 
 class JobServiceServicer(object):
-    """Jobs, from the submit to the end. What belongs to another team is NOT_FOUND.
+    """Jobs. Those of other teams are NOT_FOUND.
     """
 
     def SubmitJob(self, request, context):
-        """Submits a job; when this answers, it is durable. Scope: submit.
+        """Submits a job. It is stored when this answers. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """A job with its attempts, live progress and money. Scope: read.
+        """Returns a job with its attempts, live progress and money. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Newest first. Scope: read.
+        """Lists jobs, newest first. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Asks for the end: the job drains to a checkpoint, its machines are destroyed. Scope: submit.
+        """Cancels a job: it saves a checkpoint and stops, and its machines are destroyed. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetryJob(self, request, context):
-        """Runs a job that is at rest again, as a new job linked to it. Scope: submit.
+        """Runs an ended job again, as a new job linked to it. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RaiseCap(self, request, context):
-        """Raises the cap; a capped job goes on. Scope: submit.
+        """Raises the cap; a capped job resumes. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApproveJob(self, request, context):
-        """Approves a job's cap, once for as long as the cap is no higher; a job that awaits it is queued. Scope: manage.
+        """Approves a job's cap; a job that awaits approval is queued. It lasts as long as the cap is no higher. Scope: manage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RefuseJob(self, request, context):
-        """Refuses a job that awaits approval: it is cancelled. Scope: manage.
+        """Refuses a job that awaits approval; the job is cancelled. Scope: manage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteJobData(self, request, context):
-        """Deletes what a job at rest keeps; its objects follow within minutes. Scope: submit.
+        """Deletes stored data of an ended job; its objects follow within minutes. Scope: submit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLedger(self, request, context):
-        """Every reservation, charge, release and adjustment of a job. Scope: read.
+        """Lists every reservation, charge, release and adjustment of a job. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDecision(self, request, context):
-        """Why an attempt was bought: every offer of its market, kept or dropped, as it was ranked. Scope: read.
+        """Explains an attempt's purchase: every offer of its market, kept or dropped, as it was ranked. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """What happened to a job, in order and without gaps. Scope: read.
+        """Streams the events of a job, in order and without gaps. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowLogs(self, request, context):
-        """What the program wrote. Scope: read.
+        """Streams the log of a job. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,7 +274,7 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """Jobs, from the submit to the end. What belongs to another team is NOT_FOUND.
+    """Jobs. Those of other teams are NOT_FOUND.
     """
 
     @staticmethod

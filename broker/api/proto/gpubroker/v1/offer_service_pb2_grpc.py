@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class OfferServiceStub(object):
-    """What is for sale.
+    """Offers for sale.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class OfferServiceStub(object):
 
 
 class OfferServiceServicer(object):
-    """What is for sale.
+    """Offers for sale.
     """
 
     def ListOffers(self, request, context):
-        """Cheapest first. Scope: read.
+        """Lists offers, cheapest first. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_OfferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OfferService(object):
-    """What is for sale.
+    """Offers for sale.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProviderServiceStub(object):
-    """Who sells machines.
+    """Configured providers.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ProviderServiceStub(object):
 
 
 class ProviderServiceServicer(object):
-    """Who sells machines.
+    """Configured providers.
     """
 
     def ListProviders(self, request, context):
-        """Every configured provider: what it sells, and when it last answered. Scope: read.
+        """Lists every configured provider: its offers, and when it last answered. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckProviders(self, request, context):
-        """Asks each provider one read-only question: do its credentials work? Scope: admin.
+        """Checks each provider's credentials with one read-only request. Scope: admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ProviderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProviderService(object):
-    """Who sells machines.
+    """Configured providers.
     """
 
     @staticmethod

@@ -210,7 +210,7 @@ class Hours(_message.Message):
     preemptions: float
     def __init__(self, boot: _Optional[float] = ..., load: _Optional[float] = ..., training: _Optional[float] = ..., evaluation: _Optional[float] = ..., checkpoints: _Optional[float] = ..., preemptions: _Optional[float] = ...) -> None: ...
 
-class Considered(_message.Message):
+class ConsideredOffer(_message.Message):
     __slots__ = ("offer", "usd_per_hour", "drop", "reason", "usd_p50")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class QuoteServiceStub(object):
-    """Prices before a cent is spent.
+    """Quotes.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class QuoteServiceStub(object):
 
 
 class QuoteServiceServicer(object):
-    """Prices before a cent is spent.
+    """Quotes.
     """
 
     def CreateQuote(self, request, context):
@@ -70,7 +70,7 @@ def add_QuoteServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QuoteService(object):
-    """Prices before a cent is spent.
+    """Quotes.
     """
 
     @staticmethod
