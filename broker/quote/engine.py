@@ -7,21 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from math import ceil, inf
+from math import inf
 from operator import attrgetter
 from typing import overload
 
 from broker.domain.formatting import unsold_regions
 from broker.domain.instance import Caps
-from broker.domain.money import ZERO, show
+from broker.domain.money import ZERO
 from broker.domain.offer import DropReason, Offer, OfferSummary, OfferVerdict, Quote, QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.fit import fit
 from broker.estimator.preemption_rate import basis
-from broker.quote.machine_cost import MachineCost, kind_of, scarcity_note, shortage_message
+from broker.quote.machine_cost import MachineCost, kind_of, scarcity_note
 from broker.quote.offer_index import OfferGroup, OfferIndex, offer_index, rank
+from broker.quote.offer_rules import GroupCase, apply_rules, dollars, drop_message, total_usd
 from broker.quote.request import QuoteRequest, policy
 from broker.quote.token_cache import rows_bytes
 
@@ -51,98 +52,16 @@ def _cores(offer: Offer) -> int:
     return offer.vcpus if offer.emulated_on or not offer.gpus else 0
 
 
-def _dollars(micros: int) -> Decimal:
-    return Decimal(micros).scaleb(-6)
-
-
-def _up(usd: float) -> Decimal:
-    """Return dollars rounded up to the micro-dollar, as `_assess` does."""
-    return _dollars(ceil(usd * 1e6))
-
-
-def _total(offer: Offer, kind: MachineCost, nodes: int, rate: float, seconds: float) -> Decimal:
-    price = float(offer.usd_per_hour) * nodes
-    return _up((price + kind.bucket.total) * kind.billed(seconds) + kind.traffic(rate))
-
-
 def _assess(
-    ask: QuoteRequest, offers: Sequence[Offer], sold: OfferGroup, kind: MachineCost, found: "_Evaluation"
+    ask: QuoteRequest, offers: Sequence[Offer], sold: OfferGroup, kind: MachineCost, evaluation: "_Evaluation"
 ) -> None:
     """Fill the columns for offers of one kind of machine: drop reason and cost to finish."""
-    drops, micros, nodes = found.drops, found.micros, ask.nodes
-    if kind.drop is not None:
-        for number in sold.numbers:
-            drops[number] = kind.drop
+    if kind.drop is None:
+        case = GroupCase(ask=ask, offers=offers, group=sold, kind=kind, micros=evaluation.micros)
+        apply_rules(case, evaluation.drops)
         return
-    host = kind.host
-    is_limited = bool(ask.regions) or sold.cores < host.cores or sold.ram < host.ram or sold.disk < host.disk
-    # Zero means unknown in several catalogues, but an own machine may be free.
-    own, (hours, traffic) = kind.caps.trust == "own", kind.undisturbed
-    aside, limit, cap, timed, excluded = kind.bucket.total, ask.limit, ask.cap_micros, ask.timed, ask.excluded
-    for number, asked, rate, gone in zip(sold.numbers, sold.prices, sold.rates, sold.gone, strict=True):
-        price = asked * nodes
-        if is_limited and (drop := _location_drop(ask, offers[number], kind)) is not None:
-            drops[number] = drop
-        elif price <= 0 and (price < 0 or not own):
-            drops[number] = DropReason.PRICE
-        elif price > limit:
-            drops[number] = DropReason.HOURLY_LIMIT
-        elif (usd := kind.usd(price, rate * nodes) if rate else (price + aside) * hours + traffic) == inf:
-            drops[number] = DropReason.PREEMPTED_TOO_OFTEN
-        else:
-            micros[number] = cost = ceil(usd * 1e6)
-            if timed and _late_s(ask, offers[number], kind) > 0:
-                drops[number] = DropReason.DEADLINE
-            elif cost > cap:
-                drops[number] = DropReason.CAP
-            elif gone:
-                drops[number] = DropReason.UNAVAILABLE
-            elif excluded and ask.excluded_by(offers[number]) is not None:
-                drops[number] = DropReason.EXCLUDED
-
-
-def _location_drop(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> DropReason | None:
-    """Return a drop reason that depends on region or host."""
-    if ask.regions and offer.region not in ask.regions:
-        return DropReason.REGION
-    if offer.vcpus < kind.host.cores or offer.ram_bytes < kind.host.ram or offer.disk_bytes < kind.host.disk:
-        return DropReason.HOST
-    return None
-
-
-def _late_s(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> float:
-    """Return seconds by which P90 misses the deadline, or P50 exceeds the rest of `max_duration`."""
-    rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
-    return max(ask.p90(offer, kind) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
-
-
-def _reason(ask: QuoteRequest, offer: Offer, kind: MachineCost, drop: DropReason | None) -> str:
-    rate = ask.rate(offer)
-    match drop:
-        case DropReason.REGION:
-            return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
-        case DropReason.HOST:
-            return shortage_message(offer, kind.host)
-        case DropReason.PRICE if offer.spot and offer.usd_per_hour > 0:
-            return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
-        case DropReason.PRICE:
-            return f"price {show(offer.usd_per_hour)}/h is impossible: the catalogue lacks the price"
-        case DropReason.HOURLY_LIMIT:
-            limit = ask.spec.resources.max_usd_per_hour
-            return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
-        case DropReason.PREEMPTED_TOO_OFTEN:
-            return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost(rate) / 60:.0f} min"
-        case DropReason.DEADLINE:
-            p50, p90, late = (s / 3600 for s in (kind.p50(rate), ask.p90(offer, kind), _late_s(ask, offer, kind)))
-            return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
-        case DropReason.CAP:
-            usd = _total(offer, kind, ask.nodes, rate, kind.p50(rate))
-            return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
-        case DropReason.UNAVAILABLE:
-            return "the cloud has none now"
-        case DropReason.EXCLUDED:
-            return ask.excluded[ask.excluded_by(offer) or offer.id]
-    return kind.reason
+    for number in sold.numbers:
+        evaluation.drops[number] = kind.drop
 
 
 def _notes(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> str:
@@ -187,11 +106,11 @@ class _Evaluation:
 
     def _each(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
         """Return a column from each offer's kind, price, and preemptions a second of the whole job."""
-        found, nodes = [inf] * len(self.micros), self.ask.nodes
+        column, nodes = [inf] * len(self.micros), self.ask.nodes
         for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
             for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):
-                found[number] = key(kind, price, rate * nodes)
-        return found
+                column[number] = key(kind, price, rate * nodes)
+        return column
 
 
 class _LazyLines(Sequence[QuoteLine]):
@@ -200,8 +119,8 @@ class _LazyLines(Sequence[QuoteLine]):
     `order`: offer numbers, the kept ones first.
     """
 
-    def __init__(self, found: _Evaluation, order: list[int]) -> None:
-        self._ask, self._found, self._order = found.ask, found, order
+    def __init__(self, evaluation: _Evaluation, order: list[int]) -> None:
+        self._ask, self._evaluation, self._order = evaluation.ask, evaluation, order
 
     def __len__(self) -> int:
         return len(self._order)
@@ -218,19 +137,19 @@ class _LazyLines(Sequence[QuoteLine]):
     def considered(self) -> Iterator[OfferSummary]:
         """Yield short records; the dollars of an offer are those of `_assess`, as in its line."""
         for number in self._order:
-            offer, kind, drop = self._found.at(number)
+            offer, kind, drop = self._evaluation.at(number)
             if drop is None:
-                cost = _dollars(self._found.micros[number]) if kind.fit.pace else None
+                cost = dollars(self._evaluation.micros[number]) if kind.fit.pace else None
                 reason = kind.reason + _notes(self._ask, offer, kind)
             else:
-                cost, reason = None, _reason(self._ask, offer, kind, drop)
+                cost, reason = None, drop_message(self._ask, offer, kind, drop)
             yield OfferSummary(offer.id, offer.usd_per_hour, drop, reason, cost)
 
     def _line(self, number: int) -> QuoteLine:
-        offer, kind, drop = self._found.at(number)
+        offer, kind, drop = self._evaluation.at(number)
         if drop is None:
             return _kept_line(self._ask, offer, kind)
-        reason = _reason(self._ask, offer, kind, drop)
+        reason = drop_message(self._ask, offer, kind, drop)
         return QuoteLine(offer=offer, verdict=OfferVerdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
 
 
@@ -247,8 +166,8 @@ def _kept_line(ask: QuoteRequest, offer: Offer, kind: MachineCost) -> QuoteLine:
         memory=kind.fit.memory,
         hours_p50=p50 / 3600,
         hours_p90=p90 / 3600,
-        usd_p50=_total(offer, kind, nodes, rate, p50),
-        usd_p90=_total(offer, kind, nodes, rate, p90),
+        usd_p50=total_usd(offer, kind, nodes, rate, p50),
+        usd_p90=total_usd(offer, kind, nodes, rate, p90),
         step_s=pace.step_s,
         evidence=pace.evidence,
         tier=pace.tier,
@@ -267,11 +186,11 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
 
 
 def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
-    found = _Evaluation(ask, offer_index(offers, ask.learned.spots))
-    drops, micros = found.drops, found.micros
+    evaluation = _Evaluation(ask, offer_index(offers, ask.learned.spots))
+    drops, micros = evaluation.drops, evaluation.micros
     kept = [number for number, drop in enumerate(drops) if drop is None]
-    order = rank(kept, found.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
-    lines = _LazyLines(found, order)
+    order = rank(kept, evaluation.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    lines = _LazyLines(evaluation, order)
     p90 = lines[0].usd_p90 if kept else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(
@@ -282,7 +201,7 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
         kept_count=len(kept),
         drops=Counter(drop for drop in drops if drop is not None),
-        cheapest_usd=None if cheapest is None else _dollars(cheapest),
+        cheapest_usd=None if cheapest is None else dollars(cheapest),
         unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )
 
