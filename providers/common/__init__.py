@@ -1,1 +1,1 @@
-"""What the cloud providers share."""
+"""Code that the cloud providers share."""

@@ -1,7 +1,7 @@
-"""Whose machines a cloud lists: a key of another account lists nothing, which must not pass for absent.
+"""Guard against credentials of another account, whose empty listing must not be taken as proof of absence.
 
-The account that a cloud was first asked under is kept in a file. While another one is asked, nothing is listed, sold,
-bought or destroyed: machines of the first go on billing there, unseen.
+A file stores the account of a cloud at its first use. While the credentials belong to another account, the broker
+lists, offers, buys and destroys nothing, because machines of the first account run and bill there unobserved.
 """
 
 import asyncio
@@ -15,101 +15,103 @@ from broker.domain.errors import Gone, OutcomeUnknown
 from broker.runtime.private_files import write_private
 
 SHOWN = 16
-"""Characters of a mark that people are shown; none of them is secret."""
+"""Characters of an account mark that messages show; marks are not secret."""
 
 
 class Owned(Protocol):
-    """What a cloud's native half tells of its credentials."""
+    """Part of a cloud's native API that identifies its credentials."""
 
     @property
     def name(self) -> str: ...
     async def credential(self) -> str:
-        """Digest of the credentials as they lie there now; behind a `/`, the key that was got by them, where that may
-        change while they do not. Raises Rejected where there are none.
+        """Return a digest of the current credentials. Raises Rejected if there are none.
+
+        A `/` separates the key derived from the credentials, if it can change while the credentials do not.
         """
         ...
 
     async def account(self) -> Sequence[str]:
-        """Marks of the account that they belong to, the first for people; two accounts have none in common, two
-        answers about one account have at least one. The credentials are read anew. Raises as `list` does.
+        """Return marks of the account of the credentials, which are read again. Raises like `list`.
+
+        The first mark is shown to users. Two accounts share no mark; two answers about one account share at least one.
         """
         ...
 
 
 class Account:
-    """The account of one cloud that this installation belongs to, remembered in `file`."""
+    """The account of one cloud that this installation uses, stored in `file`."""
 
     def __init__(self, cloud: Owned, file: Path) -> None:
         self._cloud, self._file = cloud, file
-        self._known: str | None = None
-        """Digest of the credentials that are known to be of that account."""
-        self._again = False
-        self._turn = asyncio.Lock()
+        self._verified: str | None = None
+        """Credentials that were verified to belong to the account; None: none yet."""
+        self._must_verify = False
+        self._lock = asyncio.Lock()
 
     def owns(self, digest: str) -> bool:
-        """Whether credentials with this digest are known to be of the account."""
-        return self._known is not None and _digest(self._known) == digest
+        """Return True if credentials with this digest were verified to belong to the account."""
+        return self._verified is not None and _digest(self._verified) == digest
 
-    def bought(self) -> None:
-        """Something may have been bought, and the account bear another mark since: it is asked for it once more."""
-        self._again = True
+    def note_purchase(self) -> None:
+        """Verify the account again before the next call, because a purchase may have changed its marks."""
+        self._must_verify = True
 
     async def verify(self) -> str:
-        """Digest of the credentials, which are of the account. The cloud is asked when they have changed only.
+        """Return the credentials after checking their account. The cloud is called only if they have changed.
 
-        Raises OutcomeUnknown, in one line with the fix, when they are not; else what `Owned.account` raises.
+        Raises OutcomeUnknown, with the fix, if they belong to another account, and the errors of `Owned.account`.
         """
-        async with self._turn:
+        async with self._lock:
             credential = await self._cloud.credential()
-            if credential != self._known or self._again:
-                self._again = False
-                await self._ask(credential)
+            if credential != self._verified or self._must_verify:
+                self._must_verify = False
+                await self._verify_account(credential)
             return credential
 
-    async def _ask(self, credential: str) -> None:
+    async def _verify_account(self, credential: str) -> None:
         if not self.owns(_digest(credential)):
-            self._known = None
+            self._verified = None
         marks = await self._cloud.account()
-        await self._unchanged(credential)
-        self._compare(marks)
-        self._known = credential
+        await self._check_unchanged(credential)
+        self._check_marks(marks)
+        self._verified = credential
 
     @asynccontextmanager
     async def same(self) -> AsyncIterator[None]:
-        """What is asked inside is asked of the account, or raises OutcomeUnknown."""
+        """Guarantee that calls inside reached the account; otherwise raise OutcomeUnknown."""
         credential = await self.verify()
         try:
             yield
         except Gone:
-            await self._still(credential)  # another account has none of our machines
+            await self._recheck(credential)  # another account lists none of our machines
             raise
-        await self._still(credential)
+        await self._recheck(credential)
 
-    async def _still(self, credential: str) -> None:
-        """A key that was renewed is as good where it is of the account: those between the two were so as well."""
-        if await self._unchanged(credential) != credential:
+    async def _recheck(self, credential: str) -> None:
+        """Verify a key that was renewed meanwhile. If it belongs to the account, keys between the two did too."""
+        if await self._check_unchanged(credential) != credential:
             await self.verify()
 
-    async def _unchanged(self, credential: str) -> str:
-        """The credentials now, which differ in the key at most."""
+    async def _check_unchanged(self, credential: str) -> str:
+        """Return the current credentials. Raises OutcomeUnknown if more than the derived key has changed."""
         now = await self._cloud.credential()
         if _digest(now) != _digest(credential):
-            raise OutcomeUnknown(f"{self._cloud.name}: the credentials were exchanged meanwhile; it is asked again")
+            raise OutcomeUnknown(f"{self._cloud.name}: the credentials changed during the call; it will be repeated")
         return now
 
-    def _compare(self, marks: Sequence[str]) -> None:
-        known = self._read()
-        if known and not set(known) & set(marks):
-            self._known = None
+    def _check_marks(self, marks: Sequence[str]) -> None:
+        stored = self._read()
+        if stored and not set(stored) & set(marks):
+            self._verified = None
             raise OutcomeUnknown(
-                f"{self._cloud.name}: the credentials are of account {_shown(marks)}, the jobs' machines of "
-                f"{_shown(known)}; put the old ones back until all jobs have ended, or remove {self._file}"
+                f"{self._cloud.name}: the credentials belong to account {_shown(marks)}, the jobs' machines to "
+                f"{_shown(stored)}; restore the old credentials until all jobs have ended, or remove {self._file}"
             )
-        if list(marks) != known:
+        if list(marks) != stored:
             write_private(self._file, json.dumps({"account": list(marks)}).encode(), durable=True)
 
     def _read(self) -> list[str]:
-        """Empty: none was seen yet."""
+        """Return the stored marks; empty if none is stored yet."""
         try:
             return [str(mark) for mark in json.loads(self._file.read_bytes())["account"]]
         except FileNotFoundError:

@@ -1,27 +1,27 @@
-"""What to bid for a machine that is taken away when somebody bids more."""
+"""Bid for a machine that is preempted by a higher bid."""
 
 from decimal import ROUND_CEILING, Decimal
 from math import log
 
 OUTBID_PER_HOUR = 1.0
-"""Evictions an hour of a machine held at the floor price itself [assumed]: it is the first to go."""
+"""Evictions per hour of a machine held at the floor price [assumed]: it is evicted first."""
 PRICE_STEP = 0.05
-"""Head-room, as a share of the floor, that makes evictions e times rarer [assumed]."""
-CENTS = Decimal("0.001")
-"""Bids are made in tenths of a cent, rounded up."""
+"""Margin above the floor, as a share of it, that makes evictions e times rarer [assumed]."""
+TENTH_CENT = Decimal("0.001")
+"""Bids are rounded up to tenths of a cent."""
 
 
 def bid(floor: Decimal, on_demand: Decimal | None, restart_s: float) -> Decimal:
-    """$/h to offer for a machine whose lowest winning bid is `floor`, all in one unit (per GPU or per machine).
+    """Return the bid in $/h for a machine whose lowest winning bid is `floor`, all per GPU or all per machine.
 
-    What is bid is paid. With head-room h an hour costs `floor (1 + h)`, and evictions at `OUTBID_PER_HOUR exp(-h /
-    PRICE_STEP)` each lose `restart_s` that are paid as well. The sum is least, to first order in h, at
+    The bid is the price. With margin h an hour costs `floor (1 + h)`. Evictions at a rate of `OUTBID_PER_HOUR exp(-h /
+    PRICE_STEP)` each lose `restart_s`, which are paid too. To first order in h the sum is minimal at
 
         h = PRICE_STEP log(OUTBID_PER_HOUR restart_s / 3600 / PRICE_STEP),    at least 0,
 
-    so nothing is added where a restart is cheap. Never above on-demand, which nobody can outbid.
+    so the margin is 0 if a restart is cheap. The bid never exceeds the on-demand price, which cannot be outbid.
     """
-    urge = OUTBID_PER_HOUR * restart_s / 3600 / PRICE_STEP
-    room = Decimal(repr(round(PRICE_STEP * log(urge), 6))) if urge > 1 else Decimal(0)
-    offered = (floor * (1 + room)).quantize(CENTS, rounding=ROUND_CEILING)
-    return offered if on_demand is None else min(offered, on_demand)
+    ratio = OUTBID_PER_HOUR * restart_s / 3600 / PRICE_STEP
+    margin = Decimal(repr(round(PRICE_STEP * log(ratio), 6))) if ratio > 1 else Decimal(0)
+    amount = (floor * (1 + margin)).quantize(TENTH_CENT, rounding=ROUND_CEILING)
+    return amount if on_demand is None else min(amount, on_demand)

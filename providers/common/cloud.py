@@ -176,7 +176,7 @@ class CloudProvider:
         try:
             await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
         finally:
-            self._account.bought()
+            self._account.note_purchase()
         handles = await self._handles(name, boot.nodes)
         for handle in handles:
             await self._confirm(handle, purchase)

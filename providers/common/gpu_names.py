@@ -1,4 +1,4 @@
-"""One name for one GPU, whatever a cloud or a driver calls it."""
+"""Canonical names of GPUs, from the names that clouds and drivers use."""
 
 import re
 from functools import lru_cache
@@ -14,9 +14,9 @@ _BY_NAME = (
 
 @lru_cache(maxsize=4096)
 def accelerator(name: str, memory_bytes: int | None) -> str:
-    """The hardware table's name; a plain slug for a GPU that it does not know.
+    """Return the name in the hardware table, or a plain slug for an unknown GPU.
 
-    An A100 is two products, told apart by memory (of one GPU), or by the name where that says it.
+    The memory of one GPU distinguishes the two products named A100; without it, the name does if it names the size.
     """
     spelt = name.replace("_", " ")
     if re.search(r"A100", spelt, re.I):

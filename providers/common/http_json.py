@@ -1,4 +1,4 @@
-"""JSON over HTTP with a cloud's own API: one session, one time limit, and every answer told apart by what is known."""
+"""JSON client of a cloud's HTTP API: one session, one time limit, and answers mapped to the broker's errors."""
 
 import json
 import re
@@ -11,14 +11,16 @@ import aiohttp
 
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
 
-PATIENCE_S = 20.0
-AGAIN_S = 5.0
-"""After a 429 that does not say when."""
+TIMEOUT_S = 20.0
+RETRY_S = 5.0
+"""Seconds before a retry after a 429 without Retry-After."""
 
 
 class Rest:
-    """One cloud's API at `base`. `key_help`: where people get a key, for the message of a 401. `absent`: the API's own
-    words, in an answer with status 404, for an object that is not there; without them such a status says nothing.
+    """Client of one cloud's API at `base`.
+
+    `key_help`: how to get a key, for the message of a 401. `absent`: text with which a 404 of this API reports a
+    missing object; a 404 without this text proves nothing.
     """
 
     def __init__(
@@ -29,38 +31,38 @@ class Rest:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None) -> Any:
-        """The decoded answer. Raises Rejected (4xx), Gone (`absent`), Throttled (429), OutcomeUnknown (all else)."""
+        """Return the decoded answer. Raises Rejected (4xx), Gone (`absent`), Throttled (429), or OutcomeUnknown."""
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=True)
-        what = f"{self._cloud}: {method} {path}"
+        request = f"{self._cloud}: {method} {path}"
         try:
             async with self._session.request(method, self._base + path, json=body, params=query) as response:
                 text = await response.text()
         except (TimeoutError, aiohttp.ClientError, OSError) as e:
-            raise OutcomeUnknown(f"{what}: {type(e).__name__} {e}".rstrip()) from None
+            raise OutcomeUnknown(f"{request}: {type(e).__name__} {e}".rstrip()) from None
         if response.status >= 300:
-            raise self.error(what, response.status, text, response.headers.get("Retry-After"))
+            raise self.error(request, response.status, text, response.headers.get("Retry-After"))
         try:
             return json.loads(text) if text else None
         except ValueError:
-            raise OutcomeUnknown(f"{what}: the answer is not JSON: {text[:80]!r}") from None
+            raise OutcomeUnknown(f"{request}: the answer is not JSON: {text[:80]!r}") from None
 
-    def error(self, what: str, status: int, text: str, retry_after: str | None) -> ProviderError:
-        """What an HTTP status says about the request."""
-        said = " ".join(text.split())[:200]
+    def error(self, request: str, status: int, text: str, retry_after: str | None) -> ProviderError:
+        """Return the broker's error for an HTTP status. `request`: its description, for the message."""
+        message = " ".join(text.split())[:200]
         match status:
             case 401 | 403:
                 return Rejected(f"{self._cloud} refuses the key ({status}): {self._key_help}")
             case 404 if self._absent is not None and _is_object(text) and self._absent.search(text):
-                return Gone(f"{what}: 404 {said}")
+                return Gone(f"{request}: 404 {message}")
             case 404:
-                return OutcomeUnknown(f"{what}: 404 {said}")  # a proxy's, or of a path that the API has no more
+                return OutcomeUnknown(f"{request}: 404 {message}")  # from a proxy, or for a path that the API removed
             case 429:
-                return Throttled(f"{what}: 429 too many requests", after_s=_seconds(retry_after))
+                return Throttled(f"{request}: 429 too many requests", after_s=_seconds(retry_after))
             case _ if 400 <= status < 500 and status != 408:
-                return Rejected(f"{what}: {status} {said}")
-        return OutcomeUnknown(f"{what}: {status} {said}")
+                return Rejected(f"{request}: {status} {message}")
+        return OutcomeUnknown(f"{request}: {status} {message}")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -75,13 +77,13 @@ def _is_object(text: str) -> bool:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of a Retry-After, which is a number of seconds or a date."""
+    """Return the seconds of a Retry-After header, which holds a number of seconds or a date."""
     if retry_after is None:
-        return AGAIN_S
+        return RETRY_S
     if retry_after.replace(".", "", 1).isdecimal():
         return float(retry_after)
     try:
         then = parsedate_to_datetime(retry_after)
     except ValueError:
-        return AGAIN_S
-    return max(0.0, (then - datetime.now(UTC)).total_seconds()) if then.tzinfo else AGAIN_S
+        return RETRY_S
+    return max(0.0, (then - datetime.now(UTC)).total_seconds()) if then.tzinfo else RETRY_S

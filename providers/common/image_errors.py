@@ -1,4 +1,4 @@
-"""What a registry's refusal of an image looks like, by docker's words, whoever has called docker."""
+"""Recognise from docker's messages that a registry refused an image."""
 
 import re
 
@@ -11,9 +11,9 @@ _REFUSED = re.compile(
     r"failed to resolve reference [^;]*: not found",
     re.I,
 )
-"""Answers of the registry about the image or its login. A time-out, a full disk or a rate limit may be one host's."""
+"""Answers of the registry about the image or its login. A time-out, full disk or rate limit may affect one host."""
 
 
-def image_refused(said: str) -> bool:
-    """Whether the registry itself does not hand the image out: another machine would hear the same."""
-    return _REFUSED.search(said) is not None
+def image_refused(message: str) -> bool:
+    """Return True if the registry itself refuses the image, so that another machine would fail too."""
+    return _REFUSED.search(message) is not None

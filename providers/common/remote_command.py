@@ -1,19 +1,19 @@
-"""A command beside the agent on a rented machine, as one word for the shell at the other end of ssh."""
+"""Quote a command that runs next to the agent on a rented machine, for the remote shell of ssh."""
 
 import shlex
 from collections.abc import Sequence
 
 CONTAINER = "gpubroker-trainer"
-"""Name of the trainer's container where it is run by `docker run`."""
+"""Name of the trainer's container if `docker run` starts it."""
 SHELL = ("bash", "-l")
 
 
 def reaching(command: Sequence[str], *, docker_run: bool, tty: bool) -> str:
-    """`command` quoted for the remote shell; empty: a login shell. In the trainer's container where there is one.
+    """Return `command` quoted for the remote shell, inside the trainer's container if it exists; empty: a login shell.
 
-    As root everywhere, since that is what a look at somebody else's process takes.
+    The command runs as root, because inspecting another user's process requires it.
     """
-    wanted = list(command) or list(SHELL)
+    words = list(command) or list(SHELL)
     if docker_run:
-        wanted = ["sudo", "docker", "exec", "-it" if tty else "-i", "--user", "0:0", CONTAINER, *wanted]
-    return shlex.join(wanted)
+        words = ["sudo", "docker", "exec", "-it" if tty else "-i", "--user", "0:0", CONTAINER, *words]
+    return shlex.join(words)

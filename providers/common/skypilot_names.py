@@ -1,4 +1,4 @@
-"""SkyPilot's words for ours: the names of its clusters, and the columns of its catalogs."""
+"""Names in SkyPilot: its clusters, and the columns of its catalogs."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _GPUS = {
 
 
 def cluster_of(installation: Installation, label: str | None) -> InstanceName | None:
-    """Our name in SkyPilot's `<name>-<user hash>[-head|-worker]`; None for what is not this installation's."""
+    """Return the instance name in SkyPilot's `<name>-<user hash>[-head|-worker]`, or None for another installation."""
     length = len(name_prefix(installation)) + ID_LENGTH
     name, suffix = (label or "")[:length], (label or "")[length:]
     if attempt_of(installation, name) is None or not _SUFFIX.fullmatch(suffix):
@@ -27,7 +27,7 @@ def cluster_of(installation: Installation, label: str | None) -> InstanceName | 
 
 
 def gpu_columns(offer: Offer) -> Mapping[str, str]:
-    """What a machine is, in the columns that all catalogs of SkyPilot share."""
+    """Return an offer's machine in the columns that all catalogs of SkyPilot share."""
     name = _GPUS.get(offer.accelerator, offer.accelerator.upper())
     mib = offer.gpu_memory_bytes // _MIB
     gpu = {"Name": name, "Manufacturer": "NVIDIA", "Count": offer.gpus, "MemoryInfo": {"SizeInMiB": mib}}

@@ -1,1 +1,1 @@
-"""A simulated market, on real processes or in memory."""
+"""A simulated market whose machines are host processes, or exist in memory only."""

@@ -11,63 +11,65 @@ Seconds = Annotated[float, Field(ge=0, le=31_536_000)]
 
 
 class Faults(Config):
-    """How the simulated cloud misbehaves. Shares are of calls, drawn from the seed."""
+    """Faults of the simulated cloud. Shares are shares of calls, drawn from the seed."""
 
     list_lag_s: Seconds = 0.0
     """Longest time for which listings miss a new machine, or still show a destroyed one."""
     throttled: Share = 0.0
-    """429: nothing was done."""
+    """Share of calls that fail with 429 and have no effect."""
     server_error: Share = 0.0
-    """5xx: nothing was done, but the caller cannot know."""
+    """Share of calls that fail with 5xx and have no effect, which the caller cannot know."""
     no_capacity: Share = 0.0
-    """Creates that find the offer sold out."""
+    """Share of creates that fail because the offer is sold out."""
     lost_reply: Share = 0.0
-    """Creates that happen, but whose caller is told of a time-out."""
+    """Share of creates that succeed although the caller gets a time-out."""
     lying_timeout: Share = 0.0
-    """Creates that time out and happen afterwards."""
+    """Share of creates that time out and succeed afterwards."""
     lying_delay_s: Seconds = 5.0
-    """How long afterwards."""
+    """Time from such a time-out to the creation."""
     wrong_machine: Share = 0.0
-    """Creates that deliver another GPU than the one that was bought."""
+    """Share of creates that deliver a GPU other than the purchased one."""
 
 
 class VirtualConfig(Config):
-    """Machines that are only simulated: `simulated.body: virtual`."""
+    """Machines that exist in memory only: `simulated.body: virtual`."""
 
     run_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds of training that a whole job takes."""
     steps: Annotated[int, Field(ge=1)] = 100
-    """Optimizer steps that are pretended to fill `run_s`."""
+    """Simulated optimizer steps in `run_s`."""
     boot_s: Seconds = 1.0
-    """From create to the first beat."""
+    """Seconds from the create to the first heartbeat."""
     beat_s: Annotated[float, Field(gt=0)] = 5.0
-    """Between beats, and between looks at what is desired."""
+    """Seconds between heartbeats, and between polls of desired.json."""
     tick_s: Annotated[float, Field(gt=0)] = 0.1
-    """Shortest time between two rounds over what is due."""
+    """Shortest time in seconds between two rounds over due machines."""
     tokens_per_s: Annotated[float, Field(gt=0)] = 1000.0
+    """Simulated training speed."""
 
 
 class SimulatedConfig(Config):
-    """A seeded market of several clouds. Nothing is bought: prices are of plausible size, not current ones."""
+    """A seeded market of several clouds. Nothing is bought, and prices are plausible but not current."""
 
     body: Literal["real", "virtual"] = "real"
-    """`real`: processes of this machine that are preempted by SIGKILL; `virtual`: none, for simulation."""
+    """`real`: processes of this machine, preempted by SIGKILL; `virtual`: machines in memory, for simulation."""
     seed: int = 0
+    """Seed of prices, faults and lifetimes."""
     price_bucket_s: Annotated[float, Field(gt=0)] = 60.0
-    """Prices stand still for so long."""
+    """Seconds for which a price stays constant."""
     price_period_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Time over which a price wanders from one level to the next."""
+    """Seconds over which a price moves from one level to the next."""
     sold_out: Share = 0.05
-    """Share of (offer, bucket) pairs that are shown as sold out."""
+    """Share of (offer, bucket) pairs that are listed as sold out."""
     capacity: Annotated[int, Field(ge=1)] = 100_000
-    """Machines of one offer that can live at once."""
+    """Largest number of machines of one offer at a time."""
     hazard_scale: Annotated[float, Field(ge=0)] = 1.0
-    """Multiplies every offer's preemptions per hour."""
+    """Factor applied to every offer's preemptions per hour."""
     lifetimes_s: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Script of the lifetimes of successive spot machines; those after them are drawn from the hazard."""
+    """Lifetimes of the first spot machines, in order; later lifetimes are drawn from the hazard."""
     notice_s: Seconds = 0.0
-    """Warning before a preemption; 0: none."""
+    """Seconds of notice before a preemption; 0: no notice."""
     boot_s: Seconds = 10.0
-    """Typical time to the first beat, for estimates of the real body."""
+    """Typical seconds to the first heartbeat of a real process, for estimates."""
     faults: Faults = Faults()
     virtual: VirtualConfig = VirtualConfig()

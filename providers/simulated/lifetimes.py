@@ -1,4 +1,4 @@
-"""How long a simulated spot machine lives: by script, then by its offer's hazard."""
+"""Lifetimes of simulated spot machines: scripted first, then drawn from the offer's hazard."""
 
 import os
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from broker.domain.ids import InstanceName
 from broker.domain.offer import Offer
 from providers.simulated.config import SimulatedConfig
-from providers.simulated.seeded_random import rng
+from providers.simulated.market import rng
 
 
 class Lifetimes:
-    """The scripted ones are handed out once each, also across restarts: which names had them is kept in a file."""
+    """Lifetimes by machine name. A file stores which names have scripted lifetimes, so each is used only once."""
 
     def __init__(self, config: SimulatedConfig, state: Path) -> None:
         self._config = config
         self._file = state / "scripted-lifetimes"
 
     def of(self, name: InstanceName, offer: Offer) -> float | None:
-        """Seconds; None: never preempted. The same for the same name."""
+        """Return the lifetime in seconds, always the same for a name; None: never preempted."""
         if not offer.spot:
             return None
         if self._config.lifetimes_s and (place := self._place(name)) < len(self._config.lifetimes_s):
@@ -27,7 +27,7 @@ class Lifetimes:
         return rng(self._config.seed, "lifetime", name).expovariate(offer.preemptions_per_hour / 3600)
 
     def _place(self, name: InstanceName) -> int:
-        """0 for the first spot machine that was ever bought here."""
+        """Return the position among all spot machines ever bought; 0 for the first."""
         names = self._file.read_text().split() if self._file.exists() else []
         if name in names:
             return names.index(name)

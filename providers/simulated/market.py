@@ -1,8 +1,10 @@
-"""The simulated clouds: what they sell, and prices that drift as a pure function of (seed, time).
+"""Offers of the simulated clouds. Prices drift as a pure function of (seed, time).
 
-Levels are of plausible size only, so that quotes look like the real thing; nothing here is a current price.
+The price levels are plausible, so that quotes look realistic, but they are not current prices.
 """
 
+import functools
+import random
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -10,16 +12,15 @@ from decimal import Decimal
 from broker.domain.money import from_float
 from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.simulated.config import SimulatedConfig
-from providers.simulated.seeded_random import unit
 
 NAME = "simulated"
 _SWING = 0.15
-"""A spot price wanders within this share of its level; on-demand prices stand still."""
+"""A spot price moves within this share of its level; on-demand prices are constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRow:
-    """One machine type of one cloud in some regions. Dollars an hour; hazard in preemptions an hour."""
+    """One machine type of one cloud in some regions. Prices in dollars per hour, hazard in preemptions per hour."""
 
     cloud: str
     regions: tuple[str, ...]
@@ -63,7 +64,7 @@ ROWS = (
     SimulatedRow(
         cloud="vast", regions=("eu-se",), instance_type="1x-h100-sxm", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="1.87", spot=1.35, hazard=0.2, ram_gib=128),
-    # Too small for anything: shows how a quote explains what it drops.
+    # Too small for any job: shows how a quote explains dropped offers.
     SimulatedRow(
         cloud="vast", regions=("us-tx",), instance_type="1x-l4-slice", accelerator="l4",
         gpus=1, gpu_gb=1.0, on_demand="0.04", spot=0.02, hazard=0.3, vcpus=2, ram_gib=8),
@@ -79,25 +80,39 @@ ROWS = (
 )  # fmt: skip
 
 
+def rng(seed: int, *purpose: object) -> random.Random:
+    """Return a generator for one purpose, the same for the same arguments in every process.
+
+    Draws depend on the seed and the purpose, never on the order of the calls.
+    """
+    return random.Random("/".join((str(seed), *(str(part) for part in purpose))))
+
+
+@functools.lru_cache(4096)
+def unit(seed: int, *purpose: object) -> float:
+    """Return one draw from [0, 1) for a purpose."""
+    return rng(seed, *purpose).random()
+
+
 def offers(config: SimulatedConfig, ask: GpuAsk, now: datetime, *, cores: int) -> list[Offer]:
-    """All that matches `ask`. `cores`: of this machine, which is the one that computes."""
-    found = []
+    """Return all offers that match `ask`. `cores`: CPU cores of this machine, which runs the simulated machines."""
+    matching = []
     for row in ROWS:
-        if row.gpus < ask.min_gpus or not _wanted(row.accelerator, ask.accelerators):
+        if row.gpus < ask.min_gpus or not _is_accepted(row.accelerator, ask.accelerators):
             continue
         for region in row.regions:
             if not ask.regions or region in ask.regions:
-                found += [
+                matching += [
                     _offer(config, row, region, spot=spot, now=now, cores=cores)
                     for spot in (False, True)
                     if not spot or row.spot is not None
                 ]
-    return found
+    return matching
 
 
-def _wanted(accelerator: str, asked: tuple[str, ...]) -> bool:
-    """`a100` names all its variants."""
-    return not asked or any(accelerator == name or accelerator.startswith(name + "-") for name in asked)
+def _is_accepted(accelerator: str, names: tuple[str, ...]) -> bool:
+    """Return True if one of the names, such as `a100`, matches the accelerator or is its prefix; empty: any."""
+    return not names or any(accelerator == name or accelerator.startswith(name + "-") for name in names)
 
 
 def _offer(config: SimulatedConfig, row: SimulatedRow, region: str, *, spot: bool, now: datetime, cores: int) -> Offer:
@@ -135,7 +150,7 @@ def _bucket(config: SimulatedConfig, now: datetime) -> int:
 
 
 def _spot_price(config: SimulatedConfig, row: SimulatedRow, offer_id: str, now: datetime) -> Decimal:
-    """Wanders linearly between levels drawn for each period; stands still within a bucket."""
+    """Return a price that moves linearly between the levels drawn for each period; constant within a bucket."""
     assert row.spot is not None
     at = _bucket(config, now) * config.price_bucket_s / config.price_period_s
     period, share = int(at), at % 1.0

@@ -20,8 +20,7 @@ from providers.local.machine import Machine, MachineBackend
 from providers.local.process_backend import has_trainer
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.lifetimes import Lifetimes
-from providers.simulated.market import NAME, offers
-from providers.simulated.seeded_random import rng, unit
+from providers.simulated.market import NAME, offers, rng, unit
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ from broker.domain.job import Handle
 from broker.ports import Blobs, Clock
 from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
-from providers.simulated.seeded_random import rng
+from providers.simulated.market import rng
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Final, Heartbeat, Manifest, Outcome
 

@@ -17,8 +17,8 @@ from broker.domain.job import AttemptState, Event, JobState, Reason
 from broker.domain.money import LedgerKind, usd
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.quote.decision_record import unpacked
+from providers.simulated.market import unit
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.seeded_random import unit
 from tests.controllers.house import BOX, ENDLESS, INSTALLATION, SAVE_RARELY, SILENT, House, spent
 from trainer.contract import object_keys as keys
 

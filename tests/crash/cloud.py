@@ -29,7 +29,7 @@ from broker.runtime.clock import SystemClock
 from providers.local.launcher_locks import LauncherLocks
 from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
-from providers.simulated.seeded_random import unit
+from providers.simulated.market import unit
 from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Heartbeat, Outcome

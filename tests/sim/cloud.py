@@ -16,8 +16,8 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
+from providers.simulated.market import unit
 from providers.simulated.provider import SimulatedProvider
-from providers.simulated.seeded_random import unit
 from tests.sim.bodies import Body
 from tests.sim.loop import EPOCH, Process
 from tests.sim.measures import attempt_of_machine

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.domain.ids import JobId
-from providers.simulated.seeded_random import rng, unit
+from providers.simulated.market import rng, unit
 from tests.sim.strikes import Strikes
 
 CALM_S = 1500.0

@@ -15,7 +15,7 @@ from broker.domain.policy import Action, Budget, BudgetPeriod, Policy, Threshold
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.domain.workload import Workload
-from providers.simulated.seeded_random import rng
+from providers.simulated.market import rng
 from tests.sim.doors import StoreDoor
 from tests.sim.faults import CALM_S, TAIL_S, Fault
 from tests.sim.loop import EPOCH, Process

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
-from providers.simulated.seeded_random import rng
+from providers.simulated.market import rng
 from tests.sim.faults import Fault
 
 KIND = "cloud.price_moves"

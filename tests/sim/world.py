@@ -23,7 +23,7 @@ from broker.runtime.clock import DatabaseClock
 from broker.runtime.secret_box import SecretBox
 from providers.local.machine import Machine
 from providers.simulated.config import SimulatedConfig
-from providers.simulated.seeded_random import rng
+from providers.simulated.market import rng
 from tests.sim import people
 from tests.sim.backups import Backups
 from tests.sim.bodies import Body

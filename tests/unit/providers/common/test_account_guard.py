@@ -65,7 +65,9 @@ async def test_another_account_is_refused_with_the_fix_after_a_restart_too(file:
             await account.verify()
         said = str(e.value)
         assert "\n" not in said
-        assert all(part in said for part in ("paper", "account someone", "of me", "put the old ones back", str(file)))
+        assert all(
+            part in said for part in ("paper", "account someone", "of me", "restore the old credentials", str(file))
+        )
         assert not account.owns("digest of b")
     cloud.key = "a"
     await account.verify()
@@ -100,7 +102,7 @@ async def test_the_old_key_is_looked_at_again_after_another_was_refused(file: Pa
 async def test_a_key_that_is_exchanged_meanwhile_is_no_answer(file: Path) -> None:
     cloud = Cloud()
     account = Account(cloud, file)
-    with pytest.raises(OutcomeUnknown, match="exchanged meanwhile"):
+    with pytest.raises(OutcomeUnknown, match="changed during the call"):
         async with account.same():
             cloud.key = "b"
 
@@ -108,7 +110,7 @@ async def test_a_key_that_is_exchanged_meanwhile_is_no_answer(file: Path) -> Non
         cloud.key, cloud.meanwhile = "b", None
 
     cloud.key, cloud.meanwhile = "a2", exchanged
-    with pytest.raises(OutcomeUnknown, match="exchanged meanwhile"):
+    with pytest.raises(OutcomeUnknown, match="changed during the call"):
         await account.verify()
     assert not account.owns("digest of b")
 
@@ -133,7 +135,7 @@ async def test_a_key_is_known_by_what_it_shares_with_the_last_answer(file: Path)
         await account.verify()
     cloud.key, cloud.owners["a"] = "a", ("key a", "ssh")
     await account.verify()
-    account.bought()
+    account.note_purchase()
     asked = cloud.asked
     assert account.owns("digest of a"), "a launch that waits for its turn goes on with its key"
     await account.verify()
