@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SLOWEST = 1 << 20
-"""Bytes a second that a file is sent with, at the least; beyond that it is given up."""
+"""Lowest upload rate in bytes a second; a slower upload is aborted."""
 PARTS_AT_ONCE = 4
-"""Of 5 MiB, each in memory."""
+"""Parts of 5 MiB that are uploaded concurrently, each held in memory."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 
 
@@ -134,14 +134,14 @@ class ObstoreBlobs:
 
     @property
     def unscoped(self) -> str | None:
-        """What `doctor` warns of; None when there is nothing to warn of."""
+        """Return the warning of `doctor`; None: there is none."""
         return unscoped_warning(self._url, self._issuer)
 
     async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> StoreAccess:
-        """What an instance is given to reach its own part. Raises BlobsUnavailable.
+        """Return the access of a machine to its own objects. Raises BlobsUnavailable.
 
-        A folder is reached by its URL alone. memory:// cannot be given away: only a virtual machine, which lives in
-        this process, meets the broker there. A store without an issuer hands out the broker's own options.
+        A folder is reached by its URL alone. memory:// exists in this process only, so only virtual
+        machines can use it. A store without an issuer hands out the broker's own options.
         """
         if isinstance(self._issuer, str):
             return StoreAccess(url=self._url, options={} if self.local else dict(self._options))

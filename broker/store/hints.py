@@ -1,4 +1,4 @@
-"""Waiters for hints. A hint only shortens a wait; whoever wakes reads the rows again."""
+"""Hints that end a wait early. A hint carries no data: the waiter reads the rows again."""
 
 import asyncio
 import functools
@@ -12,17 +12,17 @@ class Hints:
         self._waiters: defaultdict[str, set[asyncio.Future[bool]]] = defaultdict(set)
 
     def hint(self, topic: str) -> None:
-        """Wakes those who wait for `topic` now."""
+        """Wake the coroutines that wait for `topic`."""
         for waiter in self._waiters.pop(topic, ()):
             _end(waiter, hinted=True)
 
     def hint_all(self) -> None:
-        """Wakes everybody: hints may have been missed."""
+        """Wake all waiters, because hints may have been missed."""
         for topic in list(self._waiters):
             self.hint(topic)
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
-        """True when `topic` was hinted at within the time."""
+        """Return True if `topic` is hinted within the timeout."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters[topic].add(waiter)

@@ -1,7 +1,7 @@
-"""Brings a database's schema up to date from numbered SQL files, `NNNN_name.sql`.
+"""Migration runner: applies numbered SQL files, `NNNN_name.sql`, to a database.
 
-Any number of brokers may call `migrate` at once: an advisory lock lets one through at a time, and the next finds
-nothing left to do. A file that was applied never changes again (its sha256 is kept); a change is a new file.
+Any number of brokers may call `migrate` at once: an advisory lock admits one at a time, and the next has nothing to
+apply. An applied file never changes, because its SHA-256 is stored; a change of the schema is a new file.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 
 
 class MigrationError(StoreError):
-    """The schema was left as it was; the message names the migration and the fix, in one line."""
+    """Raised if a migration fails; the schema is unchanged, and the one-line message names migration and fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """One file: its number, its name, its text and the text's sha256 (hex)."""
+    """One migration file: number, name, text, and the SHA-256 of the text in hex."""
 
     version: int
     name: str
@@ -46,27 +46,32 @@ class Migration:
 
 
 def load(folder: Path) -> dict[int, Migration]:
-    """The migrations in `folder` by number, in order. Raises MigrationError for a bad or doubled name, or none."""
-    found: dict[int, Migration] = {}
+    """Return the migrations in `folder` by number, in order.
+
+    Raises MigrationError for a bad name, a repeated number or an empty folder.
+    """
+    migrations: dict[int, Migration] = {}
     for path in sorted(folder.glob("*.sql")):
         match = _FILE_NAME.fullmatch(path.name)
         if match is None:
             raise MigrationError(f"migration {path}: the name is not NNNN_name.sql (lower case): rename it")
         version = int(match[1])
-        if version in found:
-            raise MigrationError(f"migration {path}: number {match[1]} is {found[version].name}'s: take the next one")
+        if version in migrations:
+            raise MigrationError(
+                f"migration {path}: number {match[1]} is {migrations[version].name}'s: take the next one"
+            )
         raw = path.read_bytes()
         sha256 = hashlib.sha256(raw).hexdigest()
-        found[version] = Migration(version=version, name=path.name, sql=raw.decode("utf-8"), sha256=sha256)
-    if not found:
+        migrations[version] = Migration(version=version, name=path.name, sql=raw.decode("utf-8"), sha256=sha256)
+    if not migrations:
         raise MigrationError(f"no migrations in {folder}: the installation is incomplete, install gpubroker again")
-    return found
+    return migrations
 
 
 def pending(files: Mapping[int, Migration], applied: Mapping[int, tuple[str, str]]) -> list[Migration]:
-    """What is left to apply, in order; `applied` maps a number to (name, sha256).
+    """Return the migrations that are not applied yet, in order; `applied` maps a number to (name, sha256).
 
-    Raises SchemaNewer when the schema is newer than the files, MigrationError when it was made by other files.
+    Raises SchemaNewer if the schema is newer than the files, MigrationError if other files created it.
     """
     newest = max(applied, default=0)
     if newest > max(files):
@@ -89,7 +94,7 @@ def pending(files: Mapping[int, Migration], applied: Mapping[int, tuple[str, str
 
 
 def newer(applied: str, own: Migration) -> SchemaNewer:
-    """`applied`: name of the database's newest migration; `own`: the newest that this program knows."""
+    """Return the error for a newer schema; `applied` names its newest migration, `own` is this program's newest."""
     return SchemaNewer(
         f"the database's schema is newer ({applied}) than this gpubroker ({own.name}): "
         "upgrade gpubroker, or restore the backup made before the upgrade"
@@ -97,9 +102,9 @@ def newer(applied: str, own: Migration) -> SchemaNewer:
 
 
 async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
-    """For whoever works on a database without bringing it up to date.
+    """Check that the schema is current, without migrating it.
 
-    Raises MigrationError where something is left to apply, SchemaNewer, StoreUnavailable.
+    Raises MigrationError if a migration is missing, SchemaNewer, StoreUnavailable.
     """
     files = load(folder)
     connection = await _connect(dsn)
@@ -109,13 +114,13 @@ async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise StoreUnavailable(
-            f"what schema the database has cannot be told: {reason}; correct database_url"
+            f"cannot read the schema version of the database: {reason}; correct database_url"
         ) from error
     finally:
         await connection.close()
     if left := pending(files, {row["version"]: (row["name"], row["sha256"]) for row in rows}):
         older = "has no schema of gpubroker's" if not rows else f"lacks {left[0].name}"
-        raise MigrationError(f"the database {older}: correct database_url, or start the daemon once, which makes it")
+        raise MigrationError(f"the database {older}: correct database_url, or start the daemon once, which creates it")
 
 
 async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migration) -> None:
@@ -139,7 +144,7 @@ async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migr
 
 
 async def _connect(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
-    """Raises StoreUnavailable in the server's own words; the URL is not repeated, since it may hold a password."""
+    """Connect. Raises StoreUnavailable with the server's message, without the URL, which may contain a password."""
     try:
         return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -152,10 +157,10 @@ async def _connect(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
 async def migrate(
     dsn: str, folder: Path = MIGRATIONS, *, before: Callable[[list[str]], None] = lambda names: None
 ) -> list[str]:
-    """Apply what is missing; the names of the files applied by this call, in order.
+    """Apply the missing migrations, and return the names of the applied files in order.
 
-    `before` is told them while nothing is applied yet: after a kill the next call finds fewer. Raises MigrationError
-    (nothing of the failing file is applied, earlier ones stay), SchemaNewer and StoreUnavailable.
+    `before` receives the names before the first one is applied, because after a kill the next call has fewer to apply.
+    Raises MigrationError (the failing file is rolled back, earlier files stay), SchemaNewer and StoreUnavailable.
     """
     files = load(folder)
     connection = await _connect(dsn)

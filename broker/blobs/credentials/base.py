@@ -1,4 +1,4 @@
-"""Who makes credentials for one attempt, and how an answer of such a service is read."""
+"""Interface of issuers, which create credentials for one attempt, and the parser of their answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

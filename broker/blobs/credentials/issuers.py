@@ -1,4 +1,4 @@
-"""Which issuer a store has, and the reason when there is none."""
+"""Choice of the credential issuer of a blob store, or the reason why it has none."""
 
 import os
 import re
@@ -19,23 +19,23 @@ ADVICE = "see docs/guide/images-and-storage.md"
 
 @dataclass(frozen=True, kw_only=True)
 class GrantSettings:
-    """How credentials for attempts are made."""
+    """Settings of the credentials of attempts."""
 
     scope: bool = True
-    """False: the daemon's own are handed out."""
+    """False: attempts get the daemon's own credentials."""
     life_s: int = 3600
-    """Clamped to what the cloud allows."""
+    """Lifetime in seconds, limited to the range that the cloud allows."""
     role_arn: str | None = None
-    """The role that is assumed for an attempt; without one an IAM user's keys are federated."""
+    """ARN of the role that is assumed for an attempt; None: the keys of an IAM user are federated."""
     sts_endpoint: str | None = None
-    """Of an S3 that is not AWS but has STS; and of tests."""
+    """URL of the STS of an S3 service other than AWS; None: the STS of AWS."""
     r2_api: str = r2.API
     google_exchange: str = gcs.EXCHANGE
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
 def issuer_of(url: str, options: Mapping[str, str], settings: GrantSettings) -> Issuer | str:
-    """The issuer for this store, or why it has none, in words that end a sentence."""
+    """Return the issuer of this store, or the reason why it has none, as the end of a sentence."""
     if not settings.scope:
         return "grants.scope is false"
     match scheme_of(url):
@@ -52,7 +52,10 @@ def issuer_of(url: str, options: Mapping[str, str], settings: GrantSettings) -> 
 
 
 def without_credentials(options: Mapping[str, str]) -> dict[str, str]:
-    """What an instance needs beside its own credentials: endpoint, region, names. In doubt an option stays here."""
+    """Return the options that a machine needs in addition to its credentials, such as endpoint and region.
+
+    An option that may be a credential is left out.
+    """
     return {name: value for name, value in options.items() if _PLAIN.search(name) or not _CREDENTIAL.search(name)}
 
 
@@ -88,7 +91,7 @@ def _azure(options: Mapping[str, str], settings: GrantSettings) -> Issuer | str:
 
 
 def unscoped_warning(url: str, issuer: Issuer | str) -> str | None:
-    """What `doctor` says of a store that cannot scope what it hands out; None for one that can, or needs not."""
+    """Return the warning of `doctor` for a store that cannot scope credentials; None: it can, or has none."""
     if scheme_of(url) in ("file", "memory"):
         return None
     if isinstance(issuer, str):

@@ -1,7 +1,7 @@
 """Cloudflare R2: temporary access credentials for prefixes and objects of one bucket.
 
-A set of them has one permission for all its paths, so an attempt gets two: one that reads what it is given, and one
-that writes what is its own. https://developers.cloudflare.com/r2/api/s3/temporary-credentials/
+A set of credentials has one permission for all its paths, so an attempt gets two sets. One reads its inputs, the other
+writes its own objects. See https://developers.cloudflare.com/r2/api/s3/temporary-credentials/
 """
 
 import asyncio

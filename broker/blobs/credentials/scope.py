@@ -1,4 +1,4 @@
-"""What one attempt may do below `<installation>/`; every issuer of credentials says it in its cloud's own words."""
+"""Permissions of one attempt below `<installation>/`, which each issuer translates for its cloud."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from trainer.contract import object_keys as keys
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Full keys in the bucket; a prefix allows every key that starts with it."""
+    """Permissions of one attempt as full keys in the bucket; a prefix allows every key that starts with it."""
 
     bucket: str
     root: str
-    """What all keys of the installation start with, with the closing slash."""
+    """Prefix of all keys of the installation, with the closing slash."""
     job: JobId
     attempt: AttemptId
     origin: JobId | None = None
@@ -20,7 +20,7 @@ class Scope:
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """Of all attempts of the job, and of its origin: resumed from."""
+        """Prefixes of the checkpoints of all attempts of the job and of its origin, from which it may resume."""
         jobs = (self.job,) if self.origin is None else (self.job, self.origin)
         return tuple(self.root + keys.checkpoints(job) for job in jobs)
 
@@ -55,7 +55,8 @@ class Scope:
 
     @property
     def list_prefixes(self) -> tuple[str, ...]:
-        """A store that denies instead of saying "absent" is asked by listing; see
-        `trainer.objectstore.objects.Objects.read`.
+        """Prefixes that may be listed, because some stores deny a read instead of reporting "absent".
+
+        See `trainer.objectstore.objects.Objects.read`.
         """
         return (*self.checkpoints, self.documents)

@@ -21,7 +21,7 @@ class Keys:
 
 
 def signed_headers(url: str, body: bytes, keys: Keys, *, region: str, service: str, now: datetime) -> dict[str, str]:
-    """The headers of the POST, Authorization among them. `url` has no query; its path is signed as it stands."""
+    """Return the headers of the POST, Authorization among them. `url` has no query; its path is signed unchanged."""
     parts = urlsplit(url)
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     signed = {"content-type": FORM, "host": parts.netloc, "x-amz-date": stamp}

@@ -33,7 +33,7 @@ class StsIssuer:
     region: str
     role_arn: str | None
     keys: Keys | None = field(repr=False)
-    """None: whatever the AWS SDK finds (instance profile, SSO, profile)."""
+    """Long-lived keys; None: use the credentials that the AWS SDK provides (instance profile, SSO, profile)."""
     life_s: int
     now: Callable[[], datetime]
 
@@ -117,7 +117,7 @@ def static_keys(options: Mapping[str, str]) -> Keys | None:
 
 
 def sdk_keys() -> Keys:
-    """What the AWS SDK finds: a profile, SSO, the instance's own role. Raises BlobsUnavailable."""
+    """Return the keys of the AWS SDK: from a profile, SSO or the instance's role. Raises BlobsUnavailable."""
     try:
         import boto3  # of the `clouds` extra
     except ImportError:

@@ -28,8 +28,9 @@ class PostgresChild:
 
     @classmethod
     async def spawn(cls, binary: Path, folder: Path, output: Path, *arguments: str) -> PostgresChild:
-        """Start `binary` as an ordinary user that owns `folder`, in its own session, tied to this process's life;
-        its stderr is appended to `output`.
+        """Start `binary` as an ordinary user that owns `folder`, in its own session; it ends with this process.
+
+        Its stderr is appended to `output`.
         """
         if output.exists() and output.stat().st_size > OUTPUT_BYTES:
             output.rename(output.with_suffix(".log.1"))

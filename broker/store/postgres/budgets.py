@@ -1,4 +1,4 @@
-"""Policies with their standing, read in one transaction; whether an admission fits under them."""
+"""Policies and their spending, read in one transaction, and the check that an admission fits under them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ from broker.ports.policies import JobOwner
 from broker.store.postgres.pool import QUERIES, Connection
 
 NEVER: Sequence[datetime | None] = (None,)
-"""Windows of a policy without budgets: one that holds no quarter-hour."""
+"""Windows of a policy without budgets: a single window that contains no quarter-hour."""
 
 
 @lru_cache(maxsize=1024)
@@ -22,8 +22,9 @@ def policy_of(document: str) -> Policy:
 
 
 async def with_standing(connection: Connection, found: Sequence[asyncpg.Record]) -> tuple[datetime, dict[int, Applied]]:
-    """Rows of `policies` with what their jobs have spent and hold. Windows begin by the clock that came with the rows:
-    an earlier one has what a later one has, and more.
+    """Return the policies with the dollars, GPUs and jobs that count against them.
+
+    Windows begin by the database time that came with the rows: an earlier window contains all of a later one.
     """
     now = found[0]["now"]
     policies = {row["id"]: policy_of(row["document"]) for row in found}
@@ -44,7 +45,7 @@ async def with_standing(connection: Connection, found: Sequence[asyncpg.Record])
 
 
 class Room:
-    """What policies leave for admissions, judged one after the other under the policies' locks."""
+    """Remaining budget for admissions, which are judged one after the other under the policies' locks."""
 
     def __init__(self, now: datetime | None = None, applied: Mapping[int, Applied] | None = None) -> None:
         self._now = now
@@ -52,21 +53,21 @@ class Room:
 
     @classmethod
     async def locked(cls, connection: Connection, whose: Iterable[JobOwner]) -> "Room":
-        """The policies that cover these jobs are locked until the end of the transaction."""
+        """Lock the policies that cover these jobs until the end of the transaction."""
         teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
         await connection.execute(QUERIES["enter_admission"])
         found = await connection.fetch(QUERIES["lock_policies"], teams, owners)
         if not found:
             return cls()
-        # Read after the locks were had: it sees whatever was admitted under them.
+        # Read after the locks were taken, so that all earlier admissions under them are included.
         return cls(*await with_standing(connection, found))
 
     def take(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
-        """None: it fits, and is counted from now on."""
-        covering = [one for one in self._applied.values() if one.policy.covers(*whose)]
+        """Return why the request is refused; None: it fits, and counts from now on."""
+        covering = [applied for applied in self._applied.values() if applied.policy.covers(*whose)]
         if not covering or self._now is None:
             return None
         refusal = judge(ask, covering, self._now)
         if refusal is None:
-            self._applied |= {one.id: one.granted(ask) for one in covering}
+            self._applied |= {applied.id: applied.granted(ask) for applied in covering}
         return refusal

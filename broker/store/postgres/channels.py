@@ -17,7 +17,7 @@ from broker.store.rules import fences
 from broker.store.rules.channels import IDLE_S
 
 TRIM = 5000
-"""Deliveries that are dropped in one transaction."""
+"""Largest number of deliveries that are dropped in one transaction."""
 
 
 class PostgresTenantChannels(PostgresPart):
@@ -58,7 +58,7 @@ class PostgresTenantChannels(PostgresPart):
 
 
 class PostgresChannels(PostgresPart):
-    """`ports.ChannelStore`: the house's part."""
+    """`ports.ChannelStore`, the daemon's part of channels."""
 
     async def claim_streams(
         self, kinds: Sequence[str], *, busy: Sequence[str], owner: str, lease_s: float, limit: int, depth: int

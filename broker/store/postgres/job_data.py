@@ -1,4 +1,4 @@
-"""The costs of a job beside its hours, on PostgreSQL."""
+"""Stored data, forecasts and storage charges of jobs on PostgreSQL."""
 
 from collections.abc import Collection, Sequence
 
@@ -38,13 +38,13 @@ class PostgresTenantJobData(PostgresPart):
 
 
 class PostgresGlobalJobData(PostgresPart):
-    """For the controllers."""
+    """The part of job data that the controllers use."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
         return [await self._note(note) for note in notes]
 
     async def _note(self, note: Note) -> bool:
-        """Jobs are locked before attempts, as everywhere."""
+        """Lock jobs before attempts, in the same order as all other writers."""
         async with self._pool.transaction("note") as connection:
             job = await connection.fetchrow(QUERIES["lock_job"], note.job.id)
             attempt = await connection.fetchrow(QUERIES["lock_attempt"], note.attempt.id)

@@ -15,7 +15,7 @@ RETRY_S = (0.1, 5.0)
 
 
 class Listener:
-    """`Store.wait`. Connects with the first wait."""
+    """Implementation of `Store.wait`; connects at the first wait."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -23,7 +23,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
-        """True when `topic` was hinted at within the time, or hints may have been missed."""
+        """Return True if `topic` is hinted within the timeout, or if hints may have been missed."""
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="store-hints")
         return await self._hints.wait(topic, timeout_s)
@@ -50,7 +50,7 @@ class Listener:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         await connection.add_listener(CHANNEL, self._heard)
-        self._hints.hint_all()  # nobody heard what was said before
+        self._hints.hint_all()  # hints before this moment were missed
         await lost.wait()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:

@@ -1,4 +1,4 @@
-"""The pool, the statements by name, and what asyncpg's errors mean to us."""
+"""Connection pool, SQL statements by name, and the translation of asyncpg's errors."""
 
 import asyncio
 import re
@@ -91,7 +91,7 @@ class Pool:
 
     @classmethod
     async def connect(cls, dsn: str, size: int, *, role: str | None = None) -> "Pool":
-        """`role`: every connection's from its first statement on, and whatever is reset."""
+        """Open a pool; every connection uses `role` from its first statement on, even after a reset."""
         as_role = {"role": role} if role else {}
         with store_errors("connecting"):
             pool = await asyncpg.create_pool(
@@ -106,11 +106,11 @@ class Pool:
         return cls(pool)
 
     def as_tenant(self, tenant: Tenant) -> "Pool":
-        """The same connections; every transaction is that tenant's."""
+        """Return a pool on the same connections whose transactions are restricted to the tenant."""
         return _TenantPool(self._pool, tenant)
 
     async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
-        """One statement in its own transaction."""
+        """Run one statement in its own transaction."""
         with store_errors(name):
             return await self._pool.fetch(QUERIES[name], *values)
 
@@ -140,7 +140,7 @@ class Pool:
                 yield connection
 
     async def close(self) -> None:
-        """Waits for what is under way, a little."""
+        """Close the pool after a short wait for running statements."""
         try:
             async with asyncio.timeout(5):
                 await self._pool.close()
@@ -149,12 +149,12 @@ class Pool:
 
 
 async def enter(connection: Connection, team: str, *, operator: bool) -> None:
-    """Makes the transaction under way that team's, until its end: see migrations/0001_initial.sql."""
+    """Restrict the current transaction to the rows of one team: see migrations/0001_initial.sql."""
     await connection.execute(QUERIES["enter"], team, "on" if operator else "off")
 
 
 class _TenantPool(Pool):
-    """Shares the connections of another, and closes none."""
+    """Pool that shares the connections of another pool, and closes none."""
 
     def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", tenant: Tenant) -> None:
         super().__init__(pool)

@@ -62,7 +62,7 @@ JOB_FIELDS = (
     "stop_requested", "retry_of", "epoch",
 )  # fmt: skip
 JOB_COLUMNS = ", ".join(f"j.{name} AS j_{name}" for name in JOB_FIELDS)
-"""A job's columns beside an attempt's, as `leased` reads them."""
+"""Columns of a job, with the prefix under which `leased` reads them next to those of an attempt."""
 
 
 def _json(adapter: TypeAdapter[Any], value: Any) -> str:

@@ -1,6 +1,6 @@
 """`ports.Store` on PostgreSQL through asyncpg.
 
-The statements are in queries.sql, the rules in migrations/; this file only says which statement serves which method.
+The statements are in sql/, the schema is in migrations/; this file maps methods to statements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from broker.store.postgres.tenant import PostgresTenant
 from broker.store.rules import fences
 
 API_ROLE = "gpubroker_api"
-"""Made by migrations/0001_initial.sql."""
+"""Database role of the API, which migrations/0001_initial.sql creates."""
 
 
 class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, PostgresGlobalJobData):
@@ -43,7 +43,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
 
     @classmethod
     async def connect(cls, dsn: str, *, pool_size: int = 8) -> "PostgresStore":
-        """Raises StoreUnavailable."""
+        """Connect to the database. Raises StoreUnavailable."""
         pool = await Pool.connect(dsn, pool_size)
         api = await Pool.connect(dsn, pool_size, role=API_ROLE)
         (role,) = await api.read("api_role")
@@ -116,7 +116,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
     async def blocked_offers(self) -> Mapping[str, str]:
         return {row["offer_id"]: row["reason"] for row in await self._pool.read("blocked_offers")}
 
-    # --- the house
+    # --- the daemon
 
     async def counts(self) -> Mapping[str, Mapping[str, int]]:
         counts = {
@@ -138,7 +138,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         return Installation(found[0]["id"])
 
     async def known_installation(self) -> Installation | None:
-        """None: no daemon has taken it yet."""
+        """Return the installation id; None: no daemon has written one yet."""
         found = await self._pool.read("known_installation")
         return Installation(found[0]["id"]) if found else None
 
@@ -158,7 +158,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         await self._pool.fetch("adopt_master_key", mark)
 
     async def database(self) -> str:
-        """Which one this is: what is restored from a dump is another. Empty where the server does not tell."""
+        """Return the identity of the database; a restored dump has another. Empty: the server does not report it."""
         try:
             return str((await self._pool.read("database"))[0]["id"])
         except StoreUnavailable:

@@ -31,7 +31,7 @@ class _Submission:
 
     @property
     def team(self) -> str:
-        """As which it is written: an operator submits for any team, all others for none but their own."""
+        """Team whose rights the write uses: an operator submits for any team, other users only for their own."""
         return self.job.team if self.tenant.operator else self.tenant.team
 
 
@@ -39,7 +39,7 @@ _Answers = dict[_Submission, tuple[Job, bool] | StoreError]
 
 
 class Submitter:
-    """`Store.submit`. Every caller learns its own outcome after the commit."""
+    """Implementation of `Store.submit`. Each caller receives its own outcome after the commit."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -49,7 +49,7 @@ class Submitter:
     async def submit(
         self, tenant: Tenant, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]
     ) -> tuple[Job, bool]:
-        """Durable when it returns. Raises IdempotencyConflict, StoreUnavailable, StoreError."""
+        """Submit a job; it is durable when this returns. Raises IdempotencyConflict, StoreUnavailable, StoreError."""
         if rule := fences.broken_job_rule(job):
             raise fences.refused(f"job {job.id}", rule)
         answer: asyncio.Future[tuple[Job, bool]] = asyncio.get_running_loop().create_future()
@@ -80,10 +80,10 @@ class Submitter:
                         one.answer.set_result(outcome)
             finally:
                 for one in group:
-                    one.answer.cancel()  # nobody waits for ever, whatever went wrong here
+                    one.answer.cancel()  # no caller waits for ever after an error here
 
     async def _commit(self, group: list[_Submission]) -> _Answers:
-        """The outcomes of all; when one of them is refused, each goes alone."""
+        """Return all outcomes; if one submission is refused, each is committed alone."""
         try:
             return await self._pool.retried(lambda: self._once(group), RolledBack)
         except StoreUnavailable as error:
@@ -97,7 +97,7 @@ class Submitter:
         return answers
 
     async def _once(self, group: list[_Submission]) -> _Answers:
-        """One transaction, each team's in turn: in their order, so that two brokers do not wait in a circle."""
+        """Write all in one transaction, team by team in sorted order, so that two brokers do not deadlock."""
         teams: defaultdict[str, list[_Submission]] = defaultdict(list)
         for one in group:
             teams[one.team].append(one)
@@ -137,13 +137,16 @@ class Submitter:
         return answers
 
     async def close(self) -> None:
-        """Lets what is under way commit."""
+        """Wait until running transactions have committed."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
 
 async def _lock_origins(connection: Connection, group: Sequence[_Submission]) -> Mapping[str, Job]:
-    """What these jobs start from, by id; whoever deletes checkpoints waits. An operator's may be another team's."""
+    """Lock and return the origins of these jobs by id, so that a deletion of checkpoints waits.
+
+    The origin of an operator's job may belong to another team.
+    """
     wanted = {one.job.spec.origin for one in group if one.job.spec.origin is not None}
     if not wanted:
         return {}

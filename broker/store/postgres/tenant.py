@@ -37,7 +37,7 @@ class PostgresTenant(
     PostgresSpending,
     PostgresPart,
 ):
-    """Made by `PostgresStore.as_tenant`; the store itself is the house's. `house`: sees every team's money."""
+    """View of one tenant, made by `PostgresStore.as_tenant`; `house` is the daemon's view, which sees every team."""
 
     def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:
         super().__init__(pool, tenant)

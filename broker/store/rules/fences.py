@@ -1,4 +1,4 @@
-"""What makes a change valid, decided once for both stores: the rows are locked, then these functions are asked.
+"""Fences: checks of a change against the locked rows, shared by all stores.
 
 The schema's CHECKs repeat `broken_job_rule` and `broken_attempt_rule`, so that no other writer can break them either.
 """
@@ -16,7 +16,8 @@ from broker.domain.tenancy import AuditEntry, Tenant
 from broker.ports import Change, Charge, Lane, Token, Upload
 
 WAITING_JOB_STATES = frozenset({JobState.AWAITING_APPROVAL, JobState.QUEUED, JobState.RECOVERING})
-"""Where a stop request alone makes a job claimable; elsewhere an attempt carries the stop, or there is none left."""
+"""States in which a stop request makes the job itself claimable. In other states an attempt handles the stop, or the
+job has ended."""
 
 _AFTER_CREATE = frozenset(AttemptState) - {AttemptState.PLANNED, AttemptState.ENDED}
 _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED})
@@ -65,13 +66,13 @@ def lane_of(state: AttemptState, signal: bool) -> Lane | None:
 
 
 def charge_holds(charge: Charge, attempts: Mapping[AttemptId, AttemptNow]) -> bool:
-    """True when the attempt is still charged up to `since`."""
+    """Return True if the attempt is still charged up to `since`."""
     row = attempts.get(charge.attempt_id)
     return row is not None and row.charged_to == charge.since
 
 
 def entries_of(charge: Charge) -> tuple[LedgerEntry, ...]:
-    """What a charge leaves in the ledger: one entry a category, none of nothing."""
+    """Return the ledger entries of a charge: one for each category with dollars."""
     parts = ((charge.usd, LedgerCategory.COMPUTE), (charge.traffic_usd, LedgerCategory.EGRESS))
     return tuple(
         LedgerEntry(
@@ -88,7 +89,7 @@ def entries_of(charge: Charge) -> tuple[LedgerEntry, ...]:
 
 
 def holds(change: Change, jobs: Mapping[JobId, JobNow], attempts: Mapping[AttemptId, AttemptNow]) -> bool:
-    """True when every fence of `change` holds against the locked rows."""
+    """Return True if every fence of `change` holds against the locked rows."""
     if not jobs_written(change) <= jobs.keys():
         return False
     if change.attempt is not None:
@@ -104,14 +105,14 @@ def _job_holds(change: Change, read: Job, jobs: Mapping[JobId, JobNow]) -> bool:
     row = jobs.get(read.id)
     if row is None or row.state is not read.state:
         return False
-    # What is reserved, and that the cap is reached, was decided by the cap as read: it may have been raised meanwhile.
+    # The reservation and the end at the cap were decided by the cap as read, which may have been raised meanwhile.
     by_cap = change.admit is not None or (change.job is not None and change.job[1].state is JobState.CAPPED)
     if by_cap and row.cap_usd != read.cap_usd:
         return False
-    # A capped job waits for people: who has just stopped it would wait for ever.
+    # A capped job waits for a user, so a stop that came meanwhile would never take effect.
     if change.job is not None and change.job[1].state is JobState.CAPPED and row.stop_requested != read.stop_requested:
         return False
-    # Under an active job the lease is the attempt's; the attempt's number tells whether it is still the current one.
+    # Under an active job the lease is the attempt's; its number shows that it is still the current one.
     with_attempt = change.attempt is not None or change.admit is not None
     if with_attempt and read.state is JobState.ACTIVE:
         return row.attempts == read.attempts
@@ -150,7 +151,7 @@ def broken_attempt_rule(attempt: Attempt) -> str | None:
 
 
 def _sound(usd: Decimal) -> bool:
-    """Neither negative nor NaN nor without an end."""
+    """Return True for a finite amount that is not negative."""
     return usd.is_finite() and usd >= 0
 
 
@@ -171,7 +172,7 @@ def broken_ledger_rule(entries: Sequence[LedgerEntry]) -> str | None:
 
 
 def check(change: Change) -> None:
-    """Raises StoreError for a change that the schema would refuse, whatever the rows are."""
+    """Raise StoreError for a change that the schema would refuse for any rows."""
     for attempt in (change.attempt[1] if change.attempt else None, change.admit):
         if attempt is not None and (rule := broken_attempt_rule(attempt)):
             raise refused(f"attempt {attempt.id} as {attempt.state}", rule)
@@ -184,7 +185,7 @@ def check(change: Change) -> None:
 
 
 def wakes(change: Change) -> bool:
-    """True when `change` leaves something that a controller may take up at once."""
+    """Return True if `change` leaves something that a controller may take up at once."""
     if change.admit is not None or (change.charge is not None and change.charge.signal is not None):
         return True
     if change.job is not None and change.job[1].state in WAITING_JOB_STATES:
@@ -198,7 +199,7 @@ def cannot_run_again(job: Job) -> bool:
 
 
 def refused(what: str, rule: str) -> StoreError:
-    """The error for a row that the schema refuses: a programming error in whoever wrote it."""
+    """The error for a row that the schema refuses: a programming error of the writer."""
     return StoreError(f"{what}: the rule {rule} of the schema refuses it; nothing of this step was written")
 
 
@@ -214,7 +215,7 @@ def clean(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-# What a write leaves in the audit, for both stores.
+# Audit entries of writes.
 
 
 def submitted(tenant: Tenant, job: Job) -> AuditEntry:
@@ -228,7 +229,7 @@ def stopped(tenant: Tenant, job: Job) -> AuditEntry:
 
 
 def cap_raised(tenant: Tenant, job: Job, cap_usd: Decimal) -> AuditEntry:
-    """Costs what is allowed on top."""
+    """Return the audit entry of a raised cap; its dollars are the increase."""
     before, after = {"cap_usd": job.cap_usd}, {"cap_usd": cap_usd}
     return tenant.audit_entry(
         "job.raise_cap", job.id, team=job.team, before=before, after=after, usd=cap_usd - job.cap_usd

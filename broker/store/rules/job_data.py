@@ -1,4 +1,4 @@
-"""Fences of what the guard and the retention controller write, and what the audit tells: the same in every store."""
+"""Fences and audit entries of the writes of spend guard and retention controller, shared by all stores."""
 
 from collections.abc import Collection
 
@@ -12,14 +12,14 @@ from broker.ports import Note, StorageCharge
 
 
 def note_holds(note: Note, job: Job, attempt: Attempt) -> bool:
-    """True when the attempt lives, and people were told neither more nor less since it was read."""
+    """Return True if the attempt is live, and its reported warnings are the same as when it was read."""
     read = note.attempt
     same = (attempt.live, attempt.idle, attempt.signal) == (True, read.idle, read.signal)
     same = same and job.attempts == note.job.attempts
-    return same and _told(job.forecast) == _told(note.job.forecast)
+    return same and _reported_warnings(job.forecast) == _reported_warnings(note.job.forecast)
 
 
-def _told(forecast: Forecast | None) -> tuple[bool, bool]:
+def _reported_warnings(forecast: Forecast | None) -> tuple[bool, bool]:
     return (False, False) if forecast is None else (forecast.over_cap, forecast.late)
 
 
@@ -35,19 +35,19 @@ def entry_of(charge: StorageCharge) -> LedgerEntry:
 
 
 def check_rest(job: Job) -> None:
-    """Raises InUse."""
+    """Raise InUse unless the job has ended."""
     if job.state not in RESTING_JOB_STATES:
         raise InUse(f"job {job.id} is {job.state}; cancel it first, or wait for its end")
 
 
 def still_needed(job: Job, by: JobId, team: str) -> InUse:
-    """`by`: a job of `team`; another team's is not named."""
+    """Return the error for checkpoints that job `by` of `team` starts from; another team's job is not named."""
     who = f"job {by}" if team == job.team else "an operator's job"
     return InUse(f"{who} starts from the checkpoints of {job.id} and is not at rest; wait for its end, or cancel it")
 
 
 def check_origin(origin: Job | None) -> None:
-    """`origin`: what a new job starts from, as locked. Raises OriginDeleted."""
+    """Raise OriginDeleted if the checkpoints of `origin`, the locked job that a new job starts from, were deleted."""
     if origin is not None and (when := origin.deleted.get(last_checkpoint(origin))) is not None:
         raise OriginDeleted(origin_deleted_message(origin.id, when))
 

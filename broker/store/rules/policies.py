@@ -1,4 +1,4 @@
-"""What both stores ask before they write a policy, and what the audit keeps of it."""
+"""Checks before a policy is written, and its audit entries, shared by all stores."""
 
 from decimal import Decimal
 from typing import Any
@@ -12,13 +12,13 @@ from broker.store.rules import fences
 
 
 def check(tenant: Tenant, policy: Policy) -> None:
-    """Raises StoreError for a policy that is not the tenant's to make."""
+    """Raise StoreError for a policy of another team."""
     if not tenant.operator and policy.team != tenant.team:
         raise fences.refused(f"policy {policy.name}", "policies_team")
 
 
 def changed(tenant: Tenant, before: Policy | None, after: Policy | None) -> AuditEntry:
-    """The entry of a new version; `after` None: deleted."""
+    """Return the audit entry of a new version; `after` None: the policy was deleted."""
     policy = after or before
     assert policy is not None
     action = "policy.apply" if after else "policy.delete"
@@ -30,14 +30,14 @@ def _plain(policy: Policy | None) -> dict[str, Any] | None:
 
 
 def extended(attempt: Attempt, usd: Decimal) -> LedgerEntry:
-    """What a higher cap adds to the reservation of the attempt that runs."""
+    """Return the ledger entry by which a higher cap increases the reservation of the running attempt."""
     return LedgerEntry(
         job_id=attempt.job_id, attempt_id=attempt.id, kind=LedgerKind.RESERVATION, usd=usd, note="cap raised"
     )
 
 
 def no_higher_cap(job: Job, refusal: Refusal) -> str:
-    """Why the cap of a job that runs is not raised."""
+    """Return why the cap of a running job is not raised."""
     if refusal.hold is Hold.APPROVAL:
-        return f"{refusal.reason}; somebody with the scope manage can run: gpubroker approve {job.id} --up-to USD"
+        return f"{refusal.reason}; a user with the scope manage can run: gpubroker approve {job.id} --up-to USD"
     return f"the cap of job {job.id} stays {show(job.cap_usd)}, since it runs and {refusal.reason}"
