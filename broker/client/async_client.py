@@ -73,15 +73,15 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         """
         if url is not None:
             return cls(url, token or "", patience_s=patience_s)
-        found = connection.find()
-        if found is None:
+        location = connection.find()
+        if location is None:
             raise DaemonUnreachable("any known address", "none was ever started or logged in to")
         return cls(
-            found.url,
-            token or found.token,
+            location.url,
+            token or location.token,
             patience_s=patience_s,
             locate=connection.find,
-            certificate=found.certificate,
+            certificate=location.certificate,
         )
 
     async def __aenter__(self) -> Self:
@@ -238,10 +238,10 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         Raises Damaged, BrokenOff, NotSaved.
         """
         async for attempt in self._http.tries():
-            with attempt, placed(target) as kept:
+            with attempt, placed(target) as part:
                 async with aclosing(self._pieces(job, file)) as pieces:
                     async for piece in pieces:
-                        kept.write(piece)
+                        part.write(piece)
 
     async def _pieces(self, job: str, file: ArtifactView) -> AsyncGenerator[bytes]:
         """Yield a file's bytes; the iterator ends only if all were right. Raises Damaged, BrokenOff."""

@@ -11,13 +11,13 @@ RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "t
 """Results of a fine-tune for users. The other files of its last checkpoint serve to resume."""
 
 
-def chosen(found: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
+def chosen(artifacts: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
     """Return the results of a fine-tune.
 
     Returns every file with `every`, for a script, and for a checkpoint of an unfinished job.
     """
-    results = [f for f in found.items if f.path.startswith(RESULTS)]
-    return list(found.items) if every or not found.complete or not results else results
+    results = [f for f in artifacts.items if f.path.startswith(RESULTS)]
+    return list(artifacts.items) if every or not artifacts.complete or not results else results
 
 
 async def save(

@@ -30,12 +30,12 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
     return _saved(figure)
 
 
-def scaling_png(found: dict[str, Any]) -> bytes | None:
+def scaling_png(table: dict[str, Any]) -> bytes | None:
     """Return throughput with its interval, and utilisation, over the number of GPUs as PNG.
 
     `found`: the result of `broker.sizing.what_if.table`. None if matplotlib is not installed, or nothing fits.
     """
-    rows, figure = [row for row in found["points"] if row["plan"]], _figure()
+    rows, figure = [row for row in table["points"] if row["plan"]], _figure()
     if figure is None or not rows:
         return None
     rate, share = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
@@ -53,7 +53,7 @@ def scaling_png(found: dict[str, Any]) -> bytes | None:
         axes.set_xticks(gpus, [str(n) for n in gpus], minor=False)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{found['model']}, {found['method']}, {found['gpu']}, global batch {found['global_batch']}")
+    figure.suptitle(f"{table['model']}, {table['method']}, {table['gpu']}, global batch {table['global_batch']}")
     return _saved(figure)
 
 

@@ -74,8 +74,8 @@ def of_validation(error: ValidationError, model: type[BaseModel], given: Any, ro
 
     `given`: the input as plain objects; `root`: field name for faults of the whole.
     """
-    found = error_messages(error, model, given)
-    return InvalidInput(*(Problem(field=place or root, message=message) for place, message in found.items()))
+    faults = error_messages(error, model, given)
+    return InvalidInput(*(Problem(field=place or root, message=message) for place, message in faults.items()))
 
 
 def of_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> InvalidInput | None:

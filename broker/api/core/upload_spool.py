@@ -68,12 +68,12 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> Asy
     try:
         try:
             private_folder(folder)
-            found = await _written(path, body, most)
+            file = await _written(path, body, most)
         except OSError as e:
             if e.errno not in FULL:
                 raise
             raise _disk_full(folder) from None
-        yield found
+        yield file
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -127,8 +127,8 @@ def _free(folder: Path) -> int:
 
 
 def _disk_full(folder: Path) -> StorageFull:
-    free, kept = _free(folder) >> 20, KEPT_FREE_BYTES >> 20
+    free, reserved = _free(folder) >> 20, KEPT_FREE_BYTES >> 20
     return StorageFull(
-        f"the daemon's disk has {free} MiB free, and keeps {kept} MiB for its database; send less, or have room made "
-        "for the daemon, then send it again"
+        f"the daemon's disk has {free} MiB free, and keeps {reserved} MiB for its database; "
+        "send less, or free space for the daemon, then send it again"
     )

@@ -32,10 +32,10 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
 
     @scope("read")
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, call: GrpcCall) -> pb.ListArtifactsResponse:
-        found = await self._content.manifest(call.caller, inputs.job_id(request))
-        if found is None:
+        located = await self._content.manifest(call.caller, inputs.job_id(request))
+        if located is None:
             return pb.ListArtifactsResponse()
-        manifest = found[1]
+        manifest = located[1]
         items = [fill(pb.Artifact(), ArtifactView.model_validate(f)) for f in manifest.files]
         return pb.ListArtifactsResponse(step=manifest.step, complete=manifest.complete, items=items)
 

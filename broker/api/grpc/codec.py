@@ -55,9 +55,9 @@ def plain(message: Message, model: type[BaseModel]) -> dict[str, Any]:
     """Return a message as JSON objects for the model. Fields that only one of the two has are left out."""
     given: dict[str, Any] = {}
     for name, read in _readers(message.DESCRIPTOR, model):
-        found = read(message)
-        if found is not _ABSENT:
-            given[name] = found
+        value = read(message)
+        if value is not _ABSENT:
+            given[name] = value
     return given
 
 
@@ -67,16 +67,16 @@ Read = Callable[[Any], Any]
 
 @cache
 def _readers(descriptor: Descriptor, model: type[BaseModel]) -> tuple[tuple[str, Read], ...]:
-    found = []
+    readers = []
     for name, info in model.model_fields.items():
         oneof = descriptor.oneofs_by_name.get(name)
         field = descriptor.fields_by_name.get(name)
         if oneof is not None:
-            found.append((name, _union(oneof.name, models_in(info.annotation))))
+            readers.append((name, _union(oneof.name, models_in(info.annotation))))
         elif field is not None:
             read = _field(field, info, model)
-            found.append((name, _or_named(name + NAMED, read) if name + NAMED in descriptor.fields_by_name else read))
-    return tuple(found)
+            readers.append((name, _or_named(name + NAMED, read) if name + NAMED in descriptor.fields_by_name else read))
+    return tuple(readers)
 
 
 def _or_named(name: str, word: Read) -> Read:
@@ -196,8 +196,8 @@ def _writer(field: FieldDescriptor) -> Write:
     if field.is_repeated and kind is not None:
 
         def add(message: Any, value: Sequence[BaseModel]) -> None:
-            for one in value:
-                fill(getattr(message, name).add(), one)
+            for item in value:
+                fill(getattr(message, name).add(), item)
 
         return add
     if field.is_repeated:

@@ -31,12 +31,12 @@ class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package
         if request.service not in self._known:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()
-        told = None
+        sent = None
         while True:
             status = await self._status()
-            if status != told:
+            if status != sent:
                 yield pb.HealthCheckResponse(status=status)
-                told = status
+                sent = status
             await asyncio.sleep(LOOK_S)
 
     async def _status(self) -> Any:

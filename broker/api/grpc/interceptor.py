@@ -64,18 +64,18 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
-        found: Any = await continuation(handler_call_details)
-        if found is None:
+        registered: Any = await continuation(handler_call_details)
+        if registered is None:
             return None  # UNIMPLEMENTED
         metadata = cast(Any, handler_call_details.invocation_metadata)
         given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
-        method = _Method.of(handler_call_details.method, found)
+        method = _Method.of(handler_call_details.method, registered)
 
         # Register every method as a stream: gRPC calls the handler of a single message only when the message has
         # arrived, so a caller without a token could hold a place by sending none.
         kind = grpc.stream_stream_rpc_method_handler if method.tells_many else grpc.stream_unary_rpc_method_handler
         serve = self._many(method, given) if method.tells_many else self._one(method, given)
-        read, write = _tolerant(found.request_deserializer), found.response_serializer
+        read, write = _tolerant(registered.request_deserializer), registered.response_serializer
         return kind(serve, request_deserializer=read, response_serializer=write)
 
     def _one(self, method: "_Method", given: str | None) -> Any:

@@ -100,11 +100,11 @@ class JobServicer(stubs.JobServiceServicer):
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         query = parse(request, WatchQuery)
         row = await self._service.job(call.caller, inputs.job_id(request))
-        async for found in follow_events(self._service, call.caller, row, query.after):
-            if isinstance(found, Event):
-                yield pb.WatchEventsResponse(event=fill(job.Event(), views.event(found)))
-            elif found is not None:
-                yield pb.WatchEventsResponse(end=_end(found))
+        async for update in follow_events(self._service, call.caller, row, query.after):
+            if isinstance(update, Event):
+                yield pb.WatchEventsResponse(event=fill(job.Event(), views.event(update)))
+            elif update is not None:
+                yield pb.WatchEventsResponse(end=_end(update))
             elif not query.follow:
                 return
 
@@ -114,12 +114,12 @@ class JobServicer(stubs.JobServiceServicer):
         row = await self._service.job(call.caller, inputs.job_id(request))
         position = Position.parse(query.position)
         await self._content.attempt(call.caller, row, query.attempt)
-        seen = query.position
+        last_position = query.position
         async for piece in self._content.follow(call.caller, row, query.attempt, position):
             if piece is not None:
-                for part in _log_chunks(piece, seen):
+                for part in _log_chunks(piece, last_position):
                     yield pb.FollowLogsResponse(chunk=part)
-                seen = str(piece.position)
+                last_position = str(piece.position)
             elif not query.follow:
                 return
         row = await self._service.job(call.caller, row.id)

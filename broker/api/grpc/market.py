@@ -29,8 +29,8 @@ class QuoteServicer(quote_service_pb2_grpc.QuoteServiceServicer):
         self, request: quote_service_pb2.CreateQuoteRequest, call: GrpcCall
     ) -> quote_service_pb2.CreateQuoteResponse:
         limit = parse(request, QuoteQuery).limit
-        found = await self._service.quotes.quote(call.caller, parse(request.spec, QuoteSpec))
-        return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(*found, limit)))
+        result = await self._service.quotes.quote(call.caller, parse(request.spec, QuoteSpec))
+        return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(*result, limit)))
 
 
 class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
@@ -42,10 +42,10 @@ class OfferServicer(offer_service_pb2_grpc.OfferServiceServicer):
         self, request: offer_service_pb2.ListOffersRequest, call: GrpcCall
     ) -> offer_service_pb2.ListOffersResponse:
         query = parse(request, OffersQuery)
-        found = offers.for_sale(
+        listing = offers.for_sale(
             self._service.quotes.market, provider=query.provider, accelerators=query.accelerator, limit=query.limit
         )
-        return fill(offer_service_pb2.ListOffersResponse(), found)
+        return fill(offer_service_pb2.ListOffersResponse(), listing)
 
 
 class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):

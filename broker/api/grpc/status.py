@@ -21,16 +21,16 @@ DETAIL_BYTES = 4096
 def status_of(error: GpubrokerError) -> status_pb2.Status:
     """Return the status with ErrorInfo (error class), BadRequest (invalid fields) and RetryInfo (delay)."""
     code = grpc.StatusCode[answer_to(error).grpc]
-    made = status_pb2.Status(code=code.value[0], message=_text(error))
-    made.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
+    status = status_pb2.Status(code=code.value[0], message=_text(error))
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
     if isinstance(error, InvalidInput):
-        made.details.add().Pack(_bad_request(error.problems))
+        status.details.add().Pack(_bad_request(error.problems))
     again_s = again_after_s(error)
     if again_s is not None:
         wait = duration_pb2.Duration()
         wait.FromNanoseconds(int(again_s * 1e9))
-        made.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=wait))
-    return made
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=wait))
+    return status
 
 
 def fault() -> status_pb2.Status:
@@ -48,13 +48,13 @@ def _text(error: GpubrokerError) -> str:
 
 def _bad_request(problems: Sequence[Problem]) -> error_details_pb2.BadRequest:
     """Return as many field violations as fit; the message says how many there are."""
-    made = error_details_pb2.BadRequest()
+    details = error_details_pb2.BadRequest()
     for problem in problems:
-        made.field_violations.add(field=_short(problem.field), description=_short(problem.message))
-        if made.ByteSize() > DETAIL_BYTES:
-            del made.field_violations[-1]
+        details.field_violations.add(field=_short(problem.field), description=_short(problem.message))
+        if details.ByteSize() > DETAIL_BYTES:
+            del details.field_violations[-1]
             break
-    return made
+    return details
 
 
 def _short(text: str) -> str:

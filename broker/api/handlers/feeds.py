@@ -38,11 +38,11 @@ async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> EventLis
 
 
 async def _events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[sse.ServerSentEvent | None]:
-    async for found in follow_events(service, caller, job, after):
-        if isinstance(found, Event):
-            yield sse.ServerSentEvent(event=found.kind, data=views.event(found).model_dump_json(), id=str(found.seq))
+    async for update in follow_events(service, caller, job, after):
+        if isinstance(update, Event):
+            yield sse.ServerSentEvent(event=update.kind, data=views.event(update).model_dump_json(), id=str(update.seq))
         else:
-            yield None if found is None else _end(found)
+            yield None if update is None else _end(update)
 
 
 def _end(job: Job) -> sse.ServerSentEvent:

@@ -37,10 +37,10 @@ async def upload(call: Call, query: UploadQuery) -> UploadView | web.Response:
 @api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404, 410))
 async def list_artifacts(call: Call, job_id: JobRef) -> ArtifactList:
     """List the files of the job's last committed checkpoint; of a finished job, its results."""
-    found = await call.request.app[CONTENT].manifest(call.caller, job_id)
-    if found is None:
+    located = await call.request.app[CONTENT].manifest(call.caller, job_id)
+    if located is None:
         return ArtifactList(step=None, complete=False, items=())
-    manifest = found[1]
+    manifest = located[1]
     items = tuple(ArtifactView.model_validate(f) for f in manifest.files)
     return ArtifactList(step=manifest.step, complete=manifest.complete, items=items)
 

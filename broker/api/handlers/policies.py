@@ -15,8 +15,8 @@ api = Api()
 @api.op("GET", "/v1/policies", scope="read")
 async def list_policies(call: Call) -> wire.PolicyList:
     """List your team's policies; for admins all."""
-    found = await call.request.app[SERVICE].policies.policies(call.caller)
-    return wire.PolicyList(items=tuple(wire.PolicyView.model_validate(one) for one in found))
+    policies = await call.request.app[SERVICE].policies.policies(call.caller)
+    return wire.PolicyList(items=tuple(wire.PolicyView.model_validate(policy) for policy in policies))
 
 
 @api.op("PUT", "/v1/policies/{name}", scope="manage")
@@ -34,8 +34,8 @@ async def delete_policy(call: Call, name: Name, query: PolicyTeamQuery) -> None:
 @api.op("GET", "/v1/policies/{name}/history", scope="read", errors=(404,))
 async def get_policy_history(call: Call, name: Name, query: PolicyTeamQuery) -> wire.PolicyHistory:
     """List every version of a policy with its author, newest first."""
-    found = await call.request.app[SERVICE].policies.history(call.caller, name, query.team)
-    return wire.PolicyHistory(items=tuple(wire.PolicyVersionView.model_validate(one) for one in found))
+    versions = await call.request.app[SERVICE].policies.history(call.caller, name, query.team)
+    return wire.PolicyHistory(items=tuple(wire.PolicyVersionView.model_validate(version) for version in versions))
 
 
 @api.op("POST", "/v1/policy-dry-run", scope="manage")

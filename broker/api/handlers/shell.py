@@ -40,16 +40,16 @@ class Shells:
     @contextmanager
     def one_more(self, caller: Caller) -> Iterator[None]:
         """Count a shell during the body. Raises TooMany."""
-        one = caller.team, caller.owner
-        if self._open[one] >= SHELLS_OF_ONE:
+        owner = caller.team, caller.owner
+        if self._open[owner] >= SHELLS_OF_ONE:
             raise TooMany(f"{caller.owner} has {SHELLS_OF_ONE} shells open, which is the most; end one of them")
         if self._open.total() >= SHELLS:
             raise TooMany(f"this daemon has {SHELLS} shells open, which is the most; try again when one has ended")
-        self._open[one] += 1
+        self._open[owner] += 1
         try:
             yield
         finally:
-            self._open -= Counter({one: 1})
+            self._open -= Counter({owner: 1})
 
 
 OPEN_SHELLS = web.AppKey("open_shells", Shells)

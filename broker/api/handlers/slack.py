@@ -31,8 +31,8 @@ async def slack_request(call: Call) -> web.Response:
 @api.op("GET", "/v1/slack/users", scope="manage")
 async def list_slack_users(call: Call) -> wire.SlackUserList:
     """List your team's Slack links: Slack users and the owners that they act as; for admins all."""
-    found = await call.request.app[SLACK].links(call.caller)
-    return wire.SlackUserList(items=tuple(wire.SlackUserMade.model_validate(one) for one in found))
+    links = await call.request.app[SLACK].links(call.caller)
+    return wire.SlackUserList(items=tuple(wire.SlackUserMade.model_validate(link) for link in links))
 
 
 @api.op("POST", "/v1/slack/users", scope="manage", status=201, errors=(404, 409))

@@ -13,11 +13,11 @@ api = Api()
 async def spend(call: Call, query: SpendParameters) -> models.SpendView:
     """Report charges by job, user, team, cloud, GPU, day or month, with the cost of alternatives."""
     asked = SpendQuery(**query.model_dump())
-    window, made = await call.request.app[SERVICE].spending.spend(call.caller, asked)
-    rows = tuple(models.SpendRowView.model_validate(row) for row in made.rows)
-    total = models.SpendRowView.model_validate(made.total)
+    window, report = await call.request.app[SERVICE].spending.spend(call.caller, asked)
+    rows = tuple(models.SpendRowView.model_validate(row) for row in report.rows)
+    total = models.SpendRowView.model_validate(report.total)
     return models.SpendView(
-        by=made.by, since=window.since, until=window.until, zone=window.zone, rows=rows, total=total
+        by=report.by, since=window.since, until=window.until, zone=window.zone, rows=rows, total=total
     )
 
 
@@ -25,6 +25,6 @@ async def spend(call: Call, query: SpendParameters) -> models.SpendView:
 async def charges(call: Call, query: ChargesParameters) -> models.ChargeList:
     """List the charges of each machine of a cloud, to compare them with its invoice."""
     service = call.request.app[SERVICE].spending
-    window, found = await service.charges(call.caller, query.cloud, query.since, query.until)
-    items = tuple(models.ChargeView.model_validate(one) for one in found)
+    window, machines = await service.charges(call.caller, query.cloud, query.since, query.until)
+    items = tuple(models.ChargeView.model_validate(machine) for machine in machines)
     return models.ChargeList(cloud=query.cloud, since=window.since, until=window.until, items=items)

@@ -14,8 +14,8 @@ api = Api()
 @api.op("GET", "/v1/tokens", scope="manage")
 async def list_tokens(call: Call) -> wire.TokenList:
     """List your team's tokens, without their secrets; for admins all."""
-    found = await call.request.app[SERVICE].tenancy.tokens(call.caller)
-    return wire.TokenList(items=tuple(wire.TokenView.model_validate(t) for t in found))
+    tokens = await call.request.app[SERVICE].tenancy.tokens(call.caller)
+    return wire.TokenList(items=tuple(wire.TokenView.model_validate(t) for t in tokens))
 
 
 @api.op("POST", "/v1/tokens", scope="manage", status=201)
@@ -43,15 +43,15 @@ async def delete_token(call: Call, token_id: TokenId) -> None:
 @api.op("GET", "/v1/teams", scope="read")
 async def list_teams(call: Call) -> wire.TeamList:
     """List your team; for admins all teams."""
-    found = await call.request.app[SERVICE].tenancy.teams(call.caller)
-    return wire.TeamList(items=tuple(wire.TeamView.model_validate(t) for t in found))
+    teams = await call.request.app[SERVICE].tenancy.teams(call.caller)
+    return wire.TeamList(items=tuple(wire.TeamView.model_validate(t) for t in teams))
 
 
 @api.op("POST", "/v1/teams", scope="admin", status=201, errors=(409,))
 async def create_team(call: Call, body: wire.TeamRequest) -> wire.TeamView:
     """Create a team; give its users tokens with POST /v1/tokens."""
-    made = await call.request.app[SERVICE].tenancy.create_team(call.caller, body.name, body.note)
-    return wire.TeamView.model_validate(made)
+    team = await call.request.app[SERVICE].tenancy.create_team(call.caller, body.name, body.note)
+    return wire.TeamView.model_validate(team)
 
 
 @api.op("DELETE", "/v1/teams/{team}", scope="admin", status=204, errors=(404, 409))

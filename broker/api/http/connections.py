@@ -32,8 +32,8 @@ class Runner(web.AppRunner):
     @property
     def server(self) -> Any:
         """Factory of the connections' protocols."""
-        made = super().server
-        return None if made is None else partial(_Connection, self, made)
+        factory = super().server
+        return None if factory is None else partial(_Connection, self, factory)
 
     def opened(self) -> bool:
         """Count a new connection and return True if it is allowed.

@@ -313,13 +313,13 @@ def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _errors(o: Operation) -> set[int]:
-    found = {400, 503, *o.errors}
+    statuses = {400, 503, *o.errors}
     if o.scope is not None:
-        found |= {401, 403, 429}
+        statuses |= {401, 403, 429}
     if o.body is not None or o.upload is not None:
-        found |= {413, 415, 422}
+        statuses |= {413, 415, 422}
     if o.upload is not None:
-        found.add(507)
+        statuses.add(507)
     if o.params or o.query is not None or o.headers:
-        found.add(422)
-    return found
+        statuses.add(422)
+    return statuses

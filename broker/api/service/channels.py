@@ -69,10 +69,10 @@ class ChannelService:
 
     async def status(self, caller: Caller, wanted: str) -> ChannelStatus:
         """Return one channel with its backlog. Raises NotFound."""
-        found = next((one for one in await self.list(caller) if one.channel.id == wanted), None)
-        if found is None:
+        channel_status = next((one for one in await self.list(caller) if one.channel.id == wanted), None)
+        if channel_status is None:
             raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
-        return found
+        return channel_status
 
     async def create(self, caller: Caller, wish: NewChannel) -> tuple[Channel, str | None]:
         """Return (the channel, the generated secret, shown only now). Raises Forbidden, InvalidInput, Conflict."""
@@ -84,7 +84,7 @@ class ChannelService:
         config, secrets = notifier.check(wish.config, wish.secrets)
         secrets, shown = notifier.fresh(secrets)
         rows = self._store.as_tenant(caller.tenant)
-        if sum(one.channel.team == team for one in await rows.channels()) >= MAX_CHANNELS:
+        if sum(status.channel.team == team for status in await rows.channels()) >= MAX_CHANNELS:
             raise Conflict(f"there are {MAX_CHANNELS} channels already; `gpubroker channel remove` removes one")
         channel = Channel(
             id=base32(self._entropy(ID_ENTROPY), ID_LENGTH),

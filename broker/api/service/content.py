@@ -122,23 +122,23 @@ class Content:
         numbers = {a.id: a.number for a in attempts}
         ends = {a.final.checkpoint.manifest for a in attempts if a.final and a.final.checkpoint}
         prefix = keys.checkpoints(job.id)
-        found: list[tuple[int, int, bool, str]] = []
+        manifests: list[tuple[int, int, bool, str]] = []
         for info in await self._blobs.list(prefix):
             attempt = info.key.removeprefix(prefix).partition("/")[0]
             if keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
-                found.append((numbers[AttemptId(attempt)], keys.step_of(info.key), info.key in ends, info.key))
-        return [key for *_, key in sorted(found, reverse=True)]
+                manifests.append((numbers[AttemptId(attempt)], keys.step_of(info.key), info.key in ends, info.key))
+        return [key for *_, key in sorted(manifests, reverse=True)]
 
     async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
         """Return one file and its chunks. Raises NotFound; the chunks raise Corrupt.
 
         The last chunk is returned only after the whole file matched its hash in the manifest.
         """
-        found = await self.manifest(caller, wanted)
-        file = next((f for f in found[1].files if f.path == path), None) if found else None
-        if found is None or file is None:
+        located = await self.manifest(caller, wanted)
+        file = next((f for f in located[1].files if f.path == path), None) if located else None
+        if located is None or file is None:
             raise NotFound(f"job {wanted} has no artifact {path!r}; `gpubroker artifacts {wanted}` lists them")
-        return file, self._checked(found[0] + path, file, f"{path} of job {wanted}")
+        return file, self._checked(located[0] + path, file, f"{path} of job {wanted}")
 
     async def _checked(self, key: str, file: ManifestFile, name: str) -> AsyncGenerator[bytes]:
         corrupt = Corrupt(f"{name} is not what its manifest says; the blob store lost or changed it")
@@ -209,12 +209,12 @@ class Content:
 
     async def _chunks(self, attempt: AttemptId) -> list["Chunk"]:
         prefix = keys.logs(attempt)
-        found: list[Chunk] = []
+        chunks: list[Chunk] = []
         for info in await self._blobs.list(prefix):
             match = CHUNK_KEY.fullmatch(info.key.removeprefix(prefix))
             if match is not None:
-                found.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
-        return sorted(found, key=lambda c: (c.node, c.boot, c.number))
+                chunks.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
+        return sorted(chunks, key=lambda c: (c.node, c.boot, c.number))
 
 
 async def _in_time(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
@@ -232,10 +232,10 @@ async def _in_time(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def _numbered(job: Job, attempts: Sequence[Attempt], number: int) -> Attempt:
-    found = next((a for a in attempts if a.number == number), None)
-    if found is None:
+    attempt = next((a for a in attempts if a.number == number), None)
+    if attempt is None:
         raise NotFound(f"job {job.id} has no attempt {number}; it has {len(attempts)}")
-    return found
+    return attempt
 
 
 def _over(job: Job, current: Attempt | None) -> bool:
@@ -255,21 +255,21 @@ class Position:
     """Position of a log reader: an attempt, and the last chunk of each agent start. Its text is the SSE id."""
 
     attempt: AttemptId | None = None
-    seen: tuple[tuple[str, int], ...] = ()
+    last_read: tuple[tuple[str, int], ...] = ()
     """(`<node>/<boot>`, number of the last chunk read) of each start of an agent."""
 
     def __str__(self) -> str:
-        return ";".join([self.attempt or "", *(f"{boot}-{n}" for boot, n in self.seen)])
+        return ";".join([self.attempt or "", *(f"{boot}-{n}" for boot, n in self.last_read)])
 
     @classmethod
     def parse(cls, text: str) -> "Position":
         """Return the position that a text describes. Raises InvalidInput."""
         attempt, *parts = text.split(";")
         try:
-            seen = [(boot, int(n)) for boot, _, n in (part.rpartition("-") for part in parts)]
+            last_read = [(boot, int(n)) for boot, _, n in (part.rpartition("-") for part in parts)]
         except ValueError:
             raise InvalidInput(Problem(field="Last-Event-ID", message="is not one of ours; leave it out")) from None
-        return cls(attempt=AttemptId(attempt) if attempt else None, seen=tuple(seen))
+        return cls(attempt=AttemptId(attempt) if attempt else None, last_read=tuple(last_read))
 
     def current(self, attempts: Sequence[Attempt]) -> Attempt | None:
         """Return the attempt to read: the one of this position, or the latest for a new reader."""
@@ -277,12 +277,12 @@ class Position:
         return known or (attempts[-1] if attempts else None)
 
     def is_new(self, attempt: AttemptId, chunk: Chunk) -> bool:
-        return attempt != self.attempt or chunk.number > dict(self.seen).get(f"{chunk.node}/{chunk.boot}", -1)
+        return attempt != self.attempt or chunk.number > dict(self.last_read).get(f"{chunk.node}/{chunk.boot}", -1)
 
     def after(self, attempt: AttemptId, chunk: Chunk) -> "Position":
-        seen = dict(self.seen) if attempt == self.attempt else {}
-        seen[f"{chunk.node}/{chunk.boot}"] = chunk.number
-        return Position(attempt=attempt, seen=tuple(sorted(seen.items())))
+        last_read = dict(self.last_read) if attempt == self.attempt else {}
+        last_read[f"{chunk.node}/{chunk.boot}"] = chunk.number
+        return Position(attempt=attempt, last_read=tuple(sorted(last_read.items())))
 
 
 @dataclass(frozen=True, kw_only=True)

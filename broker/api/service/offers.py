@@ -9,16 +9,16 @@ from broker.estimator.speed.hardware import matches
 
 def for_sale(market: MarketReader, *, provider: str | None, accelerators: Collection[str], limit: int) -> OfferList:
     """List offers, cheapest first. An empty filter accepts every offer."""
-    found = [
+    matching = [
         o
         for o in market.offers()
         if provider in (None, o.provider)
         and (not accelerators or any(matches(name, o.accelerator) for name in accelerators))
     ]
-    found.sort(key=lambda o: (o.usd_per_hour, o.id))
-    shown = tuple(OfferView.model_validate(o) for o in found[:limit])
+    matching.sort(key=lambda o: (o.usd_per_hour, o.id))
+    shown = tuple(OfferView.model_validate(o) for o in matching[:limit])
     sources = tuple(ProviderStatusView.model_validate(s) for s in market.status())
-    return OfferList(items=shown, total=len(found), providers=sources)
+    return OfferList(items=shown, total=len(matching), providers=sources)
 
 
 def providers(market: MarketReader, problems: Mapping[str, str | None]) -> ProviderList:

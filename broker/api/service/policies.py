@@ -64,8 +64,8 @@ class Policies:
         """Return all versions, newest first, of the same policy as `delete`. Raises NotFound."""
         rows = self._store.as_tenant(caller.tenant)
         for whose in _candidates(caller, team):
-            if found := await rows.policy_history(whose, name):
-                return found
+            if versions := await rows.policy_history(whose, name):
+                return versions
         raise NotFound(f"no policy named {name}; `gpubroker policy ls` lists them")
 
     async def dry_run(self, caller: Caller, policy: Policy, days: int) -> DryRun:
@@ -80,7 +80,7 @@ class Policies:
         """Return every visible policy with the spent and reserved dollars of its jobs."""
         return await self._store.as_tenant(caller.tenant).budgets()
 
-    async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: DrainBudget) -> Refusal | None:
+    async def foresee(self, job: Job, ranking: Quote, caps: Mapping[str, Caps], tempo: DrainBudget) -> Refusal | None:
         """Return the effect of the job's policies if it were submitted now. Nothing is written."""
         whose, every_s = (job.team, job.owner), job.spec.checkpoint.min_interval_s
         now, applied = await self._store.applied([whose])
@@ -91,7 +91,7 @@ class Policies:
         def reserve(line: QuoteLine) -> Decimal:
             return reserved(job, line, caps[line.offer.provider], tempo)
 
-        return foresee(made, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
+        return foresee(ranking, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
 
     # -------------------------------------------------------------------------------------------------------- approval
 

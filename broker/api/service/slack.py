@@ -121,34 +121,34 @@ class Slack:
         if beyond := ungrantable_scopes(caller.scopes, wish.scopes):
             raise Forbidden(f"you may not give the scope {beyond[0]!r}, which your own token lacks; ask an operator")
         team, rows = wish.team or caller.team, self._service.rows(caller)
-        if all(one.name != team for one in await rows.teams()):
+        if all(known_team.name != team for known_team in await rows.teams()):
             raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
-        seen = [status.channel for status in await rows.channels()]
-        channel = _of_team([c for c in seen if c.kind == KIND], team, wish.channel)
+        visible = [status.channel for status in await rows.channels()]
+        channel = _of_team([c for c in visible if c.kind == KIND], team, wish.channel)
         try:
-            found = await self._required_adapter.person(channel, wish.user)
+            profile = await self._required_adapter.person(channel, wish.user)
         except NotifyError as e:
             raise Conflict(f"{e}; nothing was linked") from None
-        if found is None:
+        if profile is None:
             message = f"no {wish.user} in that workspace; a profile in Slack shows its member ID"
             raise InvalidInput(Problem(field="user", message=message))
-        made = SlackUser(
-            team=team, workspace=found[0], user=wish.user, owner=wish.owner, scopes=wish.scopes, name=found[1],
+        user_link = SlackUser(
+            team=team, workspace=profile[0], user=wish.user, owner=wish.owner, scopes=wish.scopes, name=profile[1],
             linked_by=caller.owner,
         )  # fmt: skip
-        await rows.put_slack_user(made)
-        return made
+        await rows.put_slack_user(user_link)
+        return user_link
 
     async def unlink(self, caller: Caller, user: str) -> None:
         """Remove a user's links in every workspace. Raises NotFound, Forbidden."""
         rows = self._service.rows(caller)
-        found = await rows.slack_users(user=user)
-        if not found:
+        links = await rows.slack_users(user=user)
+        if not links:
             raise NotFound(f"no link of {user}; `gpubroker slack ls` lists them")
-        for one in found:
-            if beyond := ungrantable_scopes(caller.scopes, one.scopes):
+        for link in links:
+            if beyond := ungrantable_scopes(caller.scopes, link.scopes):
                 raise Forbidden(f"you may not take the scope {beyond[0]!r}, which your own token lacks")
-            await rows.delete_slack_user(one)
+            await rows.delete_slack_user(link)
 
     # -------------------------------------------------------------------------------------------------- what is sent
 
@@ -188,8 +188,8 @@ class Slack:
         """Return the enabled Slack channels of every team."""
         now = self._service.clock.monotonic()
         if now - self._channels[0] >= CHANNELS_S:
-            found = [status.channel for status in await self._service.store.channels()]
-            self._channels = now, [c for c in found if c.kind == KIND and c.enabled]
+            all_channels = [status.channel for status in await self._service.store.channels()]
+            self._channels = now, [c for c in all_channels if c.kind == KIND and c.enabled]
         return self._channels[1]
 
     async def _carry_out(self, sent: Sent) -> None:
@@ -279,20 +279,20 @@ def _payload(body: bytes) -> Mapping[str, Any]:
     """Return the form that Slack sent: a command's fields, or the JSON in `payload`. Raises InvalidInput."""
     try:
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS, strict_parsing=True))
-        found = json.loads(form["payload"]) if "payload" in form else form
+        payload = json.loads(form["payload"]) if "payload" in form else form
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        payload = None
+    if not isinstance(payload, dict):
         raise InvalidInput(Problem(field="body", message="is not a form of Slack; nothing was done"))
-    return found
+    return payload
 
 
 def _of_team(channels: Sequence[Channel], team: str, name: str | None) -> Channel:
     """Return the channel that names the workspace. Raises InvalidInput."""
-    found = [c for c in channels if c.enabled and c.team in (team, None) and name in (None, c.name)]
-    if not found:
+    candidates = [c for c in channels if c.enabled and c.team in (team, None) and name in (None, c.name)]
+    if not candidates:
         message = (
             f"no Slack channel{f' {name}' if name else ''} of team {team}; add one with gpubroker channel add slack"
         )
         raise InvalidInput(Problem(field="channel", message=message))
-    return min(found, key=lambda c: (c.team is None, c.name))
+    return min(candidates, key=lambda c: (c.team is None, c.name))

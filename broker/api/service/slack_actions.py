@@ -115,22 +115,22 @@ class SlackActions:
             return HELP
         return [await self._cancel(caller, await self._meant(caller, words[0]), "")]
 
-    async def _meant(self, caller: Caller, said: str) -> Job:
+    async def _meant(self, caller: Caller, text: str) -> Job:
         """Return the job of a full id, or, with the scope `read`, of an id's prefix or a name among the newest jobs.
 
         Raises NotFound, Forbidden; InvalidInput for an ambiguous text.
         """
-        if FULL.fullmatch(said):
-            return await self._service.job(caller, JobId(said))
+        if FULL.fullmatch(text):
+            return await self._service.job(caller, JobId(text))
         require(caller, "read")
         jobs = (await self._service.jobs(caller, JobFilter(limit=LOOKED_AT), None)).jobs
-        found = [job for job in jobs if job.id.startswith(said)] or [job for job in jobs if job.spec.name == said]
-        if not found:
-            raise NotFound(f"no job {said} among the newest {LOOKED_AT}; /gpubroker status lists what runs")
-        if len(found) > 1:
-            ids = ", ".join(job.id for job in found[:5])
-            raise InvalidInput(Problem(field=said, message=f"means {len(found)} jobs ({ids}); give the id"))
-        return found[0]
+        matches = [job for job in jobs if job.id.startswith(text)] or [job for job in jobs if job.spec.name == text]
+        if not matches:
+            raise NotFound(f"no job {text} among the newest {LOOKED_AT}; /gpubroker status lists what runs")
+        if len(matches) > 1:
+            ids = ", ".join(job.id for job in matches[:5])
+            raise InvalidInput(Problem(field=text, message=f"means {len(matches)} jobs ({ids}); give the id"))
+        return matches[0]
 
 
 Button = Callable[[SlackActions, Caller, Job, str], Awaitable[str]]

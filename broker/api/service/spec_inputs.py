@@ -43,8 +43,8 @@ class Inputs:
         if upload is None:
             message = f"no upload {sha256[:12]}... of yours; {UPLOAD_FIRST}"
             raise InvalidInput(Problem(field=field, message=message))
-        found = None if upload.summary is None else upload.summary["format"]
-        if not (found in (None, "tar") if spec.script else found):
+        detected = None if upload.summary is None else upload.summary["format"]
+        if not (detected in (None, "tar") if spec.script else detected):
             what = "a .tar archive of code" if spec.script else "a data set, or an archive of pictures"
             raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {what}; upload one"))
         return _settled(spec, upload), upload
@@ -115,17 +115,17 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
     """Return (the spec with a number for `global_batch: auto`, by the rows of the upload; a message about it)."""
     if spec.train is None or upload.summary is None:
         return spec, ""
-    train, told = batches.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
-    return spec.model_copy(update={"train": train}), told
+    train, message = batches.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
+    return spec.model_copy(update={"train": train}), message
 
 
 def _settled(spec: JobSpec, upload: Upload) -> JobSpec:
     """Return the spec with the data format of its upload. Raises InvalidInput if the spec names another format."""
     if spec.train is None or upload.summary is None:
         return spec
-    data, found = spec.train.data, upload.summary["format"]
-    if data.format not in (None, found):
-        message = f"{upload.name} was read as {found}; remove this, or upload the file again as {data.format}"
+    data, detected = spec.train.data, upload.summary["format"]
+    if data.format not in (None, detected):
+        message = f"{upload.name} was read as {detected}; remove this, or upload the file again as {data.format}"
         raise InvalidInput(Problem(field="train.data.format", message=message))
-    train = spec.train.model_copy(update={"data": data.model_copy(update={"format": found})})
+    train = spec.train.model_copy(update={"data": data.model_copy(update={"format": detected})})
     return spec.model_copy(update={"train": train})

@@ -57,15 +57,15 @@ class SpendingService:
         for piece in paid.slices:
             if piece.attempt_id is not None and piece.category is LedgerCategory.COMPUTE:
                 sums[piece.attempt_id] += piece.usd
-        found: list[Charged] = []
+        charges: list[Charged] = []
         for attempt_id, usd in sums.items():
             attempt = paid.attempts[attempt_id].attempt
             if attempt.line.offer.cloud == cloud:
                 machines = [handle.id for handle in attempt.handles] or [""]
                 for machine, share in zip(machines, divided(usd, len(machines)), strict=True):
                     kind, job_id = attempt.line.offer.instance_type, attempt.job_id
-                    found.append(Charged(machine=machine, kind=kind, usd=share, job_id=job_id, attempt_id=attempt_id))
-        return window, found
+                    charges.append(Charged(machine=machine, kind=kind, usd=share, job_id=job_id, attempt_id=attempt_id))
+        return window, charges
 
     def _window(self, since: datetime | None, until: datetime | None, zone: str) -> SpendWindow:
         try:

@@ -50,7 +50,7 @@ class Tenancy:
         _check_scopes(caller, wish.scopes, "give")
         team = wish.team or caller.team
         rows = self._store.as_tenant(caller.tenant)
-        if all(one.name != team for one in await rows.teams()):
+        if all(known_team.name != team for known_team in await rows.teams()):
             raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         if wish.expires_at is not None and wish.expires_at <= self._clock.now():
             raise InvalidInput(Problem(field="expires_at", message="is in the past; give a future time"))
@@ -74,7 +74,7 @@ class Tenancy:
     async def delete_token(self, caller: Caller, token_id: str) -> None:
         """Revoke a token. Raises NotFound, Forbidden."""
         rows = self._store.as_tenant(caller.tenant)
-        token = next((one for one in await rows.tokens() if one.id == token_id), None)
+        token = next((candidate for candidate in await rows.tokens() if candidate.id == token_id), None)
         if token is not None:
             _check_scopes(caller, token.scopes, "revoke")
         if token is None or not await rows.delete_token(token_id):
@@ -88,10 +88,10 @@ class Tenancy:
 
     async def create_team(self, caller: Caller, name: str, note: str) -> Team:
         """Create a team (operators only). Raises Conflict."""
-        made = await self._store.as_tenant(caller.tenant).put_team(name, note)
-        if made is None:
+        team = await self._store.as_tenant(caller.tenant).put_team(name, note)
+        if team is None:
             raise Conflict(f"there is a team {name} already; choose another name")
-        return made
+        return team
 
     async def delete_team(self, caller: Caller, name: str) -> None:
         """Delete a team (operators only). Raises NotFound, Conflict, InUse."""

@@ -107,18 +107,18 @@ def attempt(row: Attempt) -> AttemptView:
     )
 
 
-def quote(checked: Checked, made: Quote, held: Refusal | None, limit: int) -> QuoteView:
+def quote(checked: Checked, ranking: Quote, held: Refusal | None, limit: int) -> QuoteView:
     return QuoteView(
         check=dict(checked.report),
-        lines=tuple(LineView.model_validate(line) for line in made.lines[:limit]),
-        kept=made.kept_count,
-        drops=dict(made.drops),
-        proposed_cap_usd=made.proposed_cap_usd,
-        cheapest_usd=made.cheapest_usd,
-        unsold_regions=made.unsold_regions,
+        lines=tuple(LineView.model_validate(line) for line in ranking.lines[:limit]),
+        kept=ranking.kept_count,
+        drops=dict(ranking.drops),
+        proposed_cap_usd=ranking.proposed_cap_usd,
+        cheapest_usd=ranking.cheapest_usd,
+        unsold_regions=ranking.unsold_regions,
         held=None if held is None else HoldView.model_validate(held),
-        made_at=made.made_at,
-        expires_at=made.expires_at,
+        made_at=ranking.made_at,
+        expires_at=ranking.expires_at,
     )
 
 

@@ -46,27 +46,27 @@ def find() -> Connection | None:
         return Connection(url=address(url, "GPUBROKER_URL"), token=token, source="GPUBROKER_URL")
     chosen = "GPUBROKER_HOME" in os.environ
     places = (local_file(), login_file()) if chosen else (login_file(), local_file())
-    found = next((c for c in map(_read, places) if c is not None), None)
-    return replace(found, token=token) if found and token else found
+    stored = next((c for c in map(_read, places) if c is not None), None)
+    return replace(stored, token=token) if stored and token else stored
 
 
-def address(said: str, where: str) -> str:
+def address(url: str, where: str) -> str:
     """Return an address without its final slash. Raises Misconfigured, which names the source `where`."""
     try:
-        parts = urlsplit(said)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and said.isprintable()
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
     except ValueError:  # a port that is not a number, or an unclosed bracket
         usable = False
     if not usable:
-        raise Misconfigured(f"{where}: {said!r} is no address; write http://host:port or https://host")
-    return said.rstrip("/")
+        raise Misconfigured(f"{where}: {url!r} is no address; write http://host:port or https://host")
+    return url.rstrip("/")
 
 
-def bearer(said: str, where: str) -> str:
+def bearer(token: str, where: str) -> str:
     """Return a token unchanged. Raises Misconfigured, which names the source `where`, if no header can carry it."""
-    if not said.isprintable():
+    if not token.isprintable():
         raise Misconfigured(f"{where}: the token has a line break or the like in it; give the token alone")
-    return said
+    return token
 
 
 def write(path: Path, connection: Connection) -> None:

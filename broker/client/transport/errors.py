@@ -31,8 +31,8 @@ class ApiError(ClientError):
     """The daemon refused the request."""
 
     def __init__(self, problem: ProblemView) -> None:
-        told = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problem.errors)
-        super().__init__(told or problem.detail or problem.title)
+        details = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problem.errors)
+        super().__init__(details or problem.detail or problem.title)
         self.problem = problem
 
     @property

@@ -113,9 +113,9 @@ class Transport:
         )
 
     def _follow(self, _: RetryCallState) -> None:
-        found = self._locate()
-        if found is not None:
-            self._at = found
+        current = self._locate()
+        if current is not None:
+            self._at = current
 
 
 def passing(error: BaseException) -> bool:
@@ -144,11 +144,11 @@ async def _problem(response: aiohttp.ClientResponse) -> ProblemView:
 
 def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return query parameters without those that are None. A sequence repeats its name."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():
         values = value if isinstance(value, list | tuple) else [value]
-        found.extend((name, str(v)) for v in values if v is not None)
-    return found
+        pairs.extend((name, str(v)) for v in values if v is not None)
+    return pairs
 
 
 class Calls:

@@ -48,15 +48,15 @@ class SlackApp:
     ) -> list[Channel]:
         """Return the channels whose signing secret made this signature within the last five minutes."""
         valid: dict[str, bool] = {"": False}
-        found = []
+        signing = []
         for channel in channels:
             secrets = self.secrets(channel)
             secret = secrets.signing_secret if secrets is not None else ""
             if secret not in valid:
                 valid[secret] = self._signed(secret, body, timestamp, signature)
             if valid[secret]:
-                found.append(channel)
-        return found
+                signing.append(channel)
+        return signing
 
     def _signed(self, secret: str, body: bytes, timestamp: str | None, signature: str | None) -> bool:
         verifier = SignatureVerifier(secret, clock=self)  # type: ignore[arg-type] # only `now` is asked for
@@ -73,23 +73,23 @@ class SlackApp:
 
     async def say(self, url: str, lines: Sequence[str]) -> None:
         """Send lines that only the requesting user sees."""
-        said = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
-        await self._answer(url, {"text": said.text, "blocks": list(said.blocks)})
+        reply = message(lines[0] if lines else "", section(*(line(text, LINE) for text in lines)))
+        await self._answer(url, {"text": reply.text, "blocks": list(reply.blocks)})
 
     async def show(self, url: str, snapshot: JobSnapshot) -> None:
         """Replace the clicked message by the job's current state."""
-        said = root(snapshot)
-        await self._answer(url, {"text": said.text, "blocks": list(said.blocks), "replace_original": True})
+        updated = root(snapshot)
+        await self._answer(url, {"text": updated.text, "blocks": list(updated.blocks), "replace_original": True})
 
     async def _answer(self, url: str, body: Mapping[str, Any]) -> None:
         """Send an answer. Failures are only logged, because the action itself is done."""
         if not self._is_slacks(url):
             log.warning("an answer was asked for at an address that is not Slack's; none is given")
             return
-        said: Json = {"response_type": "ephemeral", "replace_original": False, **body}
+        content: Json = {"response_type": "ephemeral", "replace_original": False, **body}
         try:
             client = AsyncWebhookClient(url, session=self._notifier.session(), retry_handlers=[])
-            answer = await client.send_dict(said)
+            answer = await client.send_dict(content)
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             log.warning("Slack did not take an answer: %s", type(e).__name__)
             return

@@ -79,8 +79,8 @@ def root(snapshot: JobSnapshot) -> SlackMessage:
         {"type": "section", "fields": [mrkdwn(text) for text in _money(job, run)]},
         context(f"{line(job.owner, 100)} · {line(job.team, 100)} · {code(f'gpubroker watch {job.id}')}"),
     ]
-    if found := buttons(job):
-        blocks.append({"type": "actions", "block_id": f"job-{job.id}", "elements": found})
+    if actions := buttons(job):
+        blocks.append({"type": "actions", "block_id": f"job-{job.id}", "elements": actions})
     spent = f"{show(job.spent_usd)} of {show(job.cap_usd)}"
     return message(f"{job.spec.name}: {state}, {spent}", *blocks)
 
@@ -156,23 +156,23 @@ def extended(cap: Decimal) -> Decimal:
 def buttons(job: Job) -> list[Json]:
     """Return the buttons for a job's state; each asks for confirmation."""
     if job.state is JobState.AWAITING_APPROVAL:
-        told = f"It may then spend up to {show(job.cap_usd)}."
+        question = f"It may then spend up to {show(job.cap_usd)}."
         return [
-            _button("approve", "Approve", job, told, value=f"{job.id}:{job.cap_usd}", style="primary"),
+            _button("approve", "Approve", job, question, value=f"{job.id}:{job.cap_usd}", style="primary"),
             _button("refuse", "Refuse", job, "It will be cancelled.", style="danger"),
         ]
-    found = []
+    elements = []
     new = extended(job.cap_usd)
     if job.state in (JobState.QUEUED, JobState.ACTIVE, JobState.RECOVERING, JobState.CAPPED) and new <= CAP_MAX:
-        told = f"Raise the cap from {show(job.cap_usd)} to {show(new)}. That much may be spent then."
-        found.append(_button("extend", f"Cap to {show(new)}", job, told, value=f"{job.id}:{job.cap_usd}:{new}"))
+        question = f"Raise the cap from {show(job.cap_usd)} to {show(new)}. That much may be spent then."
+        elements.append(_button("extend", f"Cap to {show(new)}", job, question, value=f"{job.id}:{job.cap_usd}:{new}"))
     if job.state in (JobState.QUEUED, JobState.ACTIVE, JobState.RECOVERING) and not job.stop_requested:
-        told = "It saves a checkpoint and stops; its machines are destroyed."
-        found.append(_button("cancel", "Cancel", job, told, style="danger"))
+        question = "It saves a checkpoint and stops; its machines are destroyed."
+        elements.append(_button("cancel", "Cancel", job, question, style="danger"))
     if job.state in (JobState.FAILED, JobState.CANCELLED, JobState.CAPPED):
-        told = f"A new job goes on from the last checkpoint, with a cap of {show(job.cap_usd)} of its own."
-        found.append(_button("retry", "Retry", job, told))
-    return found
+        question = f"A new job goes on from the last checkpoint, with a cap of {show(job.cap_usd)} of its own."
+        elements.append(_button("retry", "Retry", job, question))
+    return elements
 
 
 def _button(action: str, label: str, job: Job, told: str, *, value: str = "", style: str = "") -> Json:

@@ -141,13 +141,13 @@ class SlackClient:
 
     async def thread(self, root: str, *, since: float) -> set[str]:
         """Return the identities of our replies since then: the `id` of their key, and the names of their files."""
-        found: set[str] = set()
+        identities: set[str] = set()
         async for message in self._messages(since, root):
             metadata = message.get("metadata") or {}
             if metadata.get("event_type") == EVENT_TYPE:
-                found.add(str((metadata.get("event_payload") or {}).get("id")))
-            found.update(str(file.get("name")) for file in message.get("files") or ())
-        return found
+                identities.add(str((metadata.get("event_payload") or {}).get("id")))
+            identities.update(str(file.get("name")) for file in message.get("files") or ())
+        return identities
 
     async def _messages(self, since: float, thread: str | None) -> AsyncIterator[Mapping[str, Any]]:
         cursor: str | None = None

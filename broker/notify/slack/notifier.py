@@ -68,9 +68,9 @@ class SlackNotifier:
         if known is not None and known[:2] == (channel.sealed, conversation):
             return known[2]
         token = Secrets.opened(self._box, channel.sealed).bot_token
-        made = SlackClient(token, conversation, clock=self._clock, session=self.session(), api_url=self._api_url)
-        self._clients[channel.id] = (channel.sealed, conversation, made)
-        return made
+        created = SlackClient(token, conversation, clock=self._clock, session=self.session(), api_url=self._api_url)
+        self._clients[channel.id] = (channel.sealed, conversation, created)
+        return created
 
     def session(self) -> aiohttp.ClientSession:
         """Return the shared HTTP session, created in the loop that uses it."""
@@ -156,12 +156,12 @@ class _Thread:
     async def _open(self, snapshot: JobSnapshot, shown: SlackMessage) -> str:
         key = {"channel": self.channel.id, "job": snapshot.job.id}
         since = _since(max(snapshot.job.created_at, self.channel.created_at))
-        found = await self.client.find(key, since=since)
-        if found is None:
-            found = await self.client.post(shown, key=key)
+        existing = await self.client.find(key, since=since)
+        if existing is None:
+            existing = await self.client.post(shown, key=key)
             self.state["shown"], self.replies = shown.digest, set()
-        self.state["ts"] = found
-        return found
+        self.state["ts"] = existing
+        return existing
 
     async def _reply(self, delivery: Delivery, event: Event, snapshot: JobSnapshot, thread: str) -> None:
         if event.kind not in slack_replies.ENDS:

@@ -106,8 +106,8 @@ def _quoted(event: Event) -> list[str]:
     offers = event.data.get("offers") if event.kind == "attempt.planned" else None
     if not isinstance(offers, list):
         return []
-    found = [o for o in offers if isinstance(o, dict)]
-    return [f"{n}. {o.get('offer')}: ${o.get('usd_p50')} to finish" for n, o in enumerate(found, start=1)]
+    alternatives = [o for o in offers if isinstance(o, dict)]
+    return [f"{n}. {o.get('offer')}: ${o.get('usd_p50')} to finish" for n, o in enumerate(alternatives, start=1)]
 
 
 def _resumed(event: Event, snapshot: JobSnapshot) -> list[str]:
@@ -149,15 +149,15 @@ def _sums(data: Mapping[str, Any]) -> list[Json]:
 
 
 def _tables(data: Mapping[str, Any]) -> list[Json]:
-    found: list[Json] = []
+    tables: list[Json] = []
     for name, rows in data.items():
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             continue
         lines = [line(_row(row), 140) for row in rows[:ROWS]]
         hidden = len(rows) - len(lines)
         more = [f"and {hidden} more"] if hidden else []
-        found.append(section(f"*{line(name.replace('_', ' '), 100)}*", *lines, *more))
-    return found[:10]
+        tables.append(section(f"*{line(name.replace('_', ' '), 100)}*", *lines, *more))
+    return tables[:10]
 
 
 def _row(row: object) -> str:

@@ -31,8 +31,8 @@ class Secrets:
     @classmethod
     def opened(cls, box: SecretBox, sealed: bytes | None) -> Self:
         """Return decrypted secrets. Raises SecretsError if another master key encrypted them."""
-        found = json.loads(box.open(sealed)) if sealed is not None else {}
-        return cls(**{"bot_token": ""} | {name: str(found[name]) for name in FORMS if name in found})
+        values = json.loads(box.open(sealed)) if sealed is not None else {}
+        return cls(**{"bot_token": ""} | {name: str(values[name]) for name in FORMS if name in values})
 
 
 def check(config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:

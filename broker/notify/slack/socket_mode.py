@@ -67,12 +67,12 @@ class SlackSockets:
         return False
 
     async def _wanted(self) -> dict[str, list[Channel]]:
-        found: dict[str, list[Channel]] = {}
+        tokens: dict[str, list[Channel]] = {}
         for channel in await self._channels():
             secrets = self._app.secrets(channel)
             if secrets is not None and secrets.app_token:
-                found.setdefault(secrets.app_token, []).append(channel)
-        return found
+                tokens.setdefault(secrets.app_token, []).append(channel)
+        return tokens
 
     async def _open(self, token: str, link: _Link) -> None:
         await self._close(link)

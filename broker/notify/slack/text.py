@@ -26,13 +26,13 @@ def escape(text: str, limit: int = SECTION_MAX) -> str:
     pieces = [_ESCAPED.get(character, character) for character in text]
     if sum(map(len, pieces)) <= limit:
         return "".join(pieces)
-    kept, length = [], len(CUT)
+    parts, length = [], len(CUT)
     for piece in pieces:
         length += len(piece)
         if length > limit:
             break
-        kept.append(piece)
-    return "".join(kept) + CUT
+        parts.append(piece)
+    return "".join(parts) + CUT
 
 
 def line(text: str, limit: int = SECTION_MAX) -> str:
@@ -71,13 +71,13 @@ def context(*lines: str) -> Json:
 
 
 def _fitting(lines: tuple[str, ...], limit: int) -> str:
-    kept: list[str] = []
+    fitting: list[str] = []
     for text in lines:
-        if sum(map(len, kept)) + len(kept) + len(text) + len(CUT) + 1 > limit:
-            kept.append(CUT)
+        if sum(map(len, fitting)) + len(fitting) + len(text) + len(CUT) + 1 > limit:
+            fitting.append(CUT)
             break
-        kept.append(text)
-    return "\n".join(kept)
+        fitting.append(text)
+    return "\n".join(fitting)
 
 
 def bar(share: float, width: int = 20) -> str:

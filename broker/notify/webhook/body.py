@@ -12,16 +12,24 @@ TEXT = 2000
 
 def body(delivery: Delivery, snapshot: JobSnapshot | None) -> bytes:
     """Return JSON of `type`, `timestamp` (of the event) and `data`. Money is a string of dollars."""
-    told = delivery.event or delivery.notice
-    assert told is not None, "a webhook is not refreshed"
-    data: dict[str, Any] = {"message": told.message[:TEXT], "detail": dict(told.data), "folded": delivery.folded}
+    occurrence = delivery.event or delivery.notice
+    assert occurrence is not None, "a webhook is not refreshed"
+    data: dict[str, Any] = {
+        "message": occurrence.message[:TEXT],
+        "detail": dict(occurrence.data),
+        "folded": delivery.folded,
+    }
     if delivery.event is not None:
         data |= {"job_id": delivery.event.job_id, "seq": delivery.event.seq, "attempt_id": delivery.event.attempt_id}
     if delivery.notice is not None:
         data |= {"notice_id": delivery.notice.id, "team": delivery.notice.team}
     if snapshot is not None:
         data["job"] = _job(snapshot.job, snapshot.attempts[-1] if snapshot.attempts else None)
-    document = {"type": told.kind, "timestamp": told.at.isoformat() if told.at else None, "data": data}
+    document = {
+        "type": occurrence.kind,
+        "timestamp": occurrence.at.isoformat() if occurrence.at else None,
+        "data": data,
+    }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str).encode()
 
 

@@ -106,11 +106,11 @@ class WebhookNotifier:
 
     def fresh(self, secrets: Mapping[str, str]) -> tuple[Mapping[str, str], str | None]:
         """Return secrets with a new signing secret. The previous one stays valid for a day."""
-        made = {**secrets, "signing": new_secret()}
+        renewed = {**secrets, "signing": new_secret()}
         if "signing" in secrets:
             until = self._clock.now().timestamp() + ROTATION_S
-            made |= {"previous": secrets["signing"], "previous_until": str(int(until))}
-        return made, made["signing"]
+            renewed |= {"previous": secrets["signing"], "previous_until": str(int(until))}
+        return renewed, renewed["signing"]
 
     # ------------------------------------------------------------------------------------------------------ delivering
 
