@@ -282,9 +282,8 @@ def kind_of(
     here = offer.emulated_on is not None or offer.reaches_local_files or caps.reaches_local_files
     fetched, saved = (pace.fetched_bytes, pace.checkpoint_bytes) if pace and not here else (0, 0)
     moved = fetched + (0 if here else IMAGE_PULL)
-    slower = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
-    rows = workload.data_bytes if saved else 0
-    setup, final = caps.boot_s + (pace.load_s if pace else 0.0) + slower, saved / lines.up
+    slower, load_s = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S), pace.load_s if pace else 0.0
+    rows, setup, final = (workload.data_bytes if saved else 0), caps.boot_s + load_s + slower, saved / lines.up
     return MachineCost(
         fit=fits,
         drop=verdict[0],
