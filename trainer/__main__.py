@@ -27,7 +27,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Returns the contract's exit code."""
+    """Run the agent or the standalone training, and return the contract's exit code."""
     parser = _parser()
     arguments = parser.parse_args()
     if arguments.config is not None:

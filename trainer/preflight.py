@@ -1,7 +1,7 @@
-"""What can be known before a GPU is bought: `python -m trainer.preflight SPEC [--json]`.
+"""Checks before a purchase: `python -m trainer.preflight SPEC [--json]`.
 
-The rows are read, rendered and tokenised by the code that trains on them, on this machine, with the model's own
-tokenizer; no weight is read. SPEC is a job's spec, or a `TrainConfig`; its data set is a file of this machine.
+The training's own code reads, renders and tokenises the rows on this machine, with the model's own tokenizer; it reads
+no weights. SPEC is a job's spec, or a `TrainConfig`; its dataset is a file on this machine.
 """
 
 import argparse
@@ -37,58 +37,58 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedRow:
-    """A row as the model sees it, its special tokens included; cut to `max_length`."""
+    """Row as the model receives it, with special tokens, cut to `max_length`."""
 
     row: int
     text: str
     learned: str
-    """What carries loss: a completion, the assistant's turns, a class."""
+    """Text that carries loss: a completion, the assistant's turns, a class."""
 
 
 @dataclass(kw_only=True)
 class PreflightReport:
-    """What was found, as far as it got."""
+    """Result of the checks, as far as they got."""
 
     spec: str
     code: int = 0
-    """The exit code."""
+    """Exit code."""
     problem: str | None = None
-    """Why it cannot be trained, in one line."""
+    """Reason why training is impossible, in one line; None: possible."""
     model: str = ""
-    """Where the model lies."""
+    """Folder or id of the model."""
     rows: int = 0
     bad_rows: int = 0
-    """Rows that cannot be read, or lack what the task needs."""
+    """Rows that are unreadable or lack what the task needs."""
     bad: list[str] = field(default_factory=list)
-    """What is wrong with the first of them."""
+    """Problems of the first bad rows."""
     empty_rows: int = 0
-    """Rows with a blank in what is read or learned."""
+    """Rows with an empty input or target."""
     duplicates: int = 0
-    """Rows that equal an earlier one."""
+    """Rows that equal an earlier row."""
     equal_pairs: int = 0
-    """Rows whose two answers are the same, of which nothing is learned."""
+    """Rows with two equal answers, from which nothing is learned."""
     dropped_rows: int = 0
-    """Rows of which nothing is left to learn within `max_length`."""
+    """Rows with nothing left to learn within `max_length`."""
     train_rows: int = 0
     heldout_rows: int = 0
     steps: int = 0
     settled: str = ""
-    """What was left to be chosen: the global batch, and from where it is."""
+    """Values chosen for `auto`: the global batch and its source."""
     max_length: int = 0
     lengths: dict[str, float] = field(default_factory=dict)
-    """Tokens of a row's longest sequence before it is cut: min, mean, p50 to p99, max."""
+    """Tokens of a row's longest sequence before truncation: min, mean, p50 to p99, max."""
     truncated_rows: int = 0
     truncated_share: float = 0.0
     tokens_per_epoch: int = 0
-    """Of all rows, after they are cut."""
+    """Tokens of all rows after truncation."""
     labels: dict[str, int] = field(default_factory=dict)
-    """How often each class or tag occurs."""
+    """Count of each class or tag."""
     rendered: list[RenderedRow] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 class _Look:
-    """Sees every row on its way into the task."""
+    """Observer of every row on its way into the task."""
 
     def __init__(self, train: TrainConfig, task: Task[Any]) -> None:
         self._train, self._task = train, task
@@ -116,7 +116,7 @@ class _Look:
         if not lengths:
             return
         length = max(lengths)
-        if self._task.cuts and length >= self._task.limit:  # it may be cut
+        if self._task.cuts and length >= self._task.limit:  # it may be truncated
             self._whole.tokenizer = self._task.tokenizer
             length = max(self._whole.lengths(self._whole.example(row, number)))
         self.lengths[length] += 1
@@ -144,7 +144,7 @@ def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
 
 
 def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
-    """The whole check; what is wrong is in the report as well. `trusted`: the model's own code may be run here."""
+    """Run all checks; the report also holds the problems. `trusted`: the model's own code may run here."""
     report = PreflightReport(spec=str(spec))
     try:
         _check(spec, report, trusted)
@@ -197,7 +197,7 @@ def _fill(report: PreflightReport, task: Task[Any], look: _Look) -> None:
 
 
 def _distribution(lengths: Counter[int]) -> dict[str, float]:
-    """Percentiles by the nearest rank."""
+    """Return percentiles by the nearest rank."""
     if not lengths:
         return {}
     ordered = sorted(lengths.elements())
@@ -228,8 +228,9 @@ def _warnings(train: TrainConfig, report: PreflightReport) -> list[str]:
 
 
 def _check_model(task: Task[Any], train: TrainConfig) -> None:
-    """Raises UserFault for adapters of modules and for a kernel that the model does not have; it is built without
-    weights.
+    """Check adapters and attention kernel on a model built without weights.
+
+    Raises: UserFault for missing modules or an unsupported kernel.
     """
     from trainer.models import accelerations as switches
 
@@ -242,7 +243,7 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
 
 
 def table(report: PreflightReport) -> str:
-    """For people."""
+    """Return the report as text for users."""
     lines = [("spec", report.spec), ("model", report.model or "not looked at")]
     if report.rows:
         parts = f"{report.train_rows:,} to train on, {report.heldout_rows:,} held out; {report.steps:,} steps"
@@ -263,7 +264,7 @@ def table(report: PreflightReport) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was found; returns the contract's exit code: 0, 64, 65, or 75 where the Hub does not answer."""
+    """Print the report; return the contract's exit code: 0, 64, 65, or 75 if the Hub does not answer."""
     parser = argparse.ArgumentParser(prog="python -m trainer.preflight", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("spec", type=Path, help="a job's spec or a TrainConfig, YAML or JSON")
     parser.add_argument("--json", action="store_true", help="one JSON object")

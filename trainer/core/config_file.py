@@ -23,23 +23,27 @@ class BadConfig(ValueError):
 
 
 def read_config(path: Path) -> TrainConfig:
-    """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key.
+    """Return a TrainConfig, or the `train` part of a job's spec.
 
-    A model that is a folder is one relative to the file, as the data is.
+    A model folder is relative to the file, as the data is.
+
+    Raises: BadConfig naming the key.
     """
     train = _valid(TrainConfig, _read(path)[0])
     folder = path.parent / os.path.expanduser(train.model)
     try:
         found = any((folder / name).is_file() for name in MODEL_MARKS)
-    except OSError:  # such as of a name that is too long for a file
+    except OSError:  # such as a name that is too long for a file
         found = False
     return train.model_copy(update={"model": str(folder.resolve())}) if found else train
 
 
 def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
-    """The `checkpoint` part of a job's spec, the default where there is none. Raises BadConfig naming the key.
+    """Return the `checkpoint` part of a job's spec, or the default.
 
-    `save_every_s`: in the place of its `every_s`.
+    `save_every_s` replaces its `every_s`.
+
+    Raises: BadConfig naming the key.
     """
     saving = _valid(CheckpointConfig, _read(path)[1], "checkpoint")
     if save_every_s is None:
@@ -52,7 +56,7 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
 
 
 def _read(path: Path) -> tuple[Any, Any]:
-    """(what to train, when to save), as they are written. Raises BadConfig."""
+    """Return the training and checkpoint parts as written. Raises: BadConfig."""
     try:
         found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
     except yamlfile.BadYaml as e:
@@ -69,7 +73,7 @@ def _read(path: Path) -> tuple[Any, Any]:
 
 
 def _valid(kind: type[C], found: Any, *place: str) -> C:
-    """By the API's rules, which converts nothing. Raises BadConfig naming the key."""
+    """Validate by the API's rules, which convert nothing. Raises: BadConfig naming the key."""
     try:
         return kind.model_validate_json(json.dumps(found), strict=True)
     except ValidationError as e:
@@ -78,5 +82,5 @@ def _valid(kind: type[C], found: Any, *place: str) -> C:
 
 
 def first_problem(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[str, str]:
-    """(place, message) of the first thing that is wrong."""
+    """Return (place, message) of the first problem."""
     return next(iter(error_messages(error, kind, found).items()))

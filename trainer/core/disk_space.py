@@ -1,4 +1,4 @@
-"""What a full disk is told of in one line: how much is wanted, how much is free, what limits it, and the fix."""
+"""Messages for a full disk: bytes needed, bytes free, the limit and the fix."""
 
 import errno
 import resource
@@ -7,16 +7,19 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SAID = tuple(f"{words} {number}{end}" for number in FULL for words, end in (("(os error", ")"), ("[errno", "]")))
-"""The same in the words of a store, and of `shutil`."""
+"""Errors for a full disk as a store or `shutil` words them."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether this is why something could not be written."""
+    """Return True if the error is due to a full disk."""
     return getattr(error, "errno", None) in FULL or any(words in str(error).lower() for words in SAID)
 
 
 def disk_full_message(folder: Path, wanted: int) -> str:
-    """`wanted`: bytes that were to be written in all. `folder`: where; the nearest one that is there."""
+    """Return the message for a full disk.
+
+    `wanted`: bytes to be written in all. `folder`: target; the nearest existing parent is checked.
+    """
     there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
     said = (
         f"about {format_bytes(wanted)} are wanted, {format_bytes(shutil.disk_usage(there).free)} are free at {folder}"
@@ -29,7 +32,7 @@ def disk_full_message(folder: Path, wanted: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Of bytes, for people."""
+    """Return a number of bytes for users."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"
@@ -37,5 +40,5 @@ def format_bytes(count: int) -> str:
 
 
 def of_tree(folder: Path) -> int:
-    """Bytes of the files below a folder."""
+    """Return the bytes of the files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

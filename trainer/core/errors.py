@@ -1,16 +1,16 @@
-"""How the worker fails: every fault carries the exit code that tells the agent whose it is, and one line."""
+"""Failures of the worker: each carries an exit code, from which the agent derives the cause, and one line."""
 
 from trainer.contract.documents import ExitCode
 
 
 class Fault(Exception):
-    """Base: `code` is the worker's exit code, the message names the place and the fix."""
+    """Base of faults: `code` is the worker's exit code, the message names the place and the fix."""
 
     code = ExitCode.INFRASTRUCTURE
 
 
 class BadHost(Fault):
-    """This machine is not fit; another one may be."""
+    """This machine is unfit; another machine may be fit."""
 
 
 class UserFault(Fault):
@@ -20,10 +20,10 @@ class UserFault(Fault):
 
 
 class DataFault(Fault):
-    """The data set is at fault."""
+    """The dataset is at fault."""
 
     code = ExitCode.DATA
 
 
 class Drained(Exception):
-    """The agent asked to save and stop; raised where the loop can be left."""
+    """The agent requested a save and a stop; raised to leave the loop."""

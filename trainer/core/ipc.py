@@ -1,7 +1,7 @@
-"""How agent and worker talk: small files in one folder, each replaced atomically. No torch in here.
+"""Files in one folder through which agent and worker communicate, each replaced atomically; imports no torch.
 
-The worker's status goes up, the drain request comes down, and a snapshot is a folder that is renamed into place
-when it is whole; the agent uploads it and removes it.
+The worker writes its status, the agent writes the drain request. A snapshot is a folder that is renamed when complete;
+the agent uploads and removes it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from trainer.contract.train import TrainConfig
 
 
 class WorkerJob(Document):
-    """What the worker is told at its start (`job.json`)."""
+    """Parameters of the worker (`job.json`)."""
 
     train: TrainConfig
     data: str
@@ -28,29 +28,29 @@ class WorkerJob(Document):
     data_format: str
     data_sha256: str = ""
     job: str = ""
-    """Its id."""
+    """Id of the job."""
     number: int
     """Number of the attempt, for the metrics."""
     cost: Cost | None = None
     memory: MemoryUse | None = None
-    """As estimated."""
+    """Estimated memory; None: not estimated."""
     began: float = 0.0
-    """Unix seconds of the agent's start."""
+    """Start of the agent in Unix seconds."""
     save_every_s: float
-    """At the most; the agent may shorten it (`RunFolder.interval`)."""
+    """Largest seconds between saves; the agent may shorten them (`RunFolder.interval`)."""
     jumps: tuple[RowSkip, ...] = ()
-    """Rows that are left out, since an earlier worker of this attempt went wrong with them."""
+    """Rows that are left out, because they made an earlier worker of this attempt diverge."""
     probe: bool = False
-    """The longest rows go through once after the first step."""
+    """True: the longest rows are tried once after the first step."""
     gpus: int = 0
-    """GPUs that this machine was bought with; 0: it trains on the CPU."""
+    """GPUs of the rented machine; 0: training on the CPU."""
     parallelism: Parallelism = Parallelism()
     restore: str | None = None
-    """Folder of a verified checkpoint."""
+    """Folder of a verified checkpoint; None: start from the beginning."""
 
 
 class Status(Document):
-    """The worker's progress (`status.json`); the fields are those of `Heartbeat` and `Final`."""
+    """Progress of the worker (`status.json`); the fields are those of `Heartbeat` and `Final`."""
 
     phase: Phase = "loading"
     message: str = ""
@@ -66,56 +66,56 @@ class Status(Document):
 
 
 class SnapshotPart(Document):
-    """What of a snapshot lies on this machine, where it is divided between several."""
+    """Part of a snapshot on this machine, if the snapshot is divided between machines."""
 
     node: int
     nodes: int
-    """Machines that hold a part; they are the first ones."""
+    """Number of machines that hold a part; they are the first ones."""
     nonce: str
-    """Of the checkpoint's folder, the same for all parts."""
+    """Nonce of the checkpoint's folder, the same for all parts."""
 
 
 class SnapshotInfo(Document):
-    """What lies beside a snapshot's folder; it stays on this machine."""
+    """Description of a snapshot, stored next to its folder; it stays on this machine."""
 
     step: int
     complete: bool = False
     taken_s: float
-    """Seconds until it was whole."""
+    """Seconds until the snapshot was complete."""
     stall_s: float
     part: SnapshotPart | None = None
-    """None: this machine holds all of it."""
+    """None: this machine holds the whole snapshot."""
 
 
 class Ended(Document):
-    """How the worker ended (`ended.json`): a launcher of several processes does not pass their exit codes on."""
+    """End of the worker (`ended.json`), because a launcher of several processes does not pass exit codes on."""
 
     code: int
     message: str = ""
-    """One line: what, where and the fix."""
+    """One line: place, problem and fix."""
     ran_out: Literal["device", "host"] | None = None
-    """Whose memory, where the code is `OOM`."""
+    """Memory that ran out if the code is `OOM`."""
     jumps: tuple[RowSkip, ...] = ()
-    """Where the code is `BACK`: the way past the bad steps."""
+    """Row skips past the bad steps if the code is `BACK`."""
     bad_host: bool = False
-    """The check of the devices found this machine unfit."""
+    """True if the device check found this machine unfit."""
     pulled: bool = False
-    """Only another process's end was seen; the reason lies there."""
+    """True if the worker only observed the end of another process, which has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """The folder that agent and worker share."""
+    """Folder shared by agent and worker."""
 
     root: Path
 
     def make(self) -> None:
-        """Creates it empty."""
+        """Create the folder empty."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.snapshots.mkdir(parents=True)
 
     def renew(self) -> None:
-        """Before another worker of the same attempt: without what the last one left but its events."""
+        """Prepare for another worker of the same attempt: remove what the last worker left, except its events."""
         shutil.rmtree(self.snapshots, ignore_errors=True)
         self.snapshots.mkdir()
         self.ended.unlink(missing_ok=True)
@@ -142,49 +142,49 @@ class RunFolder:
 
     @property
     def interval(self) -> Path:
-        """Seconds between saves, by the agent."""
+        """File with the seconds between saves, written by the agent."""
         return self.root / "interval"
 
     @property
     def told(self) -> Path:
-        """What the worker has to tell people: a JSON list [kind, message] a line."""
+        """File with the worker's messages: a JSON list [kind, message] a line."""
         return self.root / "told.jsonl"
 
     @property
     def track(self) -> Path:
-        """What trackers are told."""
+        """File with the parameters of trackers."""
         return self.root / "track.json"
 
     @property
     def track_end(self) -> Path:
-        """The outcome, once there is one."""
+        """File with the outcome, once it exists."""
         return self.root / "track_end"
 
     @property
     def heldout(self) -> Path:
-        """Held-out losses so far: a JSON list of [step, loss]."""
+        """File with the held-out losses so far: a JSON list of [step, loss]."""
         return self.root / "heldout.json"
 
     def waiting(self) -> list[Path]:
-        """Whole snapshots, oldest first; those being written start with a dot."""
+        """Return the complete snapshots, oldest first; partial ones start with a dot."""
         return sorted(p for p in self.snapshots.iterdir() if not p.name.startswith("."))
 
 
 class MessageWriter:
-    """Tells people, by the agent; what cannot be written on a full disk is written later."""
+    """Writer of messages that the agent forwards; messages that a full disk rejects are written later."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._pending: list[tuple[str, str]] = []
 
     def __call__(self, kind: str, message: str) -> None:
-        """`kind`: as in `Told`."""
+        """Write a message; `kind` as in `AgentMessage`."""
         print(message, flush=True)
         self._pending.append((kind, message))
         self.flush()
 
     def flush(self) -> None:
-        """Whole lines only: a reader takes none before its end."""
+        """Write complete lines only, because a reader ignores a line without its end."""
         with contextlib.suppress(OSError):
             while self._pending:
                 with self._run.told.open("a") as file:
@@ -193,13 +193,12 @@ class MessageWriter:
 
 
 ROWS, INDEX, NOTE = "rows.bin", "rows.index", "rows.json"
-"""What the task made of the rows, where each begins, and what is known of all; the last is written when the others are
-whole."""
+"""Tokenised rows, the start of each, and a note on all; the note is written after the others are complete."""
 END = struct.Struct("=Q")
 
 
 def rows_note(folder: Path) -> dict[str, Any] | None:
-    """What is known of the rows in a folder; None while they are not whole."""
+    """Return the note on the token cache in a folder; None while it is incomplete."""
     try:
         found = json.loads((folder / NOTE).read_text())
         with (folder / INDEX).open("rb") as index:
@@ -212,12 +211,12 @@ def rows_note(folder: Path) -> dict[str, Any] | None:
 
 
 def info_of(snapshot: Path) -> Path:
-    """Where its `SnapshotInfo` lies: beside it, as all that is in the folder is the checkpoint's."""
+    """Return the path of a snapshot's `SnapshotInfo`, next to the folder, whose files all belong to the checkpoint."""
     return snapshot.with_name(f".{snapshot.name}.json")
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old or the new content, never half of it."""
+    """Write a file atomically: a reader sees the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     temporary.replace(path)

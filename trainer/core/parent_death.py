@@ -1,7 +1,7 @@
-"""Ties a process to its parent: when the parent dies, by SIGKILL too, the kernel kills this one.
+"""Binds a process to its parent: when the parent dies, also by SIGKILL, the kernel kills the process.
 
-Run as a file, it ties itself and becomes the given program: `python tether.py PARENT_PID PROGRAM ARG...`.
-PR_SET_PDEATHSIG survives exec; a parent that died before the call is noticed by its id.
+Run as a file, it binds itself and becomes the given program: `python parent_death.py PARENT_PID PROGRAM ARG...`.
+PR_SET_PDEATHSIG survives exec. A parent that died before the call is detected by its id.
 """
 
 import ctypes
@@ -19,19 +19,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Dies with `parent`, which must be this process's parent."""
+    """Die with `parent`, which must be this process's parent."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Makes processes that lose their parent below this one its own children, so that they can be ended."""
+    """Adopt processes below this one that lose their parent, so that they can be ended."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def make_undumpable() -> None:
-    """Keeps other processes of this user, such as the user's own program, out of this one's environment and memory."""
+    """Hide this process's environment and memory from other processes of the user, such as the user's own program."""
     _prctl(PR_SET_DUMPABLE, 0)
 
 

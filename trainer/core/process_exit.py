@@ -1,4 +1,4 @@
-"""Ends the process without the interpreter's teardown."""
+"""Process exit without the interpreter's teardown."""
 
 import os
 import sys
@@ -6,10 +6,10 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process without the interpreter's teardown.
+    """End the process without the interpreter's teardown.
 
-    The object store's native threads may still be answering a call that was cancelled; one that meets a half-finalised
-    interpreter aborts the process, and the exit code with it. Everything that matters is written by now.
+    The object store's native threads may still handle a cancelled call. Such a thread in a half-finalised
+    interpreter aborts the process, which loses the exit code. All data is written by now.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""Readers of training data that the broker shares."""
+"""Readers of training data, shared with the broker."""

@@ -1,4 +1,4 @@
-"""Archives of pictures, read in place: nothing of them is ever written to a disk, so no name in them leads anywhere."""
+"""Archives of pictures, read in place; nothing is unpacked to a disk, so no name in them can lead outside."""
 
 import hashlib
 import io
@@ -15,16 +15,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-"""Of the files that are taken for pictures; others are left alone."""
+"""Endings of files that are treated as pictures; other files are ignored."""
 METADATA = ("metadata.csv", "metadata.jsonl")
-"""Files that say more of the pictures in their folder; the column `file_name` names them."""
+"""Files that describe the pictures in their folder; the column `file_name` names a picture."""
 MOST_FILES = 1_000_000
 MOST_BYTES = 64 * 1024**2
-"""Of one file. What says that it is larger is refused before a byte of it is unpacked."""
+"""Largest bytes of one file. A file that declares more is refused before a byte of it is unpacked."""
 
 
 _READING = threading.Lock()
-"""A file has one place to read from; a training reads ahead by another thread."""
+"""Lock on the archive's single file position, since a training reads ahead in another thread."""
 
 
 class BadArchive(ValueError):
@@ -33,43 +33,43 @@ class BadArchive(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """One file of an archive, read when it is wanted."""
+    """File of an archive, read on demand."""
 
     name: str
     size: int
     """Bytes of the file."""
     start: Callable[[int], bytes]
-    """Its first so many bytes, all of them if there are fewer. Raises OSError, BadArchive."""
+    """Function that returns the first bytes, at most as many as given. Raises OSError, BadArchive."""
     crc: int | None = None
-    """Of its bytes, where the archive has it."""
+    """CRC of the bytes, if the archive stores it."""
     stream: Callable[[], BinaryIO] | None = None
-    """All of it, piece by piece, whatever its size. Raises OSError, BadArchive."""
+    """Function that opens the whole file as a stream of any size. Raises OSError, BadArchive."""
 
     def __str__(self) -> str:
         return self.name
 
     def read(self) -> bytes:
-        """All of it. Raises BadArchive, OSError."""
+        """Return the whole content. Raises: BadArchive, OSError."""
         if self.size > MOST_BYTES:
             raise BadArchive(f"has {self.size} bytes, more than {MOST_BYTES}; make it smaller")
         return self.start(self.size)
 
     def opened(self) -> BinaryIO:
-        """For what is read piece by piece. Raises OSError, BadArchive."""
+        """Open the file for reading in pieces. Raises: OSError, BadArchive."""
         return self.stream() if self.stream else io.BytesIO(self.read())
 
     @property
     def content(self) -> str:
-        """Equal for files with the same bytes. Raises OSError."""
+        """Return a value that is equal for files with the same bytes. Raises: OSError."""
         if self.crc is None:
             return hashlib.sha256(self.start(MOST_BYTES)).hexdigest()
         return f"{self.crc:08x} {self.size}"
 
 
 def files(data: bytes | Path, kind: str) -> dict[str, Picture]:
-    """The files of a .tar or .zip by name, in the order of their names; links and hidden files are none.
+    """Return the files of a .tar or .zip by name, sorted by name, without links and hidden files.
 
-    Raises BadArchive for what is no such archive, names a place outside of itself, or has more than MOST_FILES.
+    Raises: BadArchive if it is not such an archive, names a place outside of itself, or has more than MOST_FILES.
     """
     source = io.BytesIO(data) if isinstance(data, bytes) else data.open("rb")
     found: dict[str, Picture] = {}
@@ -97,7 +97,7 @@ def _tar(source: BinaryIO) -> Iterator[Picture]:
 
 
 class _ArchiveWindow(io.RawIOBase):
-    """A part of a file, as a file."""
+    """Part of a file, opened as a file."""
 
     def __init__(self, source: BinaryIO, offset: int, size: int) -> None:
         self._source, self._offset, self._size, self._at = source, offset, size, 0
@@ -145,7 +145,7 @@ def _zip(source: BinaryIO) -> Iterator[Picture]:
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[int], bytes]:
-    """What is unpacked is never more than was asked for, whatever the archive says of it."""
+    """Return a function that never unpacks more than requested, although the archive may declare another size."""
 
     def start(count: int) -> bytes:
         try:
@@ -158,7 +158,7 @@ def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[in
 
 
 def packed(folder: Path) -> bytes:
-    """A folder's files as a .tar whose bytes depend on names and contents only. Raises OSError."""
+    """Return a folder's files as a .tar whose bytes depend on names and contents only. Raises: OSError."""
     buffer = io.BytesIO()
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     pack({path.relative_to(folder).as_posix(): path for path in paths}, buffer)
@@ -166,9 +166,7 @@ def packed(folder: Path) -> bytes:
 
 
 def pack(files: Mapping[str, Path], archive: BinaryIO) -> None:
-    """As `packed`, of files by their name in the archive, which is written piece by piece; hidden ones are left out.
-    Raises OSError.
-    """
+    """Write files by their name to a .tar as `packed` does, in pieces and without hidden files. Raises: OSError."""
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, path in files.items():
             if any(part.startswith(".") for part in PurePosixPath(name).parts):

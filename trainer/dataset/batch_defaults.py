@@ -1,6 +1,6 @@
 """`global_batch: auto`: a published batch for the task, the method and the number of rows.
 
-It is settled before anything is planned or trained; from then on all that a job meets is a number.
+It is fixed before planning or training; from then on a job only has a number.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from trainer.contract.train import TrainConfig
 from trainer.dataset.prompts import held_out
 
 LEAST = 8
-"""Rows of a step that small data does not go below, where the recipe has as many."""
+"""Smallest batch for small data, if the recipe's batch is at least as large."""
 FEWER = "fewer in proportion to the rows (Smith and Le 2018)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What was published: `batch` rows a step, on a data set of `rows`."""
+    """Published recipe: `batch` rows a step, on a dataset of `rows`."""
 
     batch: int
     rows: int
@@ -40,15 +40,15 @@ RECIPES: dict[str, tuple[Recipe, ...]] = {
     ),
     "text_to_image": (Recipe(batch=4, rows=833, source="diffusers, examples/text_to_image"),),
 }
-"""By task, those of more rows later; a language model's are by the method."""
+"""Recipes by task, larger datasets later; those of language models are by method."""
 
 
 def settled(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConfig, str]:
-    """(with a number for `auto`, what to tell of it); as it was, and nothing, where it is one already.
+    """Return the configuration with a number for `auto`, and a message; unchanged and empty if it has one.
 
-    `rows`: of the data set, of which those held out do not count. The recipe is that of the largest published data set
-    that is no larger; of fewer rows than any, the power of two that is in proportion. It is a multiple of
-    `micro_batch` for each of the machines, and no more than the rows if it can be.
+    `rows` counts the dataset, of which held-out rows are subtracted. The recipe is that of the largest published
+    dataset that is not larger. With fewer rows than any recipe, the batch is the power of two in proportion. It is
+    a multiple of `micro_batch` for each machine, and no more than the rows if possible.
     """
     if train.global_batch != "auto":
         return train, ""
@@ -71,7 +71,7 @@ def settled(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConf
 
 
 def _published(train: TrainConfig, rows: int) -> tuple[Recipe, int]:
-    """The recipe, and its batch for so many rows."""
+    """Return the recipe, and its batch for this number of rows."""
     by_method = LOW_RANK if train.adapters else WHOLE
     recipes = by_method if train.task == "causal_lm" else RECIPES[train.task]
     recipe = next((r for r in reversed(recipes) if r.rows <= rows), recipes[0])

@@ -1,4 +1,4 @@
-"""Cells that are more than text: chats, words, numbers, pictures; the same rules before buying and while training."""
+"""Cells other than text: chats, words, numbers, pictures; the same rules before a purchase and in training."""
 
 import base64
 import binascii
@@ -12,21 +12,21 @@ from trainer.dataset.prompts import DataError, is_text, no_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = ("text", "label", "number", "chat", "turns", "words", "picture")
-"""What `is_a` can tell."""
+"""Kinds that `is_a` checks."""
 
 
 MOST_LABELS = 1000
 
 
 def label(value: Any) -> str | None:
-    """A class by its text; None for a list, a mapping, no finite number, and a text without a visible character."""
+    """Return a class as text; None for a list, a mapping, a non-finite number, or text without a visible character."""
     if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return str(value).strip() or None
 
 
 def number(value: Any) -> float | None:
-    """A finite number, also as text; None for anything else."""
+    """Return a finite number, also from text; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -37,13 +37,13 @@ def number(value: Any) -> float | None:
 
 
 def chat(value: Any) -> list[dict[str, Any]] | None:
-    """Messages with a role and a text, one of the assistant's at least; None for anything else."""
+    """Return messages with a role and a text, with at least one of the assistant; otherwise None."""
     found = turns(value)
     return found if any(m["role"] == "assistant" for m in found or ()) else None
 
 
 def turns(value: Any) -> list[dict[str, Any]] | None:
-    """Messages with a role and a text, whoever they are from; None for anything else."""
+    """Return messages with a role and a text from any role; otherwise None."""
     if not isinstance(value, list) or not value:
         return None
     for message in value:
@@ -55,7 +55,7 @@ def turns(value: Any) -> list[dict[str, Any]] | None:
 
 
 def words(value: Any) -> list[str] | None:
-    """A list of texts, or a text that white space divides; None for anything else, and for no word at all."""
+    """Return a list of words, also from text with white space; None for other values or no word at all."""
     found = value.split() if isinstance(value, str) else value
     if not isinstance(found, list) or not found or not all(isinstance(w, str) and w for w in found):
         return None
@@ -63,15 +63,17 @@ def words(value: Any) -> list[str] | None:
 
 
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"P5", b"P6")
-"""How the files begin that are read as pictures."""
+"""First bytes of files that are read as pictures."""
 BEGINNING = 12
-"""Characters of base64 that are enough to see it."""
+"""Number of base64 characters that show the first bytes."""
 Pixels = list[list[int | float | list[int | float]]]
 
 
 def picture(value: Any) -> Picture | bytes | Pixels | None:
-    """A file of an archive, an encoded picture (base64, also as `data:` URL), or rows of columns of one or three
-    numbers from 0 to 255, as a list or as its JSON; None for anything else.
+    """Return a picture, or None for other values.
+
+    A picture is a file of an archive, an encoded picture (base64, also as `data:` URL), or pixels. Pixels are rows
+    of columns of one or three numbers from 0 to 255, as a list or its JSON.
     """
     if isinstance(value, Picture):
         return value if _begins_a_picture(value) else None
@@ -91,7 +93,7 @@ def picture(value: Any) -> Picture | bytes | Pixels | None:
 
 
 def _begins_a_picture(value: Picture | str) -> bool:
-    """Raises OSError where the machine could not read it."""
+    """Return True if the content begins like a picture. Raises: OSError if the machine could not read it."""
     try:
         start = value.start(8) if isinstance(value, Picture) else base64.b64decode(_payload(value)[:BEGINNING])
     except (BadArchive, binascii.Error, ValueError):
@@ -104,7 +106,7 @@ def _payload(text: str) -> str:
 
 
 def _are_pixels(rows: list[Any]) -> bool:
-    """A rectangle of one kind of cells."""
+    """Return True for a rectangle of cells of one kind."""
     if not rows or not isinstance(rows[0], list) or not rows[0]:
         return False
     channels = len(rows[0][0]) if isinstance(rows[0][0], list) else 0
@@ -124,7 +126,7 @@ def _pixel(value: Any, channels: int) -> bool:
 
 
 def is_a(kind: str, value: Any) -> bool:
-    """Whether a cell is of one of KINDS."""
+    """Return True if a cell is of the given kind of KINDS."""
     match kind:
         case "text":
             return is_text(value)
@@ -142,7 +144,7 @@ def is_a(kind: str, value: Any) -> bool:
 
 
 def missing(kind: str, column: str) -> str:
-    """What is wrong with a cell that is not of the kind, and the fix."""
+    """Return what is wrong with a cell that is not of the kind, and the fix."""
     match kind:
         case "text":
             return no_text(column)
@@ -164,7 +166,7 @@ def missing(kind: str, column: str) -> str:
 
 
 def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
-    """The cell as its kind has it. Raises DataError naming file and row."""
+    """Return the cell converted to its kind. Raises: DataError naming file and row."""
     value = row.get(column)
     if value is None:
         named = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
@@ -177,25 +179,25 @@ def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row
 
 
 def known(found: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
-    """Raises DataError for a label outside of the set that the configuration names; empty, it has them all."""
+    """Check that all labels belong to the configured set; an empty set accepts all. Raises: DataError."""
     wrong = next((label for label in found if labels and label not in labels), None)
     if wrong is not None:
         raise DataError(f"{where} row {number_of_row}: {outside(wrong, labels)}")
 
 
 def outside(label: str, labels: Sequence[str]) -> str:
-    """What is wrong with a label that the set does not have, and the fix."""
+    """Return what is wrong with a label outside the set, and the fix."""
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
     return f"label {label!r} is not among data.labels ({shown}); mend the row, or add it"
 
 
 def hardly_classes(labels: int, rows: int, column: str) -> str:
-    """A warning about so many different labels of so many rows; empty where nothing is strange."""
+    """Return a warning if there are too many labels for the number of rows; otherwise an empty text."""
     return f"column {column!r} has another label in each of {rows} rows; is it classes?" if labels == rows > 2 else ""
 
 
 def bad_set(labels: Sequence[str], column: str) -> str | None:
-    """What is wrong with the labels of a column, and the fix; None when there is something to tell apart."""
+    """Return what is wrong with the labels of a column, and the fix; None if there are at least two classes."""
     if len(labels) < 2:
         return f"column {column!r} has the one label {labels[0]!r}; two at least are needed to tell apart"
     if len(labels) > MOST_LABELS:

@@ -1,4 +1,4 @@
-"""A JSON array item by item, so that it may be larger than the memory."""
+"""Reader of a JSON array item by item, so that it may be larger than memory."""
 
 import json
 import re
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 PIECE = 1 << 16
-"""Characters that are read at a time; more where an item is longer."""
+"""Characters read at a time; more for a longer item."""
 UNSURE = 32
-"""Where the text that was read breaks off so soon, a number may go on, and what seems wrong may be cut: `1e`, `tru`."""
+"""Number of remaining characters below which a token may be cut off, such as `1e` or `tru`."""
 SPACE = re.compile(r"[ \t\n\r]*")
 CUT = "Unterminated string"
-"""Begins what the decoder says of a string that breaks off, however long it is."""
+"""Beginning of the decoder's error for a string that is cut off, at any length."""
 
 
 class NoArray(ValueError):
-    """The text is something else."""
+    """The text is not an array."""
 
 
 class BadJson(ValueError):
-    """Nothing can be read from here on."""
+    """The text cannot be read from here on."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -31,11 +31,11 @@ class BadJson(ValueError):
 class Item:
     value: Any
     text: str
-    """As it was written."""
+    """Item as it was written."""
 
 
 def items(text: TextIO) -> Iterator[Item]:
-    """Raises NoArray, and BadJson at the place that is wrong, after the items before it."""
+    """Yield the items. Raises: NoArray; and BadJson at the wrong place, after the items before it."""
     window = _JsonWindow(text)
     if window.peek() != "[":
         raise NoArray
@@ -57,14 +57,14 @@ def items(text: TextIO) -> Iterator[Item]:
 
 
 class _JsonWindow:
-    """The text from the next item on, as far as it was read."""
+    """Text from the next item on, as far as it was read."""
 
     def __init__(self, text: TextIO) -> None:
         self._text, self._decoder = text, json.JSONDecoder()
         self._read, self._at, self._line, self._over = "", 0, 1, False
 
     def _more(self) -> None:
-        """Twice as much as is left, or a long item would be tried anew again and again."""
+        """Read twice as much as is left, because a long item would otherwise be parsed again and again."""
         self._line += self._read.count("\n", 0, self._at)
         left = self._read[self._at :]
         found = self._text.read(max(PIECE, len(left)))
@@ -72,7 +72,7 @@ class _JsonWindow:
         self._read, self._at = left + found, 0
 
     def peek(self) -> str:
-        """The next character that is no white space; empty at the end."""
+        """Return the next character that is not white space; empty at the end."""
         while True:
             found = SPACE.match(self._read, self._at)
             assert found is not None
@@ -95,7 +95,7 @@ class _JsonWindow:
             except json.JSONDecodeError as e:
                 if self._over or (e.pos <= sure and not e.msg.startswith(CUT)):
                     raise self.bad(e.msg, e.pos) from None
-            except (ValueError, RecursionError) as e:  # a number of thousands of digits, or too deep
+            except (ValueError, RecursionError) as e:  # a number of thousands of digits, or nesting too deep
                 raise self.bad(type(e).__name__) from None
             else:
                 if end <= sure:

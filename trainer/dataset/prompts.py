@@ -1,4 +1,4 @@
-"""What a row is asked for, and how prompts are rendered: the same code before a GPU is bought and while it trains."""
+"""Prompt templates and their rendering, with the same code before a purchase and in training."""
 
 import difflib
 import hashlib
@@ -13,30 +13,31 @@ from trainer.dataset.archives import Picture
 
 
 class DataError(ValueError):
-    """The data set or a template is at fault; the message is one line and names the place and the fix."""
+    """The dataset or a template is at fault; the message is one line that names the place and the fix."""
 
 
 def digest(path: Path) -> str:
-    """sha256 of a file's content. Raises OSError."""
+    """Return the sha256 of a file's content. Raises: OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source(path: str) -> str:
-    """How messages name the data set: by its file, or as `data` for an upload, whose name says nothing."""
+    """Return the name of the dataset for messages: its file, or `data` for an upload."""
     return "data" if path.startswith("upload:") else path
 
 
 def identity(row: Mapping[str, Any]) -> int:
-    """Equal for rows with the same cells, so that repeated ones can be counted."""
+    """Return a number that is equal for rows with the same cells, to count duplicates."""
     return hash(
         tuple((name, value.content if isinstance(value, Picture) else str(value)) for name, value in row.items())
     )
 
 
 def too_many(bad: int, rows: int, share: float, first: str) -> str | None:
-    """Why a data set with so many rows that cannot be used is refused; None when `share` allows them. `first`: what is
-    wrong with the first of them.
+    """Return why a dataset with this number of unusable rows is refused; None if `share` allows them.
+
+    `first`: what is wrong with the first of them.
     """
     if bad <= share * rows:
         return None
@@ -44,7 +45,7 @@ def too_many(bad: int, rows: int, share: float, first: str) -> str | None:
 
 
 def lacking(name: str, columns: Iterable[str]) -> str:
-    """For a setting that names a column which the data set lacks: which ones there are, and which one may be meant."""
+    """Return which columns exist and which may be meant, for a setting that names a missing column."""
     known = list(columns)
     near = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1)
     meant = next((f"; did you mean {c!r}?" for c in known if near and c.lower() == near[0]), "")
@@ -52,7 +53,7 @@ def lacking(name: str, columns: Iterable[str]) -> str:
 
 
 def template_columns(template: str, field: str) -> tuple[str, ...]:
-    """The columns that a template names, in order. Raises DataError for a template that cannot be parsed."""
+    """Return the columns that a template names, in order. Raises: DataError if the template cannot be parsed."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as e:
@@ -68,13 +69,13 @@ def template_columns(template: str, field: str) -> tuple[str, ...]:
 
 
 def whole_column(template: str) -> str | None:
-    """The column that a template is, without a word around it; None for any other."""
+    """Return the column if the template consists of it alone; otherwise None."""
     name = template.removeprefix("{").removesuffix("}")
     return name if template == f"{{{name}}}" and not set("{}") & set(name) else None
 
 
 def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
-    """Raises DataError when a setting names a column that the data set lacks."""
+    """Check that the dataset has every column that a setting names. Raises: DataError."""
     known = sorted(columns)
     for setting in ("prompt", "completion", "chosen", "rejected"):
         for name in template_columns(getattr(config, setting), f"data.{setting}"):
@@ -86,40 +87,51 @@ def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
 
 
 def fill(template: str, cells: Mapping[str, Any]) -> str:
-    """The template with its columns' cells as text. Raises KeyError for a column that `cells` lacks.
+    """Return the template filled with the cells as text.
 
-    Not `str.format`: a column may be named `0`.
+    `str.format` does not work, because a column may be named `0`.
+
+    Raises: KeyError for a column that `cells` lacks.
     """
     parts = string.Formatter().parse(template)
     return "".join(literal + ("" if name is None else str(cells[name])) for literal, name, _, _ in parts)
 
 
 def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str]:
-    """(prompt, completion) of a row. Raises DataError naming file and row when a column is missing, null or no text."""
+    """Return (prompt, completion) of a row.
+
+    Raises: DataError naming file and row if a column is missing, null or not text.
+    """
     where = f"{source(config.path)} row {number}"
     return _filled(config.prompt, row, where), _filled(config.completion, row, where)
 
 
 def render_preference(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str, str]:
-    """(prompt, chosen answer, rejected answer) of a row. Raises DataError as `render`."""
+    """Return (prompt, chosen answer, rejected answer) of a row. Raises: DataError as `render`."""
     where = f"{source(config.path)} row {number}"
     return tuple(_filled(t, row, where) for t in (config.prompt, config.chosen, config.rejected))  # type: ignore[return-value]
 
 
 def fill_prompt(config: DataConfig, row: dict[str, Any], number: int) -> str:
-    """The prompt alone. Raises DataError as `render`."""
+    """Return the prompt of a row. Raises: DataError as `render`."""
     return _filled(config.prompt, row, f"{source(config.path)} row {number}")
 
 
 def is_text(value: Any) -> bool:
-    """Whether a template may hold the cell: text or a finite number; dates and decimals of Parquet are text already."""
+    """Return True if a template may hold the cell: text or a finite number.
+
+    Dates and decimals of Parquet are text already.
+    """
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def no_text(column: str) -> str:
-    """What is wrong with a cell that is none, and the fix: as Python writes lists and truths down nobody talks."""
+    """Return what is wrong with a cell that is not text, and the fix.
+
+    Python's notation of lists and booleans is not natural language.
+    """
     return f"column {column!r} is neither text, nor a finite number, nor a date; make it text or drop the row"
 
 
@@ -136,5 +148,5 @@ def _filled(template: str, row: dict[str, Any], where: str) -> str:
 
 
 def held_out(rows: int, share: float) -> int:
-    """Rows kept for evaluation: none, or at least one, and never all."""
+    """Return the number of rows held out for evaluation: none, or at least one, and never all."""
     return 0 if share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * share)))

@@ -1,5 +1,6 @@
-"""How rows are read: one after the other, so that a file may be larger than the memory; the same code before a GPU is
-bought and while it trains.
+"""Readers of rows, one after the other, so that a file may be larger than memory.
+
+The same code runs before a purchase and in training.
 """
 
 import codecs
@@ -25,9 +26,9 @@ from trainer.dataset.prompts import DataError
 
 MAX_CELL = 1_000_000
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""An escape of half a character; harmless when the other half follows."""
+"""Escape of half a surrogate pair; harmless if the other half follows."""
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""How Python writes down a byte that it cannot decode."""
+"""Characters by which Python represents bytes that it cannot decode."""
 ENDINGS: Mapping[str, DataFormat] = {
     "csv": "csv", "json": "json", "jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "tar": "tar", "zip": "zip",
 }  # fmt: skip
@@ -40,7 +41,7 @@ Rows = Iterator[dict[str, Any] | DataError]
 
 
 def format_of(path: str, declared: DataFormat | None) -> DataFormat:
-    """The declared format, or the one that the file's ending tells. Raises DataError when neither says."""
+    """Return the declared format, or the format of the file's ending. Raises: DataError if neither is known."""
     found = declared or ENDINGS.get(path.rsplit(".", 1)[-1].lower())
     if found is None:
         known = "csv, json, jsonl, parquet, tar or zip"
@@ -49,7 +50,7 @@ def format_of(path: str, declared: DataFormat | None) -> DataFormat:
 
 
 def read_rows(data: bytes | Path, fmt: DataFormat) -> Iterator[dict[str, Any]]:
-    """Rows as dictionaries by column name. Raises DataError naming the line that cannot be read."""
+    """Yield rows as dictionaries by column name. Raises: DataError naming the line that cannot be read."""
     for row in each_row(data, fmt):
         if isinstance(row, DataError):
             raise row
@@ -57,10 +58,11 @@ def read_rows(data: bytes | Path, fmt: DataFormat) -> Iterator[dict[str, Any]]:
 
 
 def each_row(data: bytes | Path, fmt: DataFormat, where: str = "data") -> Rows:
-    """As `read_rows`, with an error in the place of each row that cannot be read, so that the others still can.
+    """Yield rows as `read_rows`, with an error in the place of each unreadable row.
 
-    `data`: the bytes of a file, or its path. Raises DataError for a file of which nothing can be known after some
-    place.
+    `data`: the bytes of a file, or its path.
+
+    Raises: DataError if nothing after some place can be read.
     """
     if fmt in ("tar", "zip"):
         yield from _archive_rows(data, fmt, where)
@@ -77,7 +79,7 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
         raise DataError(f"{where}: is UTF-16; save the file as UTF-8")
     if not _has_text(stream):
         raise DataError(f"{where}: the file is empty; give a file with at least one row")
-    # Lines of JSON end with \n alone: its strings may hold U+2028 and its like. A CSV's ends are its reader's to see.
+    # Lines of JSON end with \n only, because its strings may hold U+2028. The CSV reader finds its own line ends.
     text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="" if fmt == "csv" else "\n")
     try:
         match fmt:
@@ -92,7 +94,7 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
 
 
 def _has_text(stream: BinaryIO) -> bool:
-    """Whether there is anything but white space; the stream is at its start afterwards."""
+    """Return True if the stream has anything but white space, and rewind it."""
     stream.seek(0)
     found = any(piece.removeprefix(codecs.BOM_UTF8).strip() for piece in iter(lambda: stream.read(1 << 16), b""))
     stream.seek(0)
@@ -100,7 +102,7 @@ def _has_text(stream: BinaryIO) -> bool:
 
 
 def _undecoded(texts: Iterable[str]) -> str | None:
-    """What is wrong with a row of which a byte is no UTF-8, and the fix."""
+    """Return what is wrong with a row that is not UTF-8, and the fix; otherwise None."""
     for text in texts:
         if not text.isascii() and (found := NOT_UTF8.search(text)):
             return f"byte 0x{ord(found[0]) - 0xDC00:x} is not UTF-8; save the file as UTF-8"
@@ -133,8 +135,10 @@ def _csv_rows(text: Iterable[str], where: str) -> Rows:
 
 
 def _broken(error: csv.Error, first: int, last: int, where: str) -> DataError:
-    """What is wrong with a row of these lines. Raises DataError where it may have swallowed others: an open quote takes
-    in all up to the next one, or to the end, or until the cell is too long.
+    """Return what is wrong with a row of these lines.
+
+    Raises: DataError if it may have swallowed other rows. An open quote takes in everything up to the next quote,
+    the end, or the cell's size limit.
     """
     if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
         lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
@@ -143,7 +147,7 @@ def _broken(error: csv.Error, first: int, last: int, where: str) -> DataError:
 
 
 def _csv_header(reader: Any, where: str) -> list[str]:
-    """Raises DataError for names that cannot be told apart or read."""
+    """Return the header. Raises: DataError for names that are ambiguous or unreadable."""
     try:
         names = list(next(reader, ()))
     except csv.Error as e:
@@ -179,8 +183,10 @@ def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
 
 
 def _object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
-    """The row, which was `written` so; an error for what is no object, for a byte that is not UTF-8, and for half a
-    surrogate pair, which no text can hold.
+    """Return the row, or an error if it is not an object or not valid text.
+
+    `written`: the text of the row. Errors are bytes that are not UTF-8, and half a surrogate pair, which no text
+    can hold.
     """
     if not isinstance(row, dict):
         return DataError(f"{place}: is not an object; map columns to values")
@@ -217,14 +223,14 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
             raise
         raise DataError(f"{broken} ({_line(e)})") from None
     except BaseException as e:
-        if type(e).__name__ != "PanicException":  # how Rust gives up; it is no Exception
+        if type(e).__name__ != "PanicException":  # Rust's failure, not an Exception
             raise
         raise DataError(broken) from None
 
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Without what Rust writes to the standard error before it gives up; a daemon's other threads write there too."""
+    """Suppress what Rust writes to standard error before it fails; other threads of a daemon write there too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -239,7 +245,7 @@ def _unheard() -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """A cell as JSON would have it; bytes, alone or as datasets of the Hub have them, are a picture."""
+    """Return a cell as JSON would have it; bytes, alone or as in datasets of the Hub, are a picture."""
     if isinstance(value, bytes):
         return _held(value, "")
     if isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
@@ -258,8 +264,9 @@ def _line(error: BaseException) -> str:
 
 
 def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
-    """`image` and `label`, the name of the folder that the picture is in; or, of an archive with a metadata file, what
-    that one says of each.
+    """Yield `image` and `label`, the name of the picture's folder.
+
+    If the archive has a metadata file, it defines the columns of each picture.
     """
     try:
         files = archives.files(data, fmt)
@@ -283,24 +290,24 @@ def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
 
 
 def table_of(name: str) -> DataFormat | None:
-    """The format of a file with rows, by its name; None for any other file."""
+    """Return the format of a file with rows by its name; None for any other file."""
     found = ENDINGS.get(name.rsplit(".", 1)[-1].lower())
     return found if found in TABLES else None
 
 
 class Placed(dict[str, Any]):
-    """A row of one of several files."""
+    """Row of one of several files."""
 
     __slots__ = ("place",)
 
     def __init__(self, cells: Mapping[str, Any], place: str) -> None:
         super().__init__(cells)
         self.place = place
-        """File and number of the row in it."""
+        """File, and number of the row in it."""
 
 
 def _several(files: Mapping[str, Picture], where: str) -> Rows:
-    """Of every table, in the order of their names."""
+    """Yield the rows of every table, in the order of their names."""
     for name, file in files.items():
         fmt = table_of(name)
         if fmt is None:

@@ -1,5 +1,7 @@
-"""Where a data set lies, and how its files come to this machine: a file, a folder, several files by a pattern; here, on
-the Hub, or in a bucket. What comes from elsewhere is kept, and fetched again only if it has changed there.
+"""Location of a dataset, and its transfer to this machine.
+
+A dataset is a file, a folder, or several files by a pattern; on this machine, on the Hub, or in a bucket. Remote files
+are cached, and fetched again only if they changed.
 """
 
 import hashlib
@@ -22,40 +24,42 @@ BUCKETS = ("s3://", "gs://")
 DATASETS = "hf://datasets/"
 HUB = "https://huggingface.co"
 MAGIC = re.compile(r"[*?\[{]")
-"""What makes a path a pattern: `*`, `**`, `?`, `[a-z]`, `{a,b}`."""
+"""Characters that make a path a pattern: `*`, `**`, `?`, `[a-z]`, `{a,b}`."""
 DATASET = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?:/(?P<pattern>[^@]*))?")
 TRAINING = re.compile(r"(^|[/_.-])train([/_.-]|$)")
-"""How the files of a dataset's part for training are named."""
+"""Names of files in a dataset's training split."""
 REFUSED = re.compile(r"status code: 40[13]\b")
-"""What obstore says of a list that Google refuses, without an error of its own for it."""
+"""Error of obstore for a listing that Google refuses; it has no error type of its own."""
 TIMEOUT_S = 20.0
 
 
 class Unreachable(DataError):
-    """The place does not answer: nobody's fault, and it may later."""
+    """The source does not answer, and may answer later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDataset:
-    """A data set on this machine."""
+    """Dataset on this machine."""
 
     path: Path
     format: DataFormat
     name: str
-    """Of its file, for people."""
+    """Name of its file, for messages."""
 
 
 def is_remote(path: str) -> bool:
-    """Whether a data set lies elsewhere than on this machine."""
+    """Return True if a dataset is not on this machine."""
     return path.startswith((*BUCKETS, DATASETS))
 
 
 @contextmanager
 def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ) -> Iterator[LocalDataset]:
-    """The data set as one file: a file as it is, several as a .tar whose bytes depend on names and contents only.
+    """Yield the dataset as one file: a single file as it is, several as a reproducible .tar.
 
-    `beside`: what a local path is relative to. `env`: has the credentials that `data.secret` names. A local file is
-    not looked at. Raises DataError, Unreachable, and OSError for what of this machine cannot be read.
+    The bytes of the .tar depend on names and contents only. `beside`: folder that a local path is relative to.
+    `env`: holds the credentials that `data.secret` names. A local file is not opened.
+
+    Raises: DataError, Unreachable, and OSError for an unreadable local file.
     """
     local = beside / os.path.expanduser(data.path)
     if not is_remote(data.path) and not local.is_dir() and (local.exists() or not MAGIC.search(data.path)):
@@ -82,7 +86,10 @@ def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ
 
 @contextmanager
 def readable(data: DataConfig, beside: Path) -> Iterator[LocalDataset]:
-    """As `gathered`, with a local file looked at. Raises DataError, also for what of this machine cannot be read."""
+    """Yield the dataset as `gathered`, and check that a local file is readable.
+
+    Raises: DataError, also for unreadable local files.
+    """
     try:
         with gathered(data, beside) as found:
             if not found.path.exists():
@@ -93,21 +100,24 @@ def readable(data: DataConfig, beside: Path) -> Iterator[LocalDataset]:
 
 
 def _fixed(pattern: str) -> str:
-    """The folder before the first part that is a pattern, with its closing slash; empty where there is none."""
+    """Return the folder before the first part that is a pattern, with its closing slash; empty if there is none."""
     parts = pattern.split("/")
     until = next((n for n, part in enumerate(parts) if MAGIC.search(part)), len(parts) - 1)
     return "".join(f"{part}/" for part in parts[:until])
 
 
 def chosen(names: Iterable[str], pattern: str) -> list[str]:
-    """Those that a pattern means, sorted; of a folder, which ends in a slash, all. Hidden ones are never meant."""
+    """Return the names that a pattern selects, sorted; for a folder, which ends in a slash, all.
+
+    Hidden names never match.
+    """
     wanted = re.compile("|".join(map(_as_regex, _alternatives(pattern + ("**" if pattern.endswith("/") else "")))))
     hidden = re.compile(r"(^|/)\.")
     return sorted(name for name in names if wanted.fullmatch(name) and not hidden.search(name))
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Without braces."""
+    """Return the patterns without braces."""
     found = re.search(r"\{([^{}]*)\}", pattern)
     if found is None:
         return [pattern]
@@ -134,7 +144,7 @@ def _from_disk(path: Path) -> dict[str, Path]:
 
 
 def _cache() -> Path:
-    """Where what was fetched is kept; it may be removed at any time."""
+    """Return the cache folder; it may be removed at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpubroker" / "data"
 
 
@@ -168,7 +178,7 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
 
 
 def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
-    """The bucket, by the credentials that `data.secret` names, else by those of this machine."""
+    """Return the bucket, with the credentials that `data.secret` names or those of this machine."""
     from trainer.objectstore.objects import ObjectStoreError, connect
 
     options: Any = {}
@@ -213,7 +223,7 @@ def _fetched(store: Any, url: str, meta: Mapping[str, Any]) -> Path:
 
 
 def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
-    """Of a dataset without a pattern: its tables, those for training if any are named so; else its pictures."""
+    """Return the files of a dataset without a pattern: its training tables, all tables, or its pictures."""
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:
@@ -234,12 +244,12 @@ def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
             got = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
             files[name.removeprefix(fixed)] = Path(got)
         return files
-    except Exception as e:  # of the client under huggingface_hub, which changed from one release to the next
+    except Exception as e:  # raised by the client below huggingface_hub, which differs between releases
         raise _refused(e, data, page) from None
 
 
 def _refused(error: Exception, data: DataConfig, page: str) -> DataError:
-    """Why a dataset of the Hub cannot be had."""
+    """Return why a dataset of the Hub is not available."""
     from huggingface_hub import errors
 
     token = data.secret or "HF_TOKEN"

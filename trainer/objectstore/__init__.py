@@ -1,1 +1,1 @@
-"""The object store of a run, and multipart uploads."""
+"""Object store of a run, and multipart uploads."""

@@ -1,4 +1,4 @@
-"""A large file into the store in parts: little of it is in memory at once, and nothing stays of one that breaks off."""
+"""Upload of a large file in parts: little memory at once, and no remains after a failure."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore
 
 PART = 5 << 20
-"""Bytes; S3 takes no smaller one but for the last."""
+"""Bytes of a part; S3 accepts no smaller part except the last."""
 MOST_PARTS = 10_000
-"""Of one object in S3."""
+"""Largest number of parts of an object in S3."""
 PIECE = 1 << 20
 FOR_EACH_AT_ONCE = 64 << 20
 MOST_AT_ONCE = 12
@@ -23,7 +23,7 @@ ABORT_S = 5.0
 
 
 def plan(size: int) -> tuple[int, int]:
-    """(bytes of a part, parts sent at once): large files need both for speed, and small ones need no memory for it."""
+    """Return (bytes of a part, concurrent parts): large files need both for speed."""
     part = max(PART, -(-size // MOST_PARTS))
     return part, max(1, min(MOST_AT_ONCE, size // FOR_EACH_AT_ONCE))
 
@@ -31,16 +31,19 @@ def plan(size: int) -> tuple[int, int]:
 async def upload(
     store: ObjectStore, key: str, path: Path, size: int, sent: Callable[[int], None] = lambda count: None
 ) -> None:
-    """`size`: of the file, in bytes. `sent`: is told of more bytes that were handed over, of which the parts on their
-    way have yet to arrive. Raises BaseError, OSError; the parts are removed then, as when it is cancelled.
+    """Upload a file in parts.
 
-    A store that does not answer for `ABORT_S` keeps them until the bucket's own rule removes them.
+    `size`: bytes of the file. `sent` receives the number of bytes handed over, including parts still on their way.
+    A store that does not answer for `ABORT_S` keeps the parts until the bucket's own rule removes them.
+
+    Raises: BaseError, OSError. The parts are then removed, as after a cancellation.
     """
     part, at_once = plan(size)
     writer = obstore.open_writer_async(store, key, buffer_size=part, max_concurrency=at_once)
     try:
         with path.open("rb") as file:
-            # The upload comes to be with its first part: cancelled in between, nobody would know its id to abort it.
+            # The first part creates the upload. A cancellation in between would lose its id, so it could not be
+            # aborted.
             first = await asyncio.to_thread(file.read, part)
             await _settled(writer.write(first))
             sent(len(first))
@@ -50,13 +53,16 @@ async def upload(
         await _settled(writer.close())
     except BaseException as e:
         with contextlib.suppress(BaseError, OSError):
-            await _settled(writer.__aexit__(type(e), e, e.__traceback__), ABORT_S)  # aborts; it has no other name
+            await _settled(writer.__aexit__(type(e), e, e.__traceback__), ABORT_S)  # aborts the upload
         raise
 
 
 async def _settled(call: Awaitable[Any], within_s: float = math.inf) -> None:
-    """To its end, also where this task is cancelled meanwhile, however often: given up `ABORT_S` after the first time.
-    Raises TimeoutError after `within_s`.
+    """Await a call to its end, even if this task is cancelled meanwhile.
+
+    The call is given up `ABORT_S` after the first cancellation.
+
+    Raises: TimeoutError after `within_s`.
     """
     future, cancelled = asyncio.ensure_future(call), False
     until = time.monotonic() + within_s

@@ -1,4 +1,4 @@
-"""The blob store as the trainer uses it: whole objects by key below `<installation>/`, never a pickle."""
+"""Blob store as the trainer uses it: whole objects by key below `<installation>/`, never a pickle."""
 
 import asyncio
 import hashlib
@@ -21,15 +21,18 @@ CHUNK = 4 << 20
 
 
 class ObjectStoreError(Exception):
-    """The store did not do what was asked, and whether it will later is unknown."""
+    """The store did not do what was requested; it may or may not succeed later."""
 
 
 class BadContent(Exception):
-    """An object is there, but its size or hash is not what was promised."""
+    """An object exists, but its size or hash is wrong."""
 
 
 def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
-    """A store by URL (file, s3, gs, az, ...). Raises StoreError naming the URL when it cannot be made."""
+    """Return a store by URL (file, s3, gs, az, ...).
+
+    Raises: ObjectStoreError naming the URL if it cannot be created.
+    """
     retry: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=SMALL_TIMEOUT_S)}
     try:
         if url.startswith("file:"):
@@ -45,30 +48,30 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
 
 
 class Objects:
-    """Reads and writes below `<installation>/`, and remembers when the store last answered."""
+    """Objects below `<installation>/`; remembers when the store last answered."""
 
     def __init__(self, store: ObjectStore, installation: str, reader: ObjectStore | None = None) -> None:
-        """`reader`: the same place, for reading and listing, where `store` may only write."""
+        """Create; `reader` reads and lists the same place if `store` may only write."""
         self._store = store
         self._reader = reader or store
         self._prefix = f"{installation}/"
         self.answered_at = time.monotonic()
         self.sent_bytes = 0
-        """Content only; what was sent in vain counts as well, since it is billed."""
+        """Bytes of content sent; failed uploads count too, because they are billed."""
         self.received_bytes = 0
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, str], installation: str) -> Self:
-        """By URL and a grant's options. Raises StoreError."""
+        """Open a store by URL and a grant's options. Raises: ObjectStoreError."""
         store, reader = _pair(url, options)
         return cls(store, installation, reader)
 
     def renew(self, url: str, options: Mapping[str, str]) -> None:
-        """Uses renewed credentials of the same place from the next call on. Raises StoreError."""
+        """Use renewed credentials of the same place from the next call on. Raises: ObjectStoreError."""
         self._store, self._reader = _pair(url, options)
 
     async def read(self, key: str) -> bytes | None:
-        """The object's content, None when there is none. Raises StoreError."""
+        """Return the object's content, or None if it does not exist. Raises: ObjectStoreError."""
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 got = await obstore.get_async(self._reader, self._prefix + key)
@@ -87,7 +90,7 @@ class Objects:
         return data
 
     async def write(self, key: str, data: bytes) -> None:
-        """Puts the object, over an older one if there is one. Raises StoreError."""
+        """Write the object, replacing an older one. Raises: ObjectStoreError."""
         self.sent_bytes += len(data)
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
@@ -97,9 +100,12 @@ class Objects:
         self._answered()
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Puts the object if it is absent. True when it now holds `data`, False when it holds something else.
+        """Write the object if it is absent; return True if it now holds `data`.
 
-        A lost reply makes the second try find the first one's object, so content decides, not who was first.
+        After a lost reply the second attempt finds the object of the first. The content decides, not who was
+        first.
+
+        Raises: ObjectStoreError.
         """
         self.sent_bytes += len(data)
         try:
@@ -113,7 +119,10 @@ class Objects:
         return True
 
     async def upload(self, key: str, path: Path, sent: Callable[[int], None] = lambda count: None) -> None:
-        """Puts a file, in parts when it is large; `sent` is told of more of its bytes. Raises StoreError."""
+        """Upload a file, in parts if it is large; `sent` receives the number of further bytes.
+
+        Raises: ObjectStoreError.
+        """
         try:
             size = path.stat().st_size
             self.sent_bytes += size
@@ -128,7 +137,10 @@ class Objects:
         self._answered()
 
     async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
-        """Streams an object to a file. Raises BadContent (absent, torn, altered, no key; nothing stays), StoreError."""
+        """Stream an object to a file.
+
+        Raises: BadContent (absent, incomplete, altered, or no valid key; no file stays), ObjectStoreError.
+        """
         digest, seen = hashlib.sha256(), 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +162,7 @@ class Objects:
             raise ObjectStoreError(f"cannot download {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot download {key}: {_line(e)}") from None
-        except ValueError:  # of obstore and of the file system: an empty segment, a control character
+        except ValueError:  # from obstore and the file system: an empty segment, a control character
             raise BadContent(f"{key!r} can be no object's key") from None
         self._answered()
         if seen != size or digest.hexdigest() != sha256:
@@ -158,7 +170,7 @@ class Objects:
             raise BadContent(f"{key} is not the {size} bytes with sha256 {sha256[:12]}... that were promised")
 
     async def keys(self, prefix: str) -> list[str]:
-        """Every key below `prefix` (which ends in `/`), sorted. Raises StoreError."""
+        """Return every key below `prefix` (which ends in `/`), sorted. Raises: ObjectStoreError."""
         found: list[str] = []
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
@@ -172,7 +184,7 @@ class Objects:
         return sorted(found)
 
     async def delete(self, key: str) -> None:
-        """Removes an object; one that is already gone is fine. Raises StoreError."""
+        """Delete an object; an absent object is no error. Raises: ObjectStoreError."""
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 await obstore.delete_async(self._store, self._prefix + key)
@@ -183,7 +195,10 @@ class Objects:
         self._answered()
 
     async def _absent(self, key: str) -> bool:
-        """S3 and GCS call an absent object forbidden when one may list its folder only: the listing tells."""
+        """Return True if the object is absent by a listing.
+
+        S3 and GCS report an absent object as forbidden to credentials that may list its folder only.
+        """
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 folder = self._prefix + key.rpartition("/")[0]
@@ -198,7 +213,7 @@ class Objects:
 
 
 def _pair(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStore]:
-    """(to write to, to read from)"""
+    """Return the stores for writing and for reading."""
     own = {name: value for name, value in options.items() if not name.startswith(READER)}
     reading = {name.removeprefix(READER): value for name, value in options.items() if name.startswith(READER)}
     store = connect(url, own)
@@ -206,5 +221,5 @@ def _pair(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStor
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error: obstore appends a debug dump of many lines."""
+    """Return the first line of an error, since obstore appends a debug dump of many lines."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,1 +1,1 @@
-"""Publishes results to the Hub and to buckets."""
+"""Publishing of results to the Hub and to buckets."""

@@ -13,7 +13,7 @@ from trainer.publish.publisher import publish
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 75 where something was not published, and 64 for a configuration that cannot be read."""
+    """Publish, and return 0; 75 if something was not published, 64 for an unreadable configuration."""
     parser = argparse.ArgumentParser(prog="python -m trainer.publish", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="a job's results")
     parser.add_argument("--config", type=Path, required=True, help="a job's spec or a TrainConfig with output")

@@ -1,4 +1,4 @@
-"""Results to where else they are wanted: `python -m trainer.publish FOLDER --config SPEC`, and at the end of a job.
+"""Publishing of results: `python -m trainer.publish FOLDER --config SPEC`, and at the end of a job.
 
 FOLDER is what a job leaves, as `gpubroker artifacts` fetches it. Secrets are environment variables of their names.
 """
@@ -17,29 +17,29 @@ from trainer.core import disk_space as room
 from trainer.objectstore.objects import ObjectStoreError, connect
 
 ROOTS = ("model", "adapter")
-"""Folders of weights; the first that is there is the repository's root."""
+"""Folders of weights; the first that exists becomes the repository's root."""
 FOLDERS = (*ROOTS, "samples", "tensorboard")
 BESIDE = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
 
 
 class NotPublished(Exception):
-    """One line: what, where and the fix."""
+    """Results were not published; the message is one line with place, problem and fix."""
 
 
 def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> str:
-    """One commit with all of it; returns its page. Raises NotPublished."""
+    """Push everything in one commit, and return the page. Raises: NotPublished."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     files = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in _layout(folder).items()]
     api = HfApi(endpoint=endpoint, token=token)
     try:
         api.create_repo(config.repo, private=config.private, exist_ok=True)
-        if config.private and not api.repo_info(config.repo).private:  # of one that was there this says nothing
+        if config.private and not api.repo_info(config.repo).private:  # an existing repository keeps its visibility
             raise NotPublished(f"output.push: {config.repo} is public; make it private, or set private to false")
         done = api.create_commit(config.repo, files, commit_message="Fine-tuned with gpubroker")
     except NotPublished:
         raise
-    except Exception as e:  # of huggingface_hub, and of the client under it, which changed from one release to the next
+    except Exception as e:  # raised by huggingface_hub or the client below it, which differs between releases
         raise NotPublished(
             f"output.push: {config.repo} ({type(e).__name__}: {_line(e)}); check the token in {config.secret}"
         ) from None
@@ -47,7 +47,7 @@ def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> 
 
 
 def _layout(folder: Path) -> dict[str, Path]:
-    """Files by their path in the repository. Raises NotPublished."""
+    """Return the files by their path in the repository. Raises: NotPublished."""
     root = next((name for name in ROOTS if (folder / name).is_dir()), None)
     if root is None:
         raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
@@ -60,7 +60,7 @@ def _layout(folder: Path) -> dict[str, Path]:
 
 
 def _results(folder: Path) -> list[str]:
-    """What a job leaves, by its path in the folder; the store of a run alone lies beside that. Raises NotPublished."""
+    """Return the results by path in the folder, without the store of a standalone run. Raises: NotPublished."""
     inside = [path for top in FOLDERS for path in (folder / top).rglob("*") if path.is_file()]
     found = [*(path.relative_to(folder).as_posix() for path in inside), *BESIDE]
     if not inside:
@@ -69,7 +69,7 @@ def _results(folder: Path) -> list[str]:
 
 
 async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> str:
-    """Every result below `<url>/<job>/`; returns that place. Raises NotPublished."""
+    """Copy every result below `<url>/<job>/`, and return that place. Raises: NotPublished."""
     try:
         options = json.loads(credentials or "{}")
         if not isinstance(options, dict):
@@ -96,7 +96,7 @@ def _line(error: BaseException) -> str:
 async def publish(
     folder: Path, output: OutputConfig, *, job: str, secrets: Mapping[str, str], endpoint: str | None
 ) -> tuple[list[str], list[str]]:
-    """(what was done, what was not and why); the one does not wait for the other's success."""
+    """Return (what was published, what was not and why); each destination is independent of the others."""
     done: list[str] = []
     failed: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""`micro_batch: auto` where no broker plans: the most rows of which the tracer says that they fit the GPU."""
+"""`micro_batch: auto` without a broker's plan: the most rows that fit the GPU according to the tracer."""
 
 import json
 import math
@@ -12,24 +12,27 @@ from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 
 GIB = 1 << 30
 CONTEXT = int(0.75 * GIB)
-"""Of the driver and its libraries, which the tracer does not count."""
+"""Bytes of the driver and its libraries, which the tracer does not count."""
 SHARE = 0.9
-"""Of the memory that may be used: what is between allocations."""
+"""Usable share of the memory; the rest is fragmentation."""
 LIMIT_S = 300.0
 TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq")
-"""That the tracer knows."""
+"""Tasks that the tracer supports."""
 Trace = Callable[[Sequence[str]], str]
-"""The tracer's output for its arguments. Raises OSError, subprocess.SubprocessError."""
+"""Function that returns the tracer's output for its arguments. Raises OSError, subprocess.SubprocessError."""
 
 
 def traced(argv: Sequence[str]) -> str:
-    """By a process of its own: this one never imports torch."""
+    """Run the tracer in a separate process, because this one never imports torch."""
     command = [sys.executable, "-m", "trainer.memtrace", *argv]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
 
 
 def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = traced) -> tuple[TrainConfig, str]:
-    """(with rows that fit `memory` bytes of a GPU, what to tell); as it was where that is given or cannot be known."""
+    """Return the configuration with rows that fit `memory` bytes of a GPU, and a message.
+
+    It is unchanged if the number is given or cannot be determined.
+    """
     if train.micro_batch != "auto":
         return train, ""
     most = math.ceil(train.rows_a_step / processes)
@@ -45,14 +48,20 @@ def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = tra
 
 
 def fitting(one: int, two: int, *, memory: int, most: int, batch: int) -> int:
-    """The largest divisor of the batch up to `most`; one where none fits. `one`, `two`: peak bytes of as many rows."""
+    """Return the largest divisor of the batch up to `most` that fits; 1 if none fits.
+
+    `one`, `two`: peak bytes of one and two rows.
+    """
     room = memory * SHARE - CONTEXT
     sizes = [rows for rows in range(most, 0, -1) if batch % rows == 0]
     return next((rows for rows in sizes if one + (rows - 1) * (two - one) <= room), 1)
 
 
 def _peak(train: TrainConfig, rows: int, processes: int, trace: Trace) -> int:
-    """Of each process, with DDP's buckets beside others. Raises ValueError for what the tracer does not take."""
+    """Return the peak bytes of each process, including DDP's buckets with several processes.
+
+    Raises: ValueError if the tracer does not support the configuration.
+    """
     method = train.method
     plain = isinstance(method, FullConfig) or (isinstance(method, LoraConfig) and not method.dora)
     if not plain or train.optim.name != "adamw" or train.task not in TASKS or train.precision not in ("auto", "bf16"):
@@ -72,12 +81,14 @@ def _peak(train: TrainConfig, rows: int, processes: int, trace: Trace) -> int:
 
 
 def _config(model: str, revision: str | None) -> str:
-    """Raises OSError."""
+    """Return the path of the model's config.json. Raises: OSError."""
     if Path(model).is_dir():
         return (Path(model) / "config.json").read_text()
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(model, "config.json", revision=revision)).read_text()
-    except Exception as e:  # of huggingface_hub, and of the client under it: training reads it once more, and says why
+    except (
+        Exception
+    ) as e:  # raised by huggingface_hub or the client below it; training reads the file again and reports the reason
         raise OSError(str(e)) from e

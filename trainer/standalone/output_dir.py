@@ -1,4 +1,4 @@
-"""The folder of a run alone: made where it is missing, and one run's at a time."""
+"""Output folder of a standalone run: created if missing, and locked by one run at a time."""
 
 import contextlib
 import fcntl
@@ -11,13 +11,16 @@ STORE = "store"
 
 
 class BadOutput(ValueError):
-    """The folder cannot be worked in; the message names it and the fix."""
+    """The folder cannot be used; the message names it and the fix."""
 
 
 @contextlib.contextmanager
 def holding(output: Path) -> Iterator[None]:
-    """While inside, no other run works in this folder: two would remove each other's files. The kernel lets go of
-    what a dead one held. Raises BadOutput.
+    """Lock the folder within the block, because two runs would remove each other's files.
+
+    The kernel releases the lock of a dead process.
+
+    Raises: BadOutput.
     """
     try:
         (output / STORE).mkdir(parents=True, exist_ok=True)
@@ -35,7 +38,7 @@ def holding(output: Path) -> Iterator[None]:
                 f"--output {output} is in use by another run (process {holder}): wait for its end, stop it, or name "
                 "another folder"
             ) from None
-        with contextlib.suppress(OSError):  # the disk is full; then nobody can be named
+        with contextlib.suppress(OSError):  # disk full: the lock has no owner's name
             os.pwrite(lock, f"{os.getpid():<19}\n".encode(), 0)
         yield
     finally:

@@ -1,6 +1,4 @@
-"""A checkpoint that a run on this machine alone could not bring into its store: it stays, and goes there first when the
-run goes on.
-"""
+"""Checkpoint that a standalone run could not commit to its store; it is committed first when the run resumes."""
 
 import contextlib
 import shutil
@@ -15,14 +13,14 @@ from trainer.objectstore.objects import Objects
 
 
 def pending_snapshot(run: RunFolder) -> Path | None:
-    """The newest one."""
-    with contextlib.suppress(OSError):  # nothing has run there
+    """Return the newest pending snapshot, or None."""
+    with contextlib.suppress(OSError):  # no run happened there
         return max(run.waiting(), default=None)
     return None
 
 
 def named(snapshot: Path) -> str:
-    """For people."""
+    """Return the snapshot's name for messages."""
     return f"the checkpoint of step {_info(snapshot).step}, which stays in {snapshot},"
 
 
@@ -31,17 +29,20 @@ def _info(snapshot: Path) -> SnapshotInfo:
 
 
 async def commit_pending(objects: Objects, origin: Origin, snapshot: Path) -> None:
-    """Commits it, unless its run did so and was cut off right after. Raises StoreError, OSError; then it stays."""
+    """Commit the snapshot unless its run did so just before it was interrupted.
+
+    Raises: ObjectStoreError, OSError; the snapshot then stays.
+    """
     info = _info(snapshot)
     there = [key for key in await checkpoint.own(objects, origin) if keys.step_of(key) >= info.step]
-    # What a training that ended right after a save has of that step in the store are no results.
+    # A training that ended right after a save has no results of that step in the store.
     if not there or (info.complete and not any([await checkpoint.verified(objects, key) for key in there])):
         await checkpoint.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)
     shutil.rmtree(snapshot)
 
 
 def clean_up(work: Path, run: RunFolder, store: Path) -> str:
-    """Removes what a run had there, but no checkpoint that its store lacks: the line about that, if there is one."""
+    """Remove what a run left there, except a checkpoint that its store lacks; return a line about that, if any."""
     snapshot = pending_snapshot(run)
     if snapshot is None:
         shutil.rmtree(work, ignore_errors=True)

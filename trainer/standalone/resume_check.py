@@ -1,4 +1,4 @@
-"""Whether a configuration goes on with the run that an output folder holds: what a checkpoint depends on stays."""
+"""Check that a configuration may resume a run: settings that a checkpoint depends on must match."""
 
 import json
 import os
@@ -14,13 +14,15 @@ MAY_CHANGE = frozenset({
     "trust_remote_code", "eval_every_steps", "guard", "selection.patience", "selection.min_delta", "output", "metrics",
     "data.path", "data.secret", "data.format", "data.bad_share", "diffusion.cache", "diffusion.sample_steps",
 })  # fmt: skip
-"""How long, how fast and with whom; the rows themselves are told apart by their hash. All else is fixed, also what a
-later version adds."""
+"""Settings that may change: duration, speed and destinations; the rows are compared by their hash. All other
+settings are fixed, including those of later versions.
+"""
 
 
 def changed(began: AttemptSpec, data: DataFile, train: TrainConfig) -> str | None:
-    """What is no longer as it was when the run began, and the fix, in one line. A batch that is left
-    open now is the one that was settled then.
+    """Return one line on what changed since the run began, and the fix; None if nothing did.
+
+    A batch of `auto` now is the number that was chosen then.
     """
     if began.data is not None and began.data.sha256 != data.sha256:
         was, now = f"{began.data.sha256[:12]}...", f"{data.sha256[:12]}..."
@@ -42,11 +44,11 @@ def _differing(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, An
     if key in MAY_CHANGE or was == now:
         return
     if key == "model" and os.path.isabs(was) and os.path.isabs(now):
-        return  # a folder that was moved; whether it holds the same model is asked where that is read
+        return  # a moved folder: whether it holds the same model is checked when it is read
     if not (isinstance(was, dict) and isinstance(now, dict)):
         yield key, was, now
         return
-    if was.get("kind") != now.get("kind"):  # of another one all else differs as well
+    if was.get("kind") != now.get("kind"):  # for another kind all other settings differ as well
         yield f"{key}.kind", was.get("kind"), now.get("kind")
         return
     for name in was | now:

@@ -1,4 +1,4 @@
-"""A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
+"""Fine-tune on this machine without a broker: the same agent, over a blob store in the output folder."""
 
 import asyncio
 import contextlib
@@ -38,12 +38,12 @@ RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "
 
 
 class OutputDiskFull(Exception):
-    """One line: what could not be written, how much was wanted, and the fix."""
+    """The disk is full; the message is one line: what was not written, the bytes needed, and the fix."""
 
 
 @contextlib.contextmanager
 def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
-    """Raises NoRoom in place of what says that the disk of `folder` does not take `wanted` bytes."""
+    """Raise OutputDiskFull instead of errors that report that the disk of `folder` cannot hold `wanted` bytes."""
     try:
         yield
     except (ObjectStoreError, OSError) as e:
@@ -63,10 +63,10 @@ def main(
     ways: Mapping[str, int] | None = None,
     trusted: bool = False,
 ) -> int:
-    """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
+    """Train, or resume the last run in `output`; return the contract's exit code.
 
-    `save_every_s`: in the place of the spec's `checkpoint.every_s`. `ways`: GPUs of `tensor` and `context`, more than
-    one with `fsdp`. `trusted`: the model's own code may be run here.
+    `save_every_s` replaces the spec's `checkpoint.every_s`. `ways`: GPUs of `tensor` and `context`, more than one
+    with `fsdp`. `trusted`: the model's own code may run here.
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
@@ -97,8 +97,9 @@ def main(
 
 
 def _secrets(train: TrainConfig) -> dict[str, str]:
-    """What the environment has of the secrets that the configuration names. Raises BadConfig for one of its output,
-    which would be missed only once everything is trained.
+    """Return the values in the environment of the secrets that the configuration names.
+
+    Raises: BadConfig for a missing secret of the output, which would otherwise be noticed only after the training.
     """
     if missing := [name for name in train.output.secrets if not os.environ.get(name)]:
         raise BadConfig(f"output: the environment variable {missing[0]} is not set; set it to the secret's value")
@@ -119,7 +120,7 @@ async def _run(
     data = await _put_data(objects, train, beside, store, began if candidates else None)
     attempt = f"{ME}-{number:04d}"
     origin = Origin(job=ME, attempt=attempt, kind="train")
-    await _tidy(objects, origin, saving, train, data)  # a start that was killed did not
+    await _tidy(objects, origin, saving, train, data)  # a start that was killed did not do it
     train = await _batched(began, train, store / ME / data.key, data)
     train = await _sized(train, how)
     spec = AttemptSpec(
@@ -147,7 +148,7 @@ async def _run(
 
 
 async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
-    """Of the run before, which its store could not take. Raises NoRoom, StoreError."""
+    """Commit the previous run's checkpoint that its store could not hold. Raises: OutputDiskFull, ObjectStoreError."""
     if before and (snapshot := leftover.pending_snapshot(RunFolder(root=work / "run"))) is not None:
         origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
         with _with_room(leftover.named(snapshot), store, room.of_tree(snapshot)):
@@ -155,7 +156,7 @@ async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, s
 
 
 async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[str]) -> AttemptSpec | None:
-    """The spec of the start that left the newest checkpoint; without one, of the first start. Raises BadOutput."""
+    """Return the spec of the start that left the newest checkpoint, or of the first start. Raises: BadOutput."""
     made = [keys.spec(key.split("/")[2]) for key in candidates[:1]]
     key = (made or [*before, ""])[0]
     text = await objects.read(key) if before else None
@@ -166,7 +167,10 @@ async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[s
 
 
 async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, data: DataFile) -> TrainConfig:
-    """With a number for `global_batch: auto`, that of the run's first start. Raises DataError."""
+    """Return the configuration with a number for `global_batch: auto`, the number of the run's first start if resumed.
+
+    Raises: DataError.
+    """
     if train.global_batch != "auto":
         return train
     if began is not None and began.train is not None and began.data is not None and began.data.sha256 == data.sha256:
@@ -179,7 +183,7 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
 
 
 async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
-    """With as many rows at once as fit the GPUs of this machine; a CPU gains nothing by more of them."""
+    """Return the configuration with a micro-batch that fits the GPUs; a CPU gains nothing from more."""
     processes = gpus()
     memory = load.memory_bytes() if processes and how == Parallelism() else None
     if memory is None:
@@ -191,7 +195,7 @@ async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
 
 
 async def _run_name(objects: Objects) -> str:
-    """The same whenever it goes on in this folder."""
+    """Return the name of the run, the same for each resume in this folder."""
     await objects.create("run", f"{ME}-{secrets.token_hex(6)}".encode())
     found = await objects.read("run")
     assert found is not None
@@ -201,8 +205,11 @@ async def _run_name(objects: Objects) -> str:
 async def _put_data(
     objects: Objects, train: TrainConfig, beside: Path, store: Path, resumed: AttemptSpec | None
 ) -> DataFile:
-    """The data set's copy in the store. `resumed`: the run that is gone on with. Raises BadConfig, DataError, OSError,
-    NoRoom.
+    """Return the dataset's copy in the store.
+
+    `resumed`: the run that is resumed.
+
+    Raises: BadConfig, DataError, OSError, OutputDiskFull.
     """
     with places.readable(train.data, beside) as found:
         sha256 = digest(found.path)
@@ -220,8 +227,8 @@ async def _put_data(
 
 
 async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, train: TrainConfig, data: DataFile) -> None:
-    """Of all starts, what nothing goes back to any more: checkpoints, and rows that were given up."""
-    with contextlib.suppress(ObjectStoreError):  # it goes next time
+    """Remove what no start needs any more: checkpoints, and abandoned token caches."""
+    with contextlib.suppress(ObjectStoreError):  # the next run removes it
         await checkpoint.prune(objects, origin, saving, train.guard, earlier=True)
         for key in await objects.keys(keys.JOB_DATA):
             if key != data.key:
@@ -234,12 +241,12 @@ async def _candidates(objects: Objects) -> tuple[str, ...]:
 
 
 def gpus() -> int:
-    """GPUs that the driver shows; torch is not asked, as this process never imports it."""
+    """Return the number of GPUs that the driver reports; this process never imports torch."""
     return len([p for p in Path("/dev").glob("nvidia[0-9]*") if os.access(p, os.R_OK)])
 
 
 def _publish(store: Path, manifest: str, output: Path) -> None:
-    """Copies the results out of the complete checkpoint, which stays where it is. Raises NoRoom."""
+    """Copy the results out of the complete checkpoint, which stays. Raises: OutputDiskFull."""
     folder = store / keys.files_prefix(manifest)
     sources = [folder / name for name in RESULTS if (folder / name).exists()]
     wanted = sum(room.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
