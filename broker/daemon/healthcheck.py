@@ -1,8 +1,6 @@
-"""`python -m broker.daemon.healthcheck`: does this home's daemon answer its /readyz with 200?
+"""Health check of containers, `python -m broker.daemon.healthcheck`: checks that the daemon's /readyz answers 200.
 
-Containers run it as their health check, so it is quick to start.
-
-Exit status 0 when it does, else 1 with one line that says what is wrong.
+Exit status 0 if it does, otherwise 1 with one line that names the problem. The module is quick to start.
 """
 
 import json
@@ -18,7 +16,7 @@ TIMEOUT_S = 5.0
 
 
 def problem(home: Path) -> str | None:
-    """None: it is ready."""
+    """Return why the daemon is not ready; None: it is ready."""
     try:
         at = json.loads((home / "client.json").read_text())
         request = urllib.request.Request(f"{at['url']}/readyz", headers={"Accept": "application/json"})

@@ -1,7 +1,7 @@
-"""The checks of `broker.preflight` as the API wants them: over stored summaries, and remembered.
+"""Adapter of `broker.preflight` for the API: checks run on stored summaries, and their results are cached.
 
-Many jobs are alike, and a submit must be cheap: what was found for one spec and data set holds for a minute, since a
-model's folder or its licence may change.
+Many jobs are alike, and a submit must be cheap. A result for a spec and data set is reused for a minute, because a
+model's folder or its licence may change later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class _FoundModel:
 
 
 def forbidden(remote_code: Sequence[str], spec: JobSpec) -> str:
-    """Why the installation does not let this job run, in one line; empty: it does."""
+    """Return why the installation does not allow this job, in one line; empty: it does."""
     try:
         code.check(spec.train, remote_code)
     except InvalidInput as error:

@@ -50,7 +50,7 @@ async def test_it_ends_with_a_status_of_its_own_and_is_refused_at_the_next_start
     async with asyncio.timeout(300):
         assert await daemon.process.wait() == 9
     told = [line for line in daemon.log().splitlines() if "newer (9999_later.sql)" in line]
-    assert sum("; stopping, the running machines keep training" in line for line in told) == 1
+    assert sum("; stopping, running machines keep training" in line for line in told) == 1
     assert "Traceback" not in daemon.log()
     with pytest.raises(AssertionError, match=r"newer \(9999_later.sql\)"):
         await daemon.start()
