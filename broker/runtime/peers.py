@@ -36,7 +36,7 @@ class BrokerIdentity:
     home: str = ""
     """Hash of host name and home folder; empty: unknown."""
     clouds: Mapping[str, str] = field(default_factory=dict)
-    """By provider: the value of `home` if its machines are processes of this computer, otherwise empty."""
+    """For each provider: the value of `home` if its machines are processes of this computer, otherwise empty."""
     database: str = ""
     """Hash that identifies the database; empty: unknown."""
 

@@ -86,7 +86,7 @@ async def test_a_lost_key_is_not_replaced_in_silence(store: MemoryStore, tmp_pat
     path = tmp_path / "master.key"
     await sealing(store, path, {})
     path.unlink()
-    with pytest.raises(SecretsError, match=f"is missing, .*: restore {path} or {MASTER_KEY_VARIABLE}, .* key adopt"):
+    with pytest.raises(SecretsError, match=f"is missing: restore {path} or {MASTER_KEY_VARIABLE}, .* key adopt"):
         await sealing(store, path, {})
     assert not path.exists()
 
