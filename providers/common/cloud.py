@@ -1,6 +1,6 @@
-"""A cloud in two halves: its own API tells, lists and destroys; SkyPilot, behind `Launcher`, creates.
+"""A cloud in two parts: its own API lists and destroys machines; SkyPilot, behind `Launcher`, creates them.
 
-SkyPilot's status reads its own database and cannot see what that has lost, so nothing but creation goes through it.
+SkyPilot's status reads its own database and misses machines that this database has lost, so SkyPilot only creates.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 EMULATED_START_S = 30.0
 """An emulator's machine starts its agent within seconds; waiting longer for one that will not is a waste of tests."""
 APPEAR_S = 2.0
-"""Between two listings while a launched machine is not shown yet."""
+"""Seconds between two listings while a launched machine is not listed yet."""
 CONFIRMS, CONFIRM_S = 5, 10.0
-"""How often a cloud that is asked too much is asked about a launched machine, and the longest pause between."""
+"""Attempts to confirm a launched machine at a cloud that throttles, and the longest pause between them in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """An offer in SkyPilot's words."""
+    """An offer in SkyPilot's terms."""
 
     cloud: str
     """SkyPilot's name: runpod, lambda, vast, aws."""
@@ -47,24 +47,24 @@ class Purchase:
     config: Mapping[str, object] = field(default_factory=dict)
     """SkyPilot configuration of this launch alone, e.g. `{"vast": {"create_instance_kwargs": {"price": 0.2}}}`."""
     pin: Mapping[str, str] = field(default_factory=dict)
-    """For the server plugin: which exact thing to buy, where SkyPilot itself would take the first that it finds."""
+    """Exact product for the server plugin to buy; SkyPilot itself would buy the first that it finds."""
     network_tier: str | None = None
     apart_s: float = 0.0
-    """Seconds that the cloud wants between two launches."""
+    """Shortest time in seconds between two launches at this cloud."""
 
 
 class Cloud(Owned, Protocol):
-    """The native half: one file a cloud."""
+    """The native API of one cloud."""
 
     @property
     def caps(self) -> Caps: ...
     @property
     def docker_run(self) -> bool:
-        """True: an image cannot be the machine, so the task runs it there (`docker run`)."""
+        """True if machines cannot be created from an image, so the task starts the image with `docker run`."""
         ...
 
     async def rows(self, sieve: OfferFilter) -> None:
-        """Puts everything that is for sale into `sieve`. Raises Rejected, Throttled, OutcomeUnknown."""
+        """Add every current offer to `sieve`. Raises Rejected, Throttled, OutcomeUnknown."""
         ...
 
     async def list(self) -> Sequence[Observed]: ...
@@ -72,42 +72,43 @@ class Cloud(Owned, Protocol):
     async def check(self) -> str | None: ...
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase: ...
     async def confirm(self, handle: Handle, purchase: Purchase) -> None:
-        """After launch: what must hold of the machine beyond what `list` reads back. Raises Rejected."""
+        """Check requirements of a launched machine that `list` does not report. Raises Rejected."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Launcher(Protocol):
-    """The SkyPilot half, shared by all clouds of a daemon: see `providers.skypilot.launcher`."""
+    """The SkyPilot part, shared by all clouds of a daemon: see `providers.skypilot.launcher`."""
 
     @property
     def id(self) -> str:
-        """Of the API server that would carry out a launch asked for now; known before it is started."""
+        """Return the id of the API server that would execute a launch now; known before the server starts."""
         ...
 
     async def launch(self, name: InstanceName, purchase: Purchase, task: MachineTask) -> None:
-        """Returns when the task has been started on every node. Raises the broker's ProviderErrors."""
+        """Return once the task has been started on every node. Raises the broker's ProviderErrors."""
         ...
 
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness: ...
     async def started(self, name: InstanceName) -> bool | str:
-        """True: the task runs, or has run. False: not yet, as far as can be learned. A text: it failed, and why, in
-        one line without secrets. Raises the broker's ProviderErrors.
+        """Return True if the task runs or has run, False if not yet, or the reason of its failure.
+
+        The reason is one line without secrets. Raises the broker's ProviderErrors.
         """
         ...
 
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
-        """Argv to which one word for the shell of node 0 may be appended. Raises Rejected when it knows no way."""
+        """Return argv to which one word for the shell of node 0 may be appended. Raises Rejected if unreachable."""
         ...
 
     async def cancel(self, name: InstanceName) -> None: ...
     async def forget(self, name: InstanceName) -> None:
-        """Housekeeping once the cloud says absent: SkyPilot's own record of the cluster. Never raises."""
+        """Delete SkyPilot's record of the cluster once the cloud reports it absent. Never raises."""
         ...
 
     async def close(self) -> None:
-        """Lets go; launches under way go on. The clouds share it, so it is closed more than once."""
+        """Release resources; running launches continue. The clouds share the launcher and may close it repeatedly."""
         ...
 
 
@@ -117,18 +118,18 @@ class CloudProvider:
     def __init__(
         self, cloud: Cloud, launcher: Launcher, account: Account, *, installation: Installation, emulated: bool = False
     ) -> None:
-        """`emulated`: the endpoints are an emulator's, so machines compute on a CPU and nothing costs money."""
+        """`emulated`: an emulator serves the endpoints, so machines compute on a CPU and cost no money."""
         self._cloud, self._launcher, self._account = cloud, launcher, account
         self._installation = installation
         self._emulated = emulated
         self.dropped: Mapping[str, int] = {}
         self._strange: Sequence[str] = ()
-        """What of the configuration the cloud did not know when it was asked for offers."""
+        """Configured values that the cloud did not know at the latest poll of offers."""
         self._watch = StartWatch(launcher.started)
         self._turn = asyncio.Lock()
         self._next_launch = 0.0
         self._standing: Sequence[Handle] = ()
-        """What the latest listing showed and did not call gone."""
+        """Machines in the latest listing that were not gone."""
 
     @property
     def name(self) -> str:
@@ -142,7 +143,7 @@ class CloudProvider:
         return replace(caps, simulated=True, agent_start_s=min(caps.agent_start_s or 0.0, EMULATED_START_S))
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        await self._account.verify()  # where nothing could be listed, nothing is sold
+        await self._account.verify()  # without a valid account nothing can be listed, so nothing is offered
         sieve = OfferFilter(ask)
         await self._cloud.rows(sieve)
         self.dropped = sieve.dropped
@@ -169,8 +170,8 @@ class CloudProvider:
         if boot.nodes > 1 and not self.caps.multi_node:
             raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
         if any(seen.handle.name == name for seen in await self._seen()):
-            # SkyPilot adopts by name, but sets up again what may be running, and loops for ever on a partial set.
-            raise OutcomeUnknown(f"{name} stands at {self.name} already; it is not launched again")
+            # SkyPilot adopts by name, but repeats the setup of a running machine and loops forever on a partial set.
+            raise OutcomeUnknown(f"{name} exists at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer, boot)
         await self._apart(purchase.apart_s)
         try:
@@ -183,7 +184,7 @@ class CloudProvider:
         return handles
 
     async def _apart(self, seconds: float) -> None:
-        """Waits until the cloud takes another launch."""
+        """Wait until the cloud accepts another launch."""
         if not seconds:
             return
         loop = asyncio.get_running_loop()
@@ -192,9 +193,9 @@ class CloudProvider:
             self._next_launch = loop.time() + seconds
 
     async def _handles(self, name: InstanceName, nodes: int) -> Sequence[Handle]:
-        """The launched machines as the cloud itself lists them, which may lag.
+        """Return the launched machines from the cloud's own listing, which may lag.
 
-        A cloud that does not list them, whatever it says, has not said that nothing was created.
+        Raises OutcomeUnknown if they are not listed, because a missing listing does not prove that nothing was created.
         """
         loop = asyncio.get_running_loop()
         patience = loop.time() + self.caps.list_lag_s + 2 * APPEAR_S
@@ -213,7 +214,7 @@ class CloudProvider:
             await asyncio.sleep(APPEAR_S)
 
     async def _confirm(self, handle: Handle, purchase: Purchase) -> None:
-        """A cloud that is asked too much says nothing against the machine, which stands."""
+        """Confirm a launched machine; retry while the cloud throttles, which proves nothing about the machine."""
         for _ in range(CONFIRMS):
             try:
                 return await self._cloud.confirm(handle, purchase)
@@ -243,11 +244,11 @@ class CloudProvider:
         return [self._judged(o) for o in seen]
 
     def _judged(self, machine: Observed) -> Observed:
-        """With what was heard of its task, where the cloud itself has not said already why that will never run."""
-        heard = machine.fault or self._watch.fault(machine.handle.name)
-        if not heard:
+        """Return the machine with the fault of its task, if the cloud itself reports no fault."""
+        fault = machine.fault or self._watch.fault(machine.handle.name)
+        if not fault:
             return machine
-        return replace(machine, fault=f"{self.name}: {heard}", image_refused=image_refused(heard))
+        return replace(machine, fault=f"{self.name}: {fault}", image_refused=image_refused(fault))
 
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
@@ -256,7 +257,7 @@ class CloudProvider:
             async with self._account.same():
                 await self._cloud.destroy(handle)
         finally:
-            # SkyPilot's `down` ends whatever has the name: another machine that stands under it must not go with this.
+            # SkyPilot's `down` ends every machine with this name, so it must not run while another one exists.
             if all(one.id == handle.id for one in self._standing if one.name == handle.name):
                 self._watch.leave(handle.name)
                 await self._launcher.forget(handle.name)

@@ -1,4 +1,4 @@
-"""What SkyPilot runs on a rented machine: the trainer, and no word of the user's."""
+"""The task that SkyPilot runs on a rented machine: the trainer, without any text from the user."""
 
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -6,7 +6,7 @@ from importlib.resources import files
 from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
 
 STOCK_IMAGE = "docker.io/pytorch/pytorch@sha256:6acf597eeb8e376a96580dde4952f37cc017fef732bb40bfc73f28f25e3f64b4"
-"""What a machine is made of when the operator has no image: the trainer's torch, and the oldest CUDA built for it.
+"""Default image of a machine: the trainer's torch, with the oldest CUDA built for it.
 
 Its tag is 2.13.0-cuda12.6-cudnn9-runtime (Python 3.12). Any driver that runs CUDA 12 runs it (minor version
 compatibility); a B200 needs an image of CUDA 12.8 or newer.
@@ -16,23 +16,23 @@ HUB = "docker.io"
 
 @dataclass(frozen=True, kw_only=True)
 class MachineTask:
-    """`setup` and `run` are texts of ours alone; what varies travels in the environment."""
+    """A task for SkyPilot. `setup` and `run` are fixed scripts; variable values travel in the environment."""
 
     setup: str
-    """Run once on every node before `run`, which does not start where it fails. SkyPilot counts it to the job."""
+    """Script that runs once on every node before `run`, which starts only if it succeeds; part of SkyPilot's job."""
     run: str
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
-    """Environment of both that SkyPilot redacts."""
+    """Environment of both scripts that SkyPilot redacts in its logs."""
     image: str | None = None
-    """What the machine is made of where the cloud takes images (`docker:…@sha256:…`)."""
+    """Image of the machine if the cloud accepts images (`docker:…@sha256:…`); None: the cloud's default."""
     registry_login: tuple[str, str, str] | None = field(default=None, repr=False)
-    """(server, user name, password) of a private registry."""
+    """(server, user name, password) of a private registry; None: no login."""
     nodes: int = 1
 
 
 def task_of(boot: BootSpec, *, docker_run: bool) -> MachineTask:
-    """The task of one attempt. `docker_run`: the machine is a plain one, and the image is run on it.
+    """Return the task of one attempt. `docker_run`: the machine has no image, and the task starts the image on it.
 
     Raises ValueError for a boot without a trainer: every rented machine must be given one.
     """
@@ -66,7 +66,7 @@ def task_of(boot: BootSpec, *, docker_run: bool) -> MachineTask:
 
 
 def registry_of(reference: str) -> str:
-    """The server of an image reference; without a host it is Docker Hub's."""
+    """Return the registry server of an image reference; without a host it is Docker Hub."""
     first, slash, _ = reference.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else HUB
 

@@ -1,4 +1,4 @@
-"""What a cloud lists and cannot be true is left out and counted: never repaired, never silent."""
+"""Filter for impossible offers of a cloud: they are dropped and counted, never repaired."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,35 +10,35 @@ _MEMORY_GB = {
     "a100-80gb-sxm": (79, 87), "a100-80gb-pcie": (79, 87), "a100-40gb": (39, 44), "l40s": (44, 52),
     "rtx4090": (23, 52), "a6000": (47, 52), "a10g": (22, 26), "l4": (22, 26),
 }  # fmt: skip
-"""What one GPU of a kind can have, decimal gigabytes, drivers' reserves and both readings of `GB` allowed for.
+"""Possible memory of one GPU in decimal gigabytes, by accelerator.
 
-An RTX 4090 has 24, or 48 where somebody has rebuilt it.
+The ranges allow for drivers' reserves and both readings of `GB`. An RTX 4090 has 24, or 48 if it was modified.
 """
 
 
 class OfferFilter:
-    """Collects offers that can be true and match an ask; counts the others by reason."""
+    """Collects plausible offers that match an ask, and counts dropped offers by reason."""
 
     def __init__(self, ask: GpuAsk) -> None:
         self._ask = ask
         self._dropped: Counter[str] = Counter()
         self.offers: list[Offer] = []
         self.strange: list[str] = []
-        """What of the configuration the cloud does not know, one line each."""
+        """Configured values that the cloud does not know, one line each."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
         return dict(self._dropped)
 
     def add(self, offer: Offer) -> None:
-        """Keeps it, counts why not, or passes over what was not asked for."""
+        """Add a plausible offer that matches the ask; count an impossible one; ignore others."""
         if (why := impossible(offer)) is not None:
             self.drop(why)
         elif self._asked(offer):
             self.offers.append(offer)
 
     def ask_back(self, cloud: str, regions: Iterable[str]) -> None:
-        """Of the configuration; counted like a row, so that it is shown with the offers. `regions`: see `unsold`."""
+        """Report configured regions without offers, counted like dropped rows. `regions`: see `unsold`."""
         for region in regions:
             line = f"of providers.{cloud}.regions is not there now: {region}"
             self.strange.append(line)
@@ -56,7 +56,7 @@ class OfferFilter:
 
 
 def impossible(offer: Offer) -> str | None:
-    """Why a row cannot be true, as a short reason to count by; None when nothing speaks against it."""
+    """Return why an offer is impossible, as a short reason to count by, or None if it is plausible."""
     if offer.usd_per_hour <= 0:
         return "price 0 or less"
     if offer.spot and offer.on_demand_usd_per_hour is not None and offer.usd_per_hour > offer.on_demand_usd_per_hour:

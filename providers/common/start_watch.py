@@ -1,4 +1,4 @@
-"""Whether launched machines come to run their task: heard in the background, so that no listing waits for it."""
+"""Background checks whether launched machines start their task, so that no listing waits for them."""
 
 import asyncio
 import logging
@@ -8,15 +8,15 @@ from broker.domain.errors import ProviderError
 from broker.domain.ids import InstanceName
 
 LOOK_S = 5.0
-"""Between two looks at a machine."""
+"""Seconds between two checks of a machine."""
 AT_ONCE = 8
-"""Looks; each is a process. A daemon that is restarted looks at all its machines."""
+"""Concurrent checks; each is a process, and a restarted daemon checks all its machines."""
 
 log = logging.getLogger(__name__)
 
 
 class StartWatch:
-    """Looks at every machine until it is known to run its task or to have failed."""
+    """Checks every machine until its task runs or has failed."""
 
     def __init__(self, started: Callable[[InstanceName], Awaitable[bool | str]]) -> None:
         """`started`: see `providers.common.cloud.Launcher`."""
@@ -25,19 +25,19 @@ class StartWatch:
         self._tasks: dict[InstanceName, asyncio.Task[str | None]] = {}
 
     def follow(self, names: Set[InstanceName]) -> None:
-        """Begins with those that are new, e.g. of a former daemon, and forgets those that are gone."""
+        """Start checks of new machines, and stop checks of machines that are gone."""
         for name in self._tasks.keys() - names:
             self._tasks.pop(name).cancel()
         for name in names - self._tasks.keys():
             self._tasks[name] = asyncio.create_task(self._until_known(name))
 
     def fault(self, name: InstanceName) -> str | None:
-        """Why it will never run its task; None: nothing of that kind has been heard."""
+        """Return why a machine will never run its task, or None if no failure is reported."""
         task = self._tasks.get(name)
         return task.result() if task is not None and task.done() and not task.cancelled() else None
 
     def leave(self, name: InstanceName) -> None:
-        """It is being destroyed: no more looks, however long it is listed yet."""
+        """Stop the checks of a machine that is being destroyed, even while it is still listed."""
         if (task := self._tasks.get(name)) is not None:
             task.cancel()
 

@@ -66,7 +66,7 @@ async def test_another_account_is_refused_with_the_fix_after_a_restart_too(file:
         said = str(e.value)
         assert "\n" not in said
         assert all(
-            part in said for part in ("paper", "account someone", "of me", "restore the old credentials", str(file))
+            part in said for part in ("paper", "account someone", "to me", "restore the old credentials", str(file))
         )
         assert not account.owns("digest of b")
     cloud.key = "a"
