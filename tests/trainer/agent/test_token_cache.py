@@ -266,7 +266,7 @@ async def test_what_is_too_large_stays_where_it_is(
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    await token_store.sender(1, token_store.tokenised(1), rows_bytes=most).run()
+    await token_store.sender(1, token_store.tokenised(1), token_cache_bytes=most).run()
     (told,) = token_store.told
     assert why in told
     assert await token_store.keys() == []
@@ -364,7 +364,7 @@ def test_second_attempt_reuses_tokens_until_an_input_changes(bench: Bench, tmp_p
     data = bench.data(tiny_jobs.data(kind), kind.format)
 
     def started(**changes: Any) -> Agent:
-        return bench.start(train=TrainConfig.model_validate(fields | changes), data=data, rows_bytes=MB)
+        return bench.start(train=TrainConfig.model_validate(fields | changes), data=data, token_cache_bytes=MB)
 
     first = started()
     (key,) = until(lambda: found(bench, first.attempt), "rows in the store")

@@ -166,7 +166,7 @@ def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_mode
 
 def test_the_machine_that_knows_why_has_the_word(bench: Bench, tiny_models: dict[str, Path]) -> None:
     """The first one only sees that the second has gone, and waits with that."""
-    slow = FAST.model_copy(update={"beat_s": 4.0})
+    slow = FAST.model_copy(update={"heartbeat_s": 4.0})
     first, second = two_agents(bench, tiny_models["lora"], steps=10_000, limits=slow)
     status = RunFolder(root=bench.folder / "work" / "second" / "run").status
     until(lambda: status.exists() and Status.model_validate_json(status.read_bytes()).step, "both train")
