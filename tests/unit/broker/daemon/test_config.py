@@ -47,7 +47,10 @@ def test_a_named_file_stays_with_its_home(tmp_path: Path, monkeypatch: pytest.Mo
         ("providers: {simulated: {sede: 1}}", "providers.simulated.sede"),
         ("- a list", "gpubroker.yaml:1: must be a mapping"),
         ("a: [", "gpubroker.yaml:1: not YAML"),
-        ("port: 1\nlimits:\n  heartbeat_s: 5\n  poll_s: 5\n  heartbeat_s: 6\n", "gpubroker.yaml:5: limits.heartbeat_s: the key is"),
+        (
+            "port: 1\nlimits:\n  heartbeat_s: 5\n  poll_s: 5\n  heartbeat_s: 6\n",
+            "gpubroker.yaml:5: limits.heartbeat_s: the key is",
+        ),
     ],
 )
 def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: str) -> None:
