@@ -220,9 +220,7 @@ def test_an_unknown_outcome_is_looked_up() -> None:
     st.floats(0, 1000),
     st.none() | st.sampled_from([Signal.CAP, Signal.OUT_OF_TIME, Signal.BUDGET]),
 )
-def test_create_is_repeated_only_when_proven_safe(
-    look: LaunchLook, at: float, signal: Signal | None
-) -> None:
+def test_create_is_repeated_only_when_proven_safe(look: LaunchLook, at: float, signal: Signal | None) -> None:
     """Every listed machine is recorded before anything is written, unless a signal ends the attempt unseen."""
     decision = advance(launching(signal=signal), facts={"look": look, "now": build.at(at)})
     if decision.step is LaunchStep.CREATE:
