@@ -27,7 +27,7 @@ from trainer.dataset import sources as places
 from trainer.dataset.prompts import DataError, fill, identity
 from trainer.models import availability as reach
 from trainer.models import remote_code as trust
-from trainer.optim import lr_schedule as schedule
+from trainer.optim import learning_rates
 from trainer.tasks.common.base import Task
 
 UNCUT = 1_048_576
@@ -176,7 +176,7 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     training, held = order.split(train.seed, len(examples), train.data.eval_share)
     report.train_rows, report.heldout_rows = len(training), len(held)
     train, report.settled = batches.settled(train, report.rows)
-    report.steps = schedule.total_steps(train, len(training))
+    report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
     order.insist_on_a_step(len(training), train.rows_a_step)
     if train.adapters is not None or train.attention != "auto":

@@ -1,4 +1,4 @@
-"""Rows as token ids with the loss on what is to be learned only, and micro-batches padded to their longest row."""
+"""Rows as token ids with a loss mask, and micro-batches padded to their longest row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One row: `ids` of prompt and completion; the first `prompt` of them carry no loss, nor do `silent` ones."""
+    """Row with the token `ids` of prompt and completion; the first `prompt` and the `silent` ids have no loss."""
 
     ids: list[int]
     prompt: int
     silent: tuple[tuple[int, int], ...] = ()
-    """Spans (start, end) after the prompt: of a chat, what others than the assistant say."""
+    """Spans (start, end) after the prompt: the turns of a chat that are not the assistant's."""
 
     @property
     def targets(self) -> int:
-        """Tokens that carry loss; the first token of a row has nothing before it to be predicted from."""
+        """Number of tokens with loss; a row's first token has none, because no token precedes it."""
         return len(self.ids) - max(1, self.prompt) - sum(end - start for start, end in self.silent)
 
     @property
     def labels(self) -> list[int]:
-        """The ids, IGNORED where there is no loss."""
-        found = [IGNORED] * min(self.prompt, len(self.ids)) + self.ids[self.prompt :]
+        """Token ids, with IGNORED for ids without loss."""
+        labels = [IGNORED] * min(self.prompt, len(self.ids)) + self.ids[self.prompt :]
         for start, end in self.silent:
-            found[start:end] = [IGNORED] * (end - start)
-        return found
+            labels[start:end] = [IGNORED] * (end - start)
+        return labels
 
 
 def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Example:
-    """Tokenises the two parts apart, as at generation; ends with EOS; cut at the end to `max_length`."""
+    """Tokenise the two parts separately, as at generation, append EOS, and cut the end to `max_length`."""
     head = list(tokenizer(prompt)["input_ids"]) if prompt else []
     if not head and tokenizer.bos_token_id is not None:
         head = [tokenizer.bos_token_id]
@@ -47,7 +47,7 @@ def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Exa
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> torch.Tensor:
-    """Rows x longest row, int64, padded on the right."""
+    """Return a tensor of rows x longest row, int64, padded on the right."""
     longest = max(len(row) for row in rows)
     filled = torch.full((len(rows), longest), pad, dtype=torch.long)
     for number, row in enumerate(rows):
@@ -56,7 +56,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tor
 
 
 def collate(examples: Sequence[Example], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """`input_ids`, `attention_mask`, `labels` (rows x longest row, int64), padded on the right."""
+    """Return `input_ids`, `attention_mask` and `labels` (rows x longest row, int64), padded on the right."""
     return {
         "input_ids": padded([e.ids for e in examples], pad, device),
         "attention_mask": padded([[1] * len(e.ids) for e in examples], 0, device),
@@ -65,11 +65,11 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device) -> dict
 
 
 def by_size(examples: Sequence[E], count: int, size: Callable[[E], int]) -> list[list[E]]:
-    """Cuts a global batch by length: rows of similar length together cost the least padding."""
+    """Split a global batch by length, because rows of similar length need the least padding."""
     ordered = sorted(examples, key=size, reverse=True)
     return [ordered[i : i + count] for i in range(0, len(ordered), count)]
 
 
 def micro_batches(examples: Sequence[Example], size: int) -> list[list[Example]]:
-    """`by_size` of rows of text."""
+    """Split rows of text by their number of tokens; see `by_size`."""
     return by_size(examples, size, lambda e: len(e.ids))

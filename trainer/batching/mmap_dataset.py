@@ -1,5 +1,6 @@
-"""What a task made of its rows, in files that are mapped into memory: so a data set may be larger than the memory, any
-row is read in its turn, and the processes of a machine share one copy.
+"""Memory-mapped dataset of tokenised examples, shared by all processes of a machine.
+
+A data set may be larger than the memory, and rows can be read in any order.
 """
 
 import dataclasses
@@ -25,8 +26,10 @@ WIDTH = array("i").itemsize
 
 
 class _Form:
-    """How an example of a dataclass lies in the file: the lengths of its lists of numbers, the lists, then the rest as
-    JSON. Every process reads what another wrote, so nothing is pickled.
+    """File format of the examples of one dataclass.
+
+    A record has the lengths of the example's lists of integers, the lists, then the other fields as JSON. Nothing is
+    pickled, because each process reads files that another process wrote.
     """
 
     def __init__(self, kind: type) -> None:
@@ -41,7 +44,7 @@ class _Form:
         self.lists: int = sum(nested.lists if nested else int(how == "ints") for _, how, nested in self._fields)
 
     def take_apart(self, example: Any, lists: list["array[int]"]) -> list[Any]:
-        """Its numbers go to `lists`, the rest is returned."""
+        """Append the example's lists of integers to `lists` and return the other fields."""
         rest: list[Any] = []
         for name, how, nested in self._fields:
             value = getattr(example, name)
@@ -54,25 +57,25 @@ class _Form:
         return rest
 
     def put_together(self, lists: Iterator[list[int]], rest: Iterator[Any]) -> Any:
-        made: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, how, nested in self._fields:
             if nested is not None:
-                made[name] = nested.put_together(lists, iter(next(rest)))
+                fields[name] = nested.put_together(lists, iter(next(rest)))
             elif how == "ints":
-                made[name] = next(lists)
+                fields[name] = next(lists)
             else:
                 value = next(rest)
-                made[name] = tuple(map(tuple, value)) if how == "spans" else value
-        return self.kind(**made)
+                fields[name] = tuple(map(tuple, value)) if how == "spans" else value
+        return self.kind(**fields)
 
 
 class DatasetWriter(Generic[E]):
-    """Writes examples of one dataclass to a folder."""
+    """Writer of examples of one dataclass to a folder."""
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
         self._folder, self._form = folder, _Form(kind)
         self._ends = array("Q", [0])
-        for name in (NOTE, ROWS):  # a file that another process has mapped must not be cut short under it
+        for name in (NOTE, ROWS):  # Another process may have mapped the file, so it must not be truncated.
             (folder / name).unlink(missing_ok=True)
         self._file = (folder / ROWS).open("wb")
 
@@ -84,7 +87,7 @@ class DatasetWriter(Generic[E]):
         self._ends.append(self._ends[-1] + len(record))
 
     def close(self, note: dict[str, Any]) -> None:
-        """Whole, and with what is to be known of it."""
+        """Finish the dataset: write the index, then `note`, whose existence marks the dataset as complete."""
         self._file.close()
         (self._folder / INDEX).write_bytes(self._ends.tobytes())
         temporary = self._folder / f"{NOTE}.tmp"
@@ -93,7 +96,7 @@ class DatasetWriter(Generic[E]):
 
 
 class MmapDataset(Sequence[E]):
-    """The examples that a `Writer` wrote."""
+    """Examples that a `DatasetWriter` wrote."""
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
         self._form = _Form(kind)
@@ -121,7 +124,7 @@ class MmapDataset(Sequence[E]):
 
 
 class Subset(Sequence[T]):
-    """Some of a sequence's rows, each made into something when it is taken."""
+    """Selected rows of a sequence; `make` converts a row each time it is read."""
 
     def __init__(self, rows: Sequence[Any], numbers: Iterable[int], make: Callable[[Any], T]) -> None:
         self._rows, self._numbers, self._make = rows, array("Q", numbers), make
@@ -136,7 +139,7 @@ class Subset(Sequence[T]):
 
 
 def train_eval_split(rows: Sequence[T], seed: int, share: float) -> tuple[Sequence[T], Sequence[T]]:
-    """(to train on, held out)."""
+    """Return the training rows and the held-out rows."""
     train, held = order.split(seed, len(rows), share)
     return Subset(rows, train, _as_it_is), Subset(rows, held, _as_it_is)
 
@@ -146,13 +149,13 @@ def _as_it_is(row: T) -> T:
 
 
 def largest(rows: Sequence[T], count: int, size: Callable[[T], int]) -> list[T]:
-    """The rows of the largest sizes, the largest first."""
+    """Return the `count` rows of the largest sizes, the largest first."""
     return heapq.nlargest(count, rows, key=size)
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """One process of the machine at a time; a process that dies lets the next one in."""
+    """Hold the folder's lock, which one process of the machine has at a time; it is released if the process dies."""
     with (folder / "rows.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

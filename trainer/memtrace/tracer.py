@@ -20,7 +20,7 @@ from trainer.memtrace.device_emulation import BLOCK, DeviceEmulation, allowed, o
 from trainer.memtrace.inputs import HEADED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.memtrace.probe import Probe, TraceOptions
 from trainer.memtrace.storage_tracker import Storages, in_backward
-from trainer.models import loading
+from trainer.models import adapters
 from trainer.training import determinism
 
 TRACED = 3, 4
@@ -121,7 +121,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
         fresh = fresh_of(ask.task, family)
         if ask.train.quantised is not None:
             model = quantised.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
-        return loading.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
+        return adapters.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
 
 
 def _kept(ask: TraceOptions) -> torch.dtype:

@@ -1,4 +1,7 @@
-"""What makes steps faster where a machine can do it. Where it cannot, the run goes on without, and says so once."""
+"""Optional accelerations: attention kernels, TF32, fp8 and compilation.
+
+On a machine without an acceleration the run continues without it and logs one notice.
+"""
 
 import importlib.util
 import os
@@ -12,21 +15,19 @@ from torch.distributed.tensor import DTensor
 from trainer.contract.train import Attention
 
 TF32 = (8, 0)
-"""Compute capability of the first GPUs that have it (Ampere)."""
-
-
+"""Compute capability of the first GPUs with TF32 (Ampere)."""
 FP8 = (8, 9)
-"""Likewise (Ada, Hopper)."""
+"""Compute capability of the first GPUs with fp8 (Ada, Hopper)."""
 
 
 def notice(line: str) -> None:
-    """Into the job's log, once for all processes."""
+    """Write a line to the job's log, from the first process only."""
     if os.environ.get("RANK", "0") == "0":
         print(f"notice: {line}", file=sys.stdout, flush=True)
 
 
 def attention(wanted: Attention) -> str:
-    """Transformers' name of the kernel."""
+    """Return transformers' name of the attention kernel to use; sdpa if flash-attn is not installed."""
     if wanted != "flash":
         return wanted
     if torch.cuda.is_available() and importlib.util.find_spec("flash_attn"):
@@ -36,13 +37,13 @@ def attention(wanted: Attention) -> str:
 
 
 def has_kernel(model: Any, wanted: Attention) -> bool:
-    """Whether transformers has that kernel for a model, by what its class says; diffusers' say nothing."""
+    """Return True if the model's class supports the kernel; models of diffusers do not declare this."""
     marks = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn"}
     return wanted not in marks or bool(getattr(model, marks[wanted], True))
 
 
 def tf32(device: torch.device) -> bool:
-    """Turns it on where the GPU has it."""
+    """Turn TF32 on and return True if the GPU has it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < TF32:
         notice(f"train.tf32: {_named(device)} has no TF32; float32 is computed in full")
         return False
@@ -51,33 +52,33 @@ def tf32(device: torch.device) -> bool:
 
 
 def fp8(layers: Iterable[torch.nn.Module], device: torch.device, *, emulate: bool = False) -> bool:
-    """Multiplies in 8 bits in the layers, where a linear module is trained and takes it: its scales are made anew from
-    each tensor, so there is no state to save. What lies outside of the layers, head and embeddings, stays as it is.
+    """Convert the trained linear modules of the layers to fp8 products; return False if this is impossible.
 
-    `emulate`: on any device, as a GPU with it would.
+    The scales are computed from each tensor, so there is no state to save. Head and embeddings do not change.
+    `emulate`: compute the same results on a device without fp8.
     """
-    why = "" if emulate else _lacks_fp8(device)
-    if not why:
+    reason = "" if emulate else _lacks_fp8(device)
+    if not reason:
         try:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-            # Of a weight's gradient the tokens are the inner dimension, of which there may be any number.
+            # The inner dimension of a weight's gradient is the number of tokens, which may be no multiple of 16.
             how = Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
             layers = [*layers]
-            found = [layer for layer in layers if any(_takes_fp8(m) for m in layer.modules())]
-            for layer in found:
+            suitable = [layer for layer in layers if any(_takes_fp8(m) for m in layer.modules())]
+            for layer in suitable:
                 convert_to_float8_training(layer, module_filter_fn=lambda module, name: _takes_fp8(module), config=how)
         except Exception as e:
-            why = f"torchao does not work on this machine ({_first_line(e)})"
+            reason = f"torchao does not work on this machine ({_first_line(e)})"
         else:
-            why = "" if found else _takes_none(layers)
-    if why:
-        notice(f"train.fp8: {why}; linear modules compute as without it")
-    return not why
+            reason = "" if suitable else _takes_none(layers)
+    if reason:
+        notice(f"train.fp8: {reason}; linear modules compute as without it")
+    return not reason
 
 
 def _lacks_fp8(device: torch.device) -> str:
-    """Why this machine cannot; empty: it can."""
+    """Return the reason for which this machine cannot compute in fp8; empty: it can."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8:
         return f"{_named(device)} has no fp8"
     if importlib.util.find_spec("torchao") is None:
@@ -86,7 +87,7 @@ def _lacks_fp8(device: torch.device) -> str:
 
 
 def _takes_none(layers: Iterable[torch.nn.Module]) -> str:
-    """Why no module of the layers computes in fp8."""
+    """Return the reason for which no module of the layers can compute in fp8."""
     weights = (m.weight for layer in layers for m in layer.modules() if type(m) is torch.nn.Linear)
     if any(isinstance(weight, DTensor) for weight in weights):
         return "the weights are divided among the processes (FSDP or tensor parallelism), which it is not done over"
@@ -94,8 +95,9 @@ def _takes_none(layers: Iterable[torch.nn.Module]) -> str:
 
 
 def _takes_fp8(module: torch.nn.Module) -> bool:
-    """Neither quantised, nor divided by FSDP or tensor parallelism, nor a frozen one: torchao would compute its
-    gradient.
+    """Return True for a trained linear module that is neither quantised nor divided by FSDP or tensor parallelism.
+
+    Frozen modules are excluded, because torchao would compute their gradient.
     """
     if type(module) is not torch.nn.Linear or type(module.weight) is not torch.nn.Parameter:
         return False
@@ -103,8 +105,10 @@ def _takes_fp8(module: torch.nn.Module) -> bool:
 
 
 def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **how: Any) -> bool:
-    """Compiles each layer in place, for rows of any length from the start: a kernel made for the first length that
-    comes would make a resumed run differ. Not where a product cannot be compiled, as without a C compiler.
+    """Compile each layer in place; return False if this machine cannot compile, e.g. without a C compiler.
+
+    The kernels support rows of any length from the start. A kernel for the first row's length would make a resumed run
+    differ.
     """
     try:
         probe = torch.compile(_probe, **how)

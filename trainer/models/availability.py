@@ -1,4 +1,4 @@
-"""Whether the model can be had: a folder that is whole, or a Hub id that this token may read."""
+"""Check that a model is available: a complete folder, or a Hub id that the token may read."""
 
 import errno
 import os
@@ -12,12 +12,14 @@ HUB = "https://huggingface.co"
 TIMEOUT_S = 20.0
 OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE})
 BUSY = (408, 429)
-"""Statuses below 500 after which a later request may be answered."""
+"""HTTP statuses below 500 after which a later request may succeed."""
 
 
 def check_model_available(model: str, files: Sequence[str] = MODEL_FILES, *, revision: str | None = None) -> str:
-    """Where the model lies, in words; no weight is read. A folder has to have `files` (patterns). Raises UserFault,
-    with the page of a licence that has to be accepted, and Fault when the Hub does not answer.
+    """Return a description of the model's location. Reads no weights.
+
+    `files`: patterns of files that a folder must have. Raises UserFault, e.g. with the page of a licence that must be
+    accepted, and Fault if the Hub does not answer.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -33,8 +35,9 @@ def check_model_available(model: str, files: Sequence[str] = MODEL_FILES, *, rev
 
 
 def not_read(config: TrainConfig, error: BaseException) -> Fault | None:
-    """Why the model could not be read, where it is not to blame: this machine, or the Hub, which is asked once more.
-    None: the model itself. The libraries call every failure an OSError.
+    """Return the fault of this machine or of the Hub for which a model could not be read; None: the model is wrong.
+
+    The Hub is asked once more, because the libraries raise an OSError for every failure.
     """
     causes = [*_causes(error)]
     for cause in causes:
@@ -58,7 +61,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _broke_off(cause: BaseException) -> bool:
-    """Whether it is of the way to the Hub, and no answer of it."""
+    """Return True for an error of the connection or a temporary failure of the Hub."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.HfHubHTTPError):
@@ -78,8 +81,8 @@ def _on_hub(model: str, revision: str | None, endpoint: str) -> str:
     api = HfApi(endpoint=endpoint)
     page = f"{endpoint}/{model}"
     try:
-        found = api.model_info(model, revision=revision, timeout=TIMEOUT_S)
-        if found.gated:
+        info = api.model_info(model, revision=revision, timeout=TIMEOUT_S)
+        if info.gated:
             api.auth_check(model)
     except errors.GatedRepoError:
         token = "the token has no access" if get_token() else "no token is set in HF_TOKEN"
@@ -96,8 +99,8 @@ def _on_hub(model: str, revision: str | None, endpoint: str) -> str:
         ) from None
     except (errors.HfHubHTTPError, OSError) as e:
         raise Fault(f"train.model: no usable answer from {endpoint} about {model!r} ({type(e).__name__})") from None
-    except Exception as e:  # of the client under huggingface_hub, which changed from one release to the next
+    except Exception as e:  # The HTTP client below huggingface_hub differs between releases.
         raise Fault(f"train.model: {endpoint} cannot be asked about {model!r} ({type(e).__name__})") from None
-    if not any(file.rfilename.endswith(".safetensors") for file in found.siblings or ()):
+    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or ()):
         raise UserFault(f"train.model: {model!r} has no safetensors at {page}; take one that has, or convert it")
-    return f"{page}{', gated, and this token may read it' if found.gated else ''}"
+    return f"{page}{', gated, and this token may read it' if info.gated else ''}"

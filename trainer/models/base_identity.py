@@ -1,5 +1,6 @@
-"""What of a model is not in a checkpoint, and must be the same when it goes on: the weights under adapters, and the
-code that the model brings.
+"""Identity of the parts of a model that no checkpoint contains: the weights under adapters and the model's own code.
+
+A checkpoint may only be resumed with the same identity.
 """
 
 import hashlib
@@ -13,12 +14,12 @@ from trainer.models import remote_code as trust
 
 SUFFIX = ".safetensors"
 SECOND = f"text_encoder_2/*{SUFFIX}"
-"""Beside the files that every model for a task has: SDXL's."""
+"""Pattern of SDXL's second text encoder, in addition to the files that every model for the task has."""
 ADAPTERS = "its adapters belong to other weights"
 
 
 def identity(config: TrainConfig) -> str:
-    """A hash over the base's weight files, how they are quantised, and its own code. Raises OSError."""
+    """Return a hash of the base's weight files, their quantisation and the model's own code. Raises OSError."""
     return ", ".join(
         filter(None, (_weights(config) if config.adapters is not None else "", trust.remote_code_fingerprint(config)))
     )
@@ -26,17 +27,18 @@ def identity(config: TrainConfig) -> str:
 
 def _weights(config: TrainConfig) -> str:
     files = _files(config)
-    found = hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in sorted(files.items())).encode())
+    hashed = hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in sorted(files.items())).encode())
     quantised = config.quantised
-    return f"sha256:{found.hexdigest()}{f', {quantised.bits} bits' if quantised else ''}"
+    return f"sha256:{hashed.hexdigest()}{f', {quantised.bits} bits' if quantised else ''}"
 
 
 def _files(config: TrainConfig) -> dict[str, str]:
-    """Digests of the weight files by their path in the model: of a folder's content; the Hub's cache has them as names.
+    """Return the digests of the weight files by their path in the model.
 
-    Only of the folders that the task reads: what lies in others, as `onnx/`, is not under the adapters.
+    Files of a folder are hashed; in the Hub's cache the file names are the digests. Only folders that the task reads
+    count, because others, such as `onnx/`, are not under the adapters.
     """
-    patterns = [one for one in (*model_files(config.task), SECOND) if one.endswith(SUFFIX)]
+    patterns = [pattern for pattern in (*model_files(config.task), SECOND) if pattern.endswith(SUFFIX)]
     folder = Path(config.model)
     if local := folder.is_dir():
         root = folder
@@ -51,25 +53,28 @@ def _files(config: TrainConfig) -> dict[str, str]:
 
 
 class Base:
-    """The identity, worked out aside while the model is loaded; none where all weights are trained, by known code."""
+    """Identity of the base, computed in a thread while the model is loaded.
+
+    It is empty for a full fine-tune without code of the model.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self._name = config.model
-        self._what = "it belongs to other weights or code" if config.trust_remote_code else ADAPTERS
-        self._found: Future[str] | None = None
+        self._problem = "it belongs to other weights or code" if config.trust_remote_code else ADAPTERS
+        self._identity: Future[str] | None = None
         if config.adapters is not None or config.trust_remote_code:
             pool = ThreadPoolExecutor(1, "base")
-            self._found = pool.submit(identity, config)
+            self._identity = pool.submit(identity, config)
             pool.shutdown(wait=False)
 
     def name(self) -> str:
-        """Waits for it. Raises OSError."""
-        return self._found.result() if self._found else ""
+        """Wait for the identity and return it. Raises OSError."""
+        return self._identity.result() if self._identity else ""
 
     def check(self, other: str) -> None:
-        """Raises UserFault where a checkpoint was made over another base."""
+        """Raise UserFault for the identity of a checkpoint that was made with another base."""
         if other != self.name():
             raise UserFault(
-                f"checkpoint: {self._what} ({other}) than {self._name!r} has now "
+                f"checkpoint: {self._problem} ({other}) than {self._name!r} has now "
                 f"({self.name()}); give the model that it began with, or a new job"
             )

@@ -1,7 +1,7 @@
-"""What a model brings beside its weights, and must be the same when a training goes on: its tokenizer and its config.
+"""Fingerprint of tokenizer and config; a checkpoint may only be resumed with the same fingerprint.
 
-A checkpoint of a full fine-tune holds all weights, so it takes any model of their shapes; with other tokens for the
-same texts it would unlearn. All is told apart by content that a newer library reads alike, wherever the folder lies.
+A checkpoint of a full fine-tune contains all weights, so it fits any model of the same shapes. With other token ids for
+the same texts the model would unlearn. The fingerprint depends on content alone, not on folder or library version.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from trainer.core.errors import UserFault
 from trainer.models import loading as models
 
 PROBE = "The 3rd café cost\n\t$1,234.50 – naïve, 北京, Москва; x_y == f(z)  # DON'T 🙂"
-"""By which the rules of a tokenizer are told apart beside its vocabulary."""
+"""Text whose token ids distinguish tokenizers with the same vocabulary but other rules."""
 PASSING = frozenset({"transformers_version", "dtype", "torch_dtype", "use_cache", "architectures", "auto_map"})
-"""What of a config.json says how it was saved, or is said by the job."""
+"""Fields of config.json that are excluded, because they depend on how it was saved or on the job."""
 
 
 def of(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
-    """`job`: its id. Raises UserFault, and Fault where the Hub is to blame."""
-    if not hasattr(tokenizer, "get_vocab"):  # what reads pictures
+    """Return the fingerprint for the job with the id `job`. Raises UserFault, and Fault if the Hub failed."""
+    if not hasattr(tokenizer, "get_vocab"):  # An image processor.
         return ModelFingerprint(job=job, config=_config(config))
     ids = [tokenizer(PROBE, add_special_tokens=special)["input_ids"] for special in (False, True)]
     return ModelFingerprint(
@@ -32,30 +32,31 @@ def of(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
 
 
 def check(config: TrainConfig, was: ModelFingerprint, now: ModelFingerprint) -> None:
-    """`was`: a checkpoint's. Raises UserFault where it was made with another.
+    """Raise UserFault if a checkpoint's fingerprint `was` differs from `now`.
 
-    Another job may add other marks, as chats do to a model of plain texts, and reach further; never by other tokens.
+    Another job may use other special tokens, as chats with a model of plain texts do, or a longer context, but it must
+    use the same token ids.
     """
     parts = {"tokenizer": (was.tokens, now.tokens)}
     if was.job == now.job:
         parts |= {"chat template, or other special tokens,": (was.marks, now.marks)}
         parts |= {"config.json": (was.config, now.config)}
-    if wrong := next((what for what, (one, other) in parts.items() if one != other), None):
+    if changed := next((name for name, (before, after) in parts.items() if before != after), None):
         raise UserFault(
-            f"checkpoint: {config.model!r} has another {wrong} now than it was trained with; give the model that it "
+            f"checkpoint: {config.model!r} has another {changed} now than it was trained with; give the model that it "
             "began with, or a new job"
         )
 
 
 def _config(config: TrainConfig) -> str:
-    """As it was written: what transformers adds to it changes with the version."""
+    """Return a hash of config.json as written, because the fields that transformers adds change with its version."""
     from transformers import PreTrainedConfig
 
     try:
-        found, _ = PreTrainedConfig.get_config_dict(config.model, revision=config.revision or "main")
+        fields, _ = PreTrainedConfig.get_config_dict(config.model, revision=config.revision or "main")
     except models.UNREAD as e:
         raise models.unloadable(config, e) from None
-    return _hash(sorted((n, v) for n, v in found.items() if n not in PASSING and not n.startswith("_")))
+    return _hash(sorted((n, v) for n, v in fields.items() if n not in PASSING and not n.startswith("_")))
 
 
 def _hash(*parts: Any) -> str:

@@ -1,8 +1,10 @@
-"""The model to tune: loaded, wrapped, and its tensors named for the checkpoint."""
+"""Loading of models, tokenizers and image processors, and saving of whole models.
+
+`trainer.models.adapters` adds LoRA adapters to a loaded model.
+"""
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,55 +12,21 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from trainer.contract.architectures import model_misuse_message
-from trainer.contract.train import LowRank, QloraConfig, TrainConfig
+from trainer.contract.train import QloraConfig, TrainConfig
 from trainer.core.errors import Fault, UserFault
-from trainer.models import (
-    accelerations as switches,
-)
-from trainer.models import (
-    availability as reach,
-)
-from trainer.models import (
-    missing_weights as gaps,
-)
-from trainer.models import (
-    remote_code as trust,
-)
+from trainer.models import accelerations, availability, remote_code
+from trainer.models.missing_weights import check_missing_weights
 
-ATTENTION = frozenset(
-    {
-        *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"),
-        *(
-            "q",
-            "k",
-            "v",
-            "o",
-            "query",
-            "key",
-            "value",
-            "query_proj",
-            "key_proj",
-            "value_proj",
-            "q_lin",
-            "k_lin",
-            "v_lin",
-            "out_lin",
-        ),
-    }
-)
-
-# bitsandbytes says of every product what its input is cast to; torchao, at every start, which of its kernels are for
-# other machines, and torch that torchao registers enums as it should not any more.
+# bitsandbytes logs a cast of every matrix product. At every start torchao logs kernels for other machines, and
+# torch logs a deprecated registration of enums by torchao.
 for _noisy in ("bitsandbytes", "torchao", "torch.utils._pytree"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 UNREAD = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
-"""What transformers raises for a model that it cannot read; the last three its configs, for a value of another type."""
+"""Exceptions of transformers for a model that it cannot read; its configs raise the last three for a wrong type."""
 UNQUANTISED = r"(.*\.)?(classifier|pre_classifier|score|pooler|sequence_summary)(\.|$)"
-"""Modules of a model for classes or a number that may be new, and are trained whole then."""
-HEADS = "classifier.", "score."
-"""Begin what lies within the modules that peft itself trains and saves whole for a classification."""
+"""Pattern of head modules that may be new; they are trained whole and therefore not quantised."""
 WITH_TOKENS = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
-"""What has no other head than its output embeddings."""
+"""Classes whose only head is the output embeddings."""
 KINDS = {
     "causal_lm": "a causal-LM",
     "text_classification": "a text-model",
@@ -70,17 +38,17 @@ KINDS = {
     "image_classification": "a vision-model",
     "text_to_image": "a Stable-Diffusion",
 }
-"""What the model of each task is called."""
+"""Name of the kind of model that each task needs, for error messages."""
 TAKES = {
     "AutoModelForCausalLM": "a decoder, such as llama or gpt2",
     "AutoModelForSeq2SeqLM": "an encoder-decoder, such as t5 or bart",
     "AutoModelForImageClassification": "a model of images, such as vit",
 }
-"""What the tasks of a class take; all others: a model of texts."""
+"""Description of the model that each class loads, for error messages; other classes load a text model."""
 
 
 def precision_of(config: TrainConfig, device: torch.device) -> str:
-    """bf16, fp16 or fp32: `auto` is bf16 where the device computes it in hardware. Raises UserFault.
+    """Return bf16, fp16 or fp32. `auto` is bf16 if the device computes it in hardware. Raises UserFault.
 
     On a CPU with AVX512-BF16 a step of SmolLM2-135M took less than half the time of fp32.
     """
@@ -99,57 +67,58 @@ def _has_bf16(device: torch.device) -> bool:
 
 
 def config_of(config: TrainConfig) -> Any:
-    """config.json of a Hub id or a folder. Raises UserFault."""
+    """Return config.json of a Hub id or a folder. Raises UserFault."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(config.model, **trust.loading(config))
+        return AutoConfig.from_pretrained(config.model, **remote_code.loading(config))
     except UNREAD as e:
         raise unloadable(config, e) from None
 
 
-def brings(config: TrainConfig, found: Any, architecture: str) -> bool:
-    """Whether the model has a class of its own for that of transformers. `found`: its config."""
-    return config.trust_remote_code and architecture in (getattr(found, "auto_map", None) or {})
+def brings(config: TrainConfig, model_config: Any, architecture: str) -> bool:
+    """Return True if the model's own code replaces the class `architecture` of transformers."""
+    return config.trust_remote_code and architecture in (getattr(model_config, "auto_map", None) or {})
 
 
 def check_kind(config: TrainConfig, architecture: str) -> None:
-    """Raises UserFault for a model that the task cannot train, before its rows and weights are read."""
+    """Raise UserFault for a model that the task cannot train. Reads no rows and no weights."""
     import transformers
 
-    found = config_of(config)
-    wrong = model_misuse_message(config.task, found.to_dict())
-    known = brings(config, found, architecture) or type(found) in getattr(transformers, architecture)._model_mapping
-    if not wrong and not known:
+    model_config = config_of(config)
+    problem = model_misuse_message(config.task, model_config.to_dict())
+    mapping = getattr(transformers, architecture)._model_mapping
+    is_supported = brings(config, model_config, architecture) or type(model_config) in mapping
+    if not problem and not is_supported:
         takes = TAKES.get(architecture, "a model of texts")
-        wrong = f"is of the kind {found.model_type}; task {config.task} takes {takes}"
-    if wrong:
-        raise UserFault(f"train.model: {config.model!r} {wrong}")
+        problem = f"is of the kind {model_config.model_type}; task {config.task} takes {takes}"
+    if problem:
+        raise UserFault(f"train.model: {config.model!r} {problem}")
 
 
 def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
-    """From a Hub id or a folder. Raises UserFault."""
+    """Return the tokenizer of a Hub id or a folder. Raises UserFault."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(config.model, **trust.loading(config), **options)
+        return AutoTokenizer.from_pretrained(config.model, **remote_code.loading(config), **options)
     except UNREAD as e:
         raise unloadable(config, e) from None
 
 
 def embeddings(config: TrainConfig) -> int | None:
-    """Tokens that the model has embeddings of; None where its config does not say. Raises UserFault."""
+    """Return the number of the model's token embeddings; None if its config has none. Raises UserFault."""
     rows = getattr(config_of(config).get_text_config(), "vocab_size", None)
     return rows if isinstance(rows, int) and rows > 0 else None
 
 
 def largest(tokenizer: Any) -> int:
-    """The highest id of its tokens."""
+    """Return the highest token id of the tokenizer."""
     return max(tokenizer.get_vocab().values(), default=0)
 
 
 def told_apart(tokenizer: Any) -> str:
-    """A hash of what texts become by this tokenizer and its chat template."""
+    """Return a hash of all settings of a tokenizer that change its token ids, the chat template included."""
     import transformers
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -160,15 +129,15 @@ def told_apart(tokenizer: Any) -> str:
 
 
 def image_processor_of(config: TrainConfig) -> Any:
-    """From a Hub id or a folder; by Pillow, so that a resized picture is the same on every machine.
+    """Return the image processor of a Hub id or a folder. Raises UserFault.
 
-    Raises UserFault.
+    It resizes with Pillow, so that a picture is the same on every machine.
     """
-    # transformers' own top level hides it where torchvision is absent, which this one does not use.
+    # The top level of transformers hides the class without torchvision, which the Pillow backend does not use.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(config.model, backend="pil", **trust.loading(config))
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil", **remote_code.loading(config))
     except UNREAD as e:
         raise unloadable(config, e) from None
 
@@ -176,37 +145,36 @@ def image_processor_of(config: TrainConfig) -> Any:
 def load(
     config: TrainConfig, precision: str, architecture: str, *, hollow: bool = False, **options: Any
 ) -> tuple[Any, list[str]]:
-    """(model, modules with weights that are new) from a Hub id or a folder; safetensors only. Raises UserFault.
+    """Load a model from a Hub id or a folder, from safetensors only. Raises UserFault.
 
-    `hollow`: without its weights, which another process reads.
-
-    A LoRA base is kept in the compute precision, since it takes no updates; full weights stay float32 and are
-    computed in it by autocast.
+    Returns the model and the names of the modules with new weights. `hollow`: load no weights, because another process
+    reads them. A LoRA base has the compute precision, since it gets no updates. In a full fine-tune the weights are
+    float32, and autocast computes in the compute precision.
     """
     import transformers
 
-    kept = torch.float32
+    dtype = torch.float32
     if config.adapters is not None:
-        kept = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     if config.quantised is not None:
-        options["quantization_config"] = _quantisation(config.quantised, kept, architecture)
+        options["quantization_config"] = _quantisation(config.quantised, dtype, architecture)
     if config.attention != "auto":
-        options["attn_implementation"] = switches.attention(config.attention)
+        options["attn_implementation"] = accelerations.attention(config.attention)
     if hollow:
         options["device_map"] = {"": "meta"}
     try:
         model, report = getattr(transformers, architecture).from_pretrained(
             config.model,
-            dtype=kept,
+            dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **trust.loading(config),
-            **{"ignore_mismatched_sizes": True, **options},  # refused below, in our own words
+            **remote_code.loading(config),
+            **{"ignore_mismatched_sizes": True, **options},  # check_missing_weights refuses them below.
         )
     except UNREAD as e:
         raise unloadable(config, e) from None
     new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    gaps.refuse_missing_weights(config, model, new, headed=architecture not in WITH_TOKENS)
+    check_missing_weights(config, model, new, headed=architecture not in WITH_TOKENS)
     model.config.use_cache = False
     if config.quantised is not None:
         _prepare(model)
@@ -214,7 +182,7 @@ def load(
 
 
 def _quantisation(method: QloraConfig, compute: torch.dtype, architecture: str) -> Any:
-    """Of all linear modules but heads."""
+    """Return the settings of bitsandbytes that quantise all linear modules except heads."""
     from transformers import BitsAndBytesConfig
 
     left = None if architecture in WITH_TOKENS else [UNQUANTISED]
@@ -230,11 +198,12 @@ def _quantisation(method: QloraConfig, compute: torch.dtype, architecture: str) 
 
 
 def _prepare(model: Any) -> None:
-    """Norms to float32, as QLoRA's own code has them; embeddings and head stay in half precision, as there.
+    """Convert the norms of a quantised model to float32, as QLoRA's own code does. Raises UserFault for a mixture.
 
-    bitsandbytes may not repack the base for evaluations on a CPU: that rounds its scales, for good. Raises UserFault.
+    Embeddings and head stay in half precision, as in that code. bitsandbytes must not repack the base for evaluations
+    on a CPU, because this permanently rounds its scales.
     """
-    if _has_experts(model):
+    if has_experts(model):
         raise UserFault("train.method.kind: qlora quantises linear modules, and a mixture's experts are none; use lora")
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
@@ -244,143 +213,49 @@ def _prepare(model: Any) -> None:
 
 
 def unloadable(config: TrainConfig, error: Exception) -> Fault:
-    """The line about a model that cannot be had: the user's fault, but for what the machine or the Hub failed at."""
+    """Return the fault for a model that cannot be loaded: a UserFault, unless this machine or the Hub failed."""
     if not config.trust_remote_code and "custom code" in str(error):
         return UserFault(
-            f"train.model: cannot load {config.model!r}: it needs code of its own; read it, and if you trust it set "
+            f"train.model: cannot load {config.model!r}: it needs its own code; read it, and if you trust it set "
             "train.trust_remote_code: true"
         )
-    if (fault := reach.not_read(config, error)) is not None:
+    if (fault := availability.not_read(config, error)) is not None:
         return fault
-    told = (isinstance(error, StrictDataclassError) and error.__cause__) or error
-    reason = (str(told).strip().splitlines() or [type(told).__name__])[0]
-    what = KINDS[config.task]
+    cause = (isinstance(error, StrictDataclassError) and error.__cause__) or error
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    kind = KINDS[config.task]
     return UserFault(
-        f"train.model: cannot load {config.model!r} ({reason}); give {what} Hub id that this machine may "
+        f"train.model: cannot load {config.model!r} ({reason}); give {kind} Hub id that this machine may "
         "read, or a folder with config.json, safetensors and tokenizer files"
     )
 
 
-def wrap(
-    model: Any,
-    config: TrainConfig,
-    adapters: str | None = "CAUSAL_LM",
-    fresh: Sequence[str] = (),
-    targets: Sequence[str] = (),
-) -> Any:
-    """Adds the adapters of a LoRA (`adapters`: peft's task type), turns on gradient checkpointing.
-
-    `fresh`: modules whose weights no checkpoint gave. They are trained and saved whole, also by a LoRA.
-    `targets`: names of modules, in place of the config's choice.
-    """
-    if config.adapters is not None:
-        for parameter in model.parameters():
-            parameter.requires_grad = False
-        model = _with_adapters(model, config, config.adapters, adapters, fresh, targets)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-    if config.recomputes:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if config.adapters is not None:
-            model.enable_input_require_grads()
-    return model
-
-
-def _with_adapters(
-    model: Any,
-    config: TrainConfig,
-    method: LowRank,
-    adapters: str | None,
-    fresh: Sequence[str],
-    targets: Sequence[str],
-) -> Any:
-    import peft
-
-    lora = peft.LoraConfig(
-        r=method.r,
-        lora_alpha=method.alpha,
-        lora_dropout=method.dropout,
-        use_rslora=method.rslora,
-        use_dora=method.dora,
-        target_modules=list(targets) or chosen(model, method),
-        task_type=adapters,
-        modules_to_save=[name for name in fresh if adapters is None or not name.startswith(HEADS)] or None,
-    )
-    wrapped = peft.get_peft_model(model, lora)
-    # A machine's path means nothing elsewhere: the artifact names the folder, or the Hub id as it is.
-    wrapped.peft_config["default"].base_model_name_or_path = (
-        Path(config.model).name if Path(config.model).is_dir() else config.model
-    )
-    return wrapped
-
-
-def chosen(model: Any, method: LowRank) -> str | list[str]:
-    """Names of the modules that get adapters, as peft takes them. Raises UserFault where one matches no module.
-
-    A mixture's experts are no linear modules. By "all-linear" peft would take them as well, as it did where they still
-    were: many times the adapters that the estimate reckons with, and refused with dropout.
-    """
-    if method.targets == "all-linear" and not _has_experts(model):
-        return "all-linear"
-    if method.targets in ("all-linear", "attention"):
-        names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        if not names:
-            raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
-        return sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
-    there = [name for name, module in model.named_modules() if _adaptable(module)]
-    for wanted in method.targets:
-        if not any(name == wanted or name.endswith(f".{wanted}") for name in there):
-            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in there}))
-            raise UserFault(f"train.method.targets: {wanted!r} matches no linear module of this model; it has {known}")
-    return list(method.targets)
-
-
-def _has_experts(model: Any) -> bool:
-    """Whether it is a mixture, whose experts are tensors of their own."""
+def has_experts(model: Any) -> bool:
+    """Return True if the model is a mixture of experts, whose experts are tensors instead of linear modules."""
     return any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters())
 
 
-def _adaptable(module: Any) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, (torch.nn.Linear, Conv1D))
-
-
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
-    """What a checkpoint holds, by name: the adapters of a LoRA, every weight (tied ones once) of a full fine-tune."""
+    """Return the parameters that a checkpoint contains, by name.
+
+    These are the adapters of a LoRA, or every weight (tied weights once) of a full fine-tune.
+    """
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def size(parameter: torch.nn.Parameter) -> int:
-    """How many weights it is; a byte of a 4-bit base holds two."""
+    """Return the number of weights of a parameter; a byte of a 4-bit base contains two."""
     packed = getattr(parameter, "quant_state", None)
     return parameter.numel() if packed is None else int(packed.shape.numel())
 
 
-def save_adapter(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
-    """The adapters, and what was trained whole beside them, in peft's format. `state`: in place of the model's own."""
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    adapter = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
-    tensors = {n: t.detach().cpu().contiguous() for n, t in adapter.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    settings = model.peft_config["default"]
-    training, settings.inference_mode = settings.inference_mode, True
-    try:
-        settings.save_pretrained(folder)
-    finally:
-        settings.inference_mode = training
-
-
 def save_whole(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
-    """As transformers saves it; `state`: in place of the model's own weights. It refuses settings for generation that
-    contradict each other, with which it loads a model all the same: these are left as they were published.
+    """Save the model with transformers' `save_pretrained`. `state`: tensors to save instead of the model's weights.
+
+    transformers loads contradictory generation settings but refuses to save them, so they are saved as published.
     """
     settings: Any = getattr(model, "generation_config", None)
-    if not (wrong := _contradicts(settings)):
+    if not (problem := _contradiction_message(settings)):
         model.save_pretrained(folder, state_dict=state)
         return
     model.generation_config = type(settings)()
@@ -390,11 +265,11 @@ def save_whole(folder: Path, model: Any, state: dict[str, torch.Tensor] | None =
         model.generation_config = settings
     if model.can_generate():
         settings.to_json_file(folder / "generation_config.json", use_diff=True, keys_to_pop=["compile_config"])
-        switches.notice(f"generation_config.json: {wrong}; it is left as it was published, mend it before it is used")
+        accelerations.notice(f"generation_config.json: {problem}; saved as it was published; correct it before use")
 
 
-def _contradicts(settings: Any) -> str:
-    """Why transformers would not save settings for generation, in one line; empty: it would."""
+def _contradiction_message(settings: Any) -> str:
+    """Return the reason for which transformers refuses to save generation settings, in one line; empty: none."""
     if settings is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""How far a model reaches, and whether rows go further."""
+"""Largest sequence length of a model, and the check that no row is longer."""
 
 from typing import Any
 
@@ -9,18 +9,21 @@ from trainer.models import loading as models
 
 
 def learned(config: TrainConfig) -> int | None:
-    """Tokens that a model reaches at the most, where its positions are a table; None for rotary ones, which go on, and
-    where nothing says. Raises UserFault.
+    """Return the largest sequence length in tokens of a model with a table of positions. Raises UserFault.
+
+    None: the model has rotary positions, which have no hard limit, or its config has no limit.
     """
-    found = models.config_of(config).get_text_config()
-    made = getattr(found, "max_position_embeddings", None)
-    rotary = getattr(found, "rope_parameters", None) is not None
-    return made if isinstance(made, int) and made > 0 and not rotary else None
+    text_config = models.config_of(config).get_text_config()
+    count = getattr(text_config, "max_position_embeddings", None)
+    is_rotary = getattr(text_config, "rope_parameters", None) is not None
+    return count if isinstance(count, int) and count > 0 and not is_rotary else None
 
 
 def insist(config: TrainConfig, longest: int) -> None:
-    """`longest`: tokens of the longest sequence within `max_length`. Raises UserFault for rows that the model has no
-    positions for: at the first of them it would fail, and the machine would be blamed.
+    """Raise UserFault for rows that are longer than the model's positions.
+
+    `longest`: tokens of the longest sequence, cut to `max_length`. Without this check the run fails at the first such
+    row, which looks like a fault of the machine.
     """
     positions = _reach(models.config_of(config))
     trained = config.max_length if config.packing else longest
@@ -31,13 +34,14 @@ def insist(config: TrainConfig, longest: int) -> None:
 
 
 def _reach(config: Any) -> int | None:
-    """Of a model; None where nothing says. Scaled rotary ones reach further than it was made for: of `llama3` and
-    `longrope` the config's own count is that already.
+    """Return the largest sequence length of a model in tokens; None: its config has no limit.
+
+    Scaled rotary positions extend the original length. For `llama3` and `longrope` the config's count includes this.
     """
-    made = getattr(config, "max_position_embeddings", None)
+    count = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    if not isinstance(made, int) or made < 1:  # XLNet's say -1
+    if not isinstance(count, int) or count < 1:  # XLNet's config has -1.
         return None
     if rope.get("rope_type") not in SCALED_ROTARY:
-        return made
-    return max(made, int((rope.get("original_max_position_embeddings") or made) * rope.get("factor", 1.0)))
+        return count
+    return max(count, int((rope.get("original_max_position_embeddings") or count) * rope.get("factor", 1.0)))

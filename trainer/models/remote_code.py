@@ -1,6 +1,6 @@
-"""Code that a model brings: run where the job says so, of one known revision, and never because a file said so alone.
+"""Rules for a model's own code: it runs only if the job permits it, and only at a fixed revision.
 
-A job's spec is allowed by the broker that hands it out; a configuration that is run alone needs `--trust-remote-code`.
+The broker permits the code in a job's spec. A configuration that runs without a broker needs `--trust-remote-code`.
 """
 
 import hashlib
@@ -18,14 +18,17 @@ NAMING = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "p
 
 
 def unpermitted(config: TrainConfig, *, given: bool) -> str | None:
-    """Why a configuration that is run alone may not run the model's code. `given`: the flag was."""
+    """Return the reason for which a configuration without a broker may not run the model's code, or None.
+
+    `given`: True if the user passed the flag.
+    """
     if config.trust_remote_code and not given:
         return f"trust_remote_code: it runs the code of {config.model!r} on this machine; read it, then give {FLAG} too"
     return None
 
 
 def loading(config: TrainConfig) -> dict[str, Any]:
-    """What `from_pretrained` is given of a model's revision and code. Raises UserFault for code that may change."""
+    """Return the arguments of `from_pretrained` for revision and code. Raises UserFault for code that may change."""
     if config.trust_remote_code:
         _check(config)
     return {"trust_remote_code": config.trust_remote_code, "revision": config.revision or "main"}
@@ -43,27 +46,29 @@ def _check(config: TrainConfig) -> None:
             if apart and repository != config.model:
                 raise UserFault(
                     f"train.trust_remote_code: {name} of {config.model!r} takes code from {repository!r}, whose "
-                    "revision nothing fixes; copy it beside the model"
+                    "revision nothing fixes; copy it into the model's folder"
                 )
 
 
 def _references(config: TrainConfig, name: str) -> list[str]:
-    """`[repository--]module.Class` of each class that a file names."""
+    """Return `[repository--]module.Class` of each class that a file of the model refers to."""
     path = _file(config, name)
     if path is None:
         return []
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
         raise _unread(config, name, e) from None
-    named = found.get("auto_map", {}) if isinstance(found, dict) else {}
-    values = named.values() if isinstance(named, dict) else ()
-    return [one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+    auto_map = document.get("auto_map", {}) if isinstance(document, dict) else {}
+    values = auto_map.values() if isinstance(auto_map, dict) else ()
+    names = [name for value in values for name in (value if isinstance(value, list) else [value])]
+    return [name for name in names if isinstance(name, str)]
 
 
 def _file(config: TrainConfig, name: str) -> Path | None:
-    """A file of the model on this machine; None where the model has none. Raises UserFault, and Fault where the Hub or
-    this machine is to blame.
+    """Return the path of a file of the model on this machine; None: the model has no such file.
+
+    Raises UserFault, and Fault if the Hub or this machine failed.
     """
     if Path(config.model).is_dir():
         path = Path(config.model) / name
@@ -74,7 +79,7 @@ def _file(config: TrainConfig, name: str) -> Path | None:
         return Path(hf_hub_download(config.model, name, revision=config.revision))
     except errors.EntryNotFoundError:
         return None
-    except Exception as e:  # of huggingface_hub, and of the client under it
+    except Exception as e:  # Errors of huggingface_hub and of the HTTP client below it.
         raise _unread(config, name, e) from None
 
 
@@ -84,25 +89,25 @@ def _unread(config: TrainConfig, name: str, error: Exception) -> Fault:
 
 
 def remote_code_fingerprint(config: TrainConfig) -> str:
-    """What tells the code apart that the model runs with; empty where it brings none. Raises OSError."""
+    """Return a fingerprint of the model's own code; empty: it has none. Raises OSError."""
     if not config.trust_remote_code:
         return ""
     folder = Path(config.model)
     if not folder.is_dir():
         return f"{config.model}@{config.revision}"
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        found.update(f"{path.relative_to(folder)} {digest}\n".encode())
-    return f"sha256:{found.hexdigest()}"
+        hashed.update(f"{path.relative_to(folder)} {digest}\n".encode())
+    return f"sha256:{hashed.hexdigest()}"
 
 
 def commit(config: TrainConfig) -> str:
-    """The commit of the Hub that the model was read at; empty for a folder, and where the cache does not say."""
+    """Return the Hub commit of the loaded model; empty for a folder, or if the cache does not contain the commit."""
     if Path(config.model).is_dir():
         return ""
     from huggingface_hub import try_to_load_from_cache
 
     index = model_files(config.task)[0]
-    found = try_to_load_from_cache(config.model, index, revision=config.revision or "main")
-    return Path(found).parent.name if isinstance(found, str) else ""  # .../snapshots/<commit>/config.json
+    cached = try_to_load_from_cache(config.model, index, revision=config.revision or "main")
+    return Path(cached).parent.name if isinstance(cached, str) else ""  # .../snapshots/<commit>/config.json

@@ -1,4 +1,4 @@
-"""Optimizers by name, over what is trained, and their states as tensors that a checkpoint holds exactly."""
+"""Optimizers by name over the trained parameters, and their states as exact tensors for a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,38 +10,39 @@ from trainer.core.errors import UserFault
 
 Parameters = Mapping[str, torch.nn.Parameter]
 WHOLE = ("adamw_8bit", "adafactor")
-"""Keep states of other shapes than the weights, which FSDP cannot divide."""
-
-
+"""Optimizers whose states differ in shape from the weights, so that FSDP cannot shard them."""
 UNSET = 0.0
+"""Placeholder for the learning rate, which each step sets."""
 
 
 def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
-    """Vectors (norms, biases) are not decayed; each step sets its own learning rate. `divided`: weights are shared out
-    (FSDP). Raises UserFault.
+    """Return the configured optimizer, without weight decay for vectors (norms, biases).
+
+    `divided`: True if FSDP shards the weights. Raises UserFault.
     """
     if divided and optim.name in WHOLE:
         raise UserFault(f"train.optim.name: {optim.name} cannot be divided by FSDP; use adamw, or a plan with DDP")
     groups: dict[Any, list[torch.nn.Parameter]] = {}
     for p in sorted(parameters.values(), key=lambda p: p.ndim < 2):
-        groups.setdefault((p.ndim >= 2, getattr(p, "device_mesh", None)), []).append(p)  # one kernel: divided alike
-    kept = [{"params": some, "weight_decay": optim.weight_decay * wide} for (wide, _), some in groups.items()]
+        # A fused kernel needs parameters with the same sharding.
+        groups.setdefault((p.ndim >= 2, getattr(p, "device_mesh", None)), []).append(p)
+    param_groups = [{"params": some, "weight_decay": optim.weight_decay * wide} for (wide, _), some in groups.items()]
     betas = optim.beta1, optim.beta2
     match optim.name:
         case "adamw_8bit":
             from bitsandbytes.optim import adamw
 
-            found: torch.optim.Optimizer = adamw.AdamW8bit(kept, lr=UNSET, betas=betas)
-            return found
-        case "adafactor":  # one weight after the other, since all at once take as much memory as AdamW's moments
-            return torch.optim.Adafactor(kept, lr=UNSET, foreach=False)
+            optimizer: torch.optim.Optimizer = adamw.AdamW8bit(param_groups, lr=UNSET, betas=betas)
+            return optimizer
+        case "adafactor":  # One weight after the other: all at once take as much memory as AdamW's moments.
+            return torch.optim.Adafactor(param_groups, lr=UNSET, foreach=False)
         case "sgd":
-            return torch.optim.SGD(kept, lr=UNSET, foreach=False)
-    return torch.optim.AdamW(kept, lr=UNSET, betas=betas, fused=True)
+            return torch.optim.SGD(param_groups, lr=UNSET, foreach=False)
+    return torch.optim.AdamW(param_groups, lr=UNSET, betas=betas, fused=True)
 
 
 def tensors(optimizer: Any, parameters: Parameters) -> dict[str, torch.Tensor]:
-    """The states as `<parameter>/<kind>`; a Python number as a whole one without dimensions."""
+    """Return the states by `<parameter>/<kind>`; a Python number becomes an integer tensor without dimensions."""
     return {
         f"{name}/{kind}": value if isinstance(value, torch.Tensor) else torch.tensor(int(value))
         for name, p in parameters.items()
@@ -50,5 +51,5 @@ def tensors(optimizer: Any, parameters: Parameters) -> dict[str, torch.Tensor]:
 
 
 def state(tensor: torch.Tensor) -> torch.Tensor | int:
-    """A state as the optimizer has it, of what `tensors` made of it."""
+    """Convert a tensor of `tensors` back to the optimizer's state."""
     return int(tensor) if tensor.ndim == 0 and tensor.dtype is torch.int64 else tensor

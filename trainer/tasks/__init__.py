@@ -1,8 +1,7 @@
-"""What a fine-tune is of: one class for each `task` of the configuration.
+"""Kinds of fine-tunes: one class for each `task` of the configuration.
 
-A task says how rows become examples, how examples become a batch, what the loss is and over what it is averaged, what
-is measured on held-out rows, what the model writes as a sample, and what is saved. The loop does the rest, and knows
-no task by name.
+A task defines examples, batches, the loss and its mean, metrics on held-out rows, samples, and the saved files. The
+training loop works for all tasks and contains no task's name.
 """
 
 from typing import Any
@@ -32,5 +31,5 @@ TASKS: dict[str, type[Task[Any]]] = {
 
 
 def of(config: TrainConfig) -> Task[Any]:
-    """The task that the configuration names."""
+    """Return the task that the configuration names."""
     return TASKS[config.task](config)

@@ -19,9 +19,7 @@ from trainer.core.errors import Drained, UserFault
 from trainer.core.ipc import RunFolder, WorkerJob
 from trainer.models import accelerations as switches
 from trainer.models import loading as model
-from trainer.optim import lr_defaults as rates
-from trainer.optim import lr_schedule as schedule
-from trainer.optim import optimizers
+from trainer.optim import learning_rates, optimizers
 from trainer.parallel import barrier as meeting
 from trainer.parallel import ddp as parallel
 from trainer.parallel import device_check as devices
@@ -46,11 +44,11 @@ class Steps(ABC):
             )
         self._train, self._held = kept.train_eval_split(examples, config.seed, config.data.eval_share)
         order.insist_on_a_step(len(self._train), config.rows_a_step)
-        self._total = schedule.total_steps(config, len(self._train))
+        self._total = learning_rates.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
         self._bare = self._parallel.build(self._made)
         self._parameters = model.trainable(self._bare)
-        self._rate = rates.of(config, self._bare)
+        self._rate = learning_rates.of(config, self._bare)
         optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
         if config.tf32:
             switches.tf32(self._device)
@@ -128,7 +126,9 @@ class Steps(ABC):
                 raise Drained
         norm = self._clip()
         loss = self._parallel.total(loss)
-        rate = schedule.learning_rate(self._rate.lr, self._config.optim.warmup_share, self._progress.step, self._total)
+        rate = learning_rates.learning_rate(
+            self._rate.lr, self._config.optim.warmup_share, self._progress.step, self._total
+        )
         row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
         if self._is_good(row):
             for group in self._optimizer.param_groups:

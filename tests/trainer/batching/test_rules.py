@@ -12,8 +12,7 @@ from trainer.agent.dead_man_switch import DeadMan
 from trainer.agent.upload.log_buffer import CHUNK_BYTES, TAIL_BYTES, LogBuffer, Redactor
 from trainer.batching import sampler as order
 from trainer.contract.train import USES, DataConfig, TrainConfig
-from trainer.optim import lr_defaults as rates
-from trainer.optim import lr_schedule as schedule
+from trainer.optim import learning_rates
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -42,19 +41,19 @@ def test_split_is_a_partition(seed: int, rows: int, share: float) -> None:
 
 
 def test_learning_rate_warms_up_then_falls_to_zero() -> None:
-    rates = [schedule.learning_rate(1.0, 0.1, step, 100) for step in range(100)]
+    rates = [learning_rates.learning_rate(1.0, 0.1, step, 100) for step in range(100)]
     assert rates[:10] == [pytest.approx((i + 1) / 10) for i in range(10)]
     assert rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 0 < rates[-1] < 0.001
-    assert schedule.learning_rate(2e-4, 0.0, 0, 1) == 2e-4
+    assert learning_rates.learning_rate(2e-4, 0.0, 0, 1) == 2e-4
 
 
 def test_total_steps() -> None:
     config = TrainConfig(model="m", data=DataConfig(path="x.csv", completion="{a}"), global_batch=8, epochs=1.5)
-    assert schedule.total_steps(config, 100) == math.ceil(150 / 8)
-    assert schedule.total_steps(config.model_copy(update={"max_steps": 3}), 100) == 3
+    assert learning_rates.total_steps(config, 100) == math.ceil(150 / 8)
+    assert learning_rates.total_steps(config.model_copy(update={"max_steps": 3}), 100) == 3
 
 
 def test_deadman_counts_only_what_it_saw() -> None:
@@ -155,7 +154,7 @@ def test_a_rate_that_is_left_to_the_trainer_is_a_published_one(
     changes: dict[str, Any], family: str, width: int, lr: float, said: str
 ) -> None:
     config = TrainConfig.model_validate({"model": "m", "data": {"path": "d", "completion": "{a}"}, **changes})
-    found = rates.published(config, family, width)
+    found = learning_rates.published(config, family, width)
     assert found.lr == pytest.approx(lr, rel=1e-2)
     assert said in found.source
 
@@ -163,7 +162,7 @@ def test_a_rate_that_is_left_to_the_trainer_is_a_published_one(
 def test_every_task_has_a_rate_but_not_with_sgd() -> None:
     for task, (((needed, _), *_)) in USES.items():
         fields = {"model": "m", "task": task, "data": {"path": "d", **dict.fromkeys(needed, "a")}}
-        found = rates.published(TrainConfig.model_validate(fields), "bert", 768)
+        found = learning_rates.published(TrainConfig.model_validate(fields), "bert", 768)
         assert 1e-6 < found.lr < 1e-2
         assert found.source
     with pytest.raises(ValidationError, match="give a number"):

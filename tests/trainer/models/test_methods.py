@@ -327,7 +327,7 @@ def _scaler(snapshot: Path) -> dict[str, Any]:
 def test_a_target_that_matches_nothing_is_named(model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from trainer.models.loading import chosen
+    from trainer.models.adapters import target_modules as chosen
 
     made = AutoModelForCausalLM.from_pretrained(model)
     assert chosen(made, LoraConfig(targets=("self_attn.q_proj", "up_proj"))) == ["self_attn.q_proj", "up_proj"]

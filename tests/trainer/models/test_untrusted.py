@@ -91,7 +91,7 @@ def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(own: bool, ti
     marker = tmp_path / "was-here"
     folder = with_code(tiny, tmp_path / "model", marker, own=own)
     if own:
-        with pytest.raises(UserFault, match=r"it needs code of its own; .* set train.trust_remote_code: true"):
+        with pytest.raises(UserFault, match=r"it needs its own code; .* set train.trust_remote_code: true"):
             models.load(config(folder), "fp32", "AutoModelForCausalLM")
     else:
         models.load(config(folder), "fp32", "AutoModelForCausalLM")

@@ -1,1 +1,1 @@
-"""What the tasks share."""
+"""Modules that several tasks use."""

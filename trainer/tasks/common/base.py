@@ -1,4 +1,4 @@
-"""The seam between the loop and what it trains."""
+"""Base class of all tasks: the interface between the training loop and a kind of fine-tune."""
 
 import hashlib
 import logging
@@ -19,6 +19,7 @@ from trainer.core.errors import DataFault, UserFault
 from trainer.core.ipc import rows_note
 from trainer.dataset.prompts import DataError, check_columns, digest, source, too_many
 from trainer.dataset.readers import Placed, each_row
+from trainer.models import adapters as model_adapters
 from trainer.models import loading as models
 from trainer.models import max_positions as positions
 from trainer.models import remote_code as trust
@@ -27,11 +28,11 @@ E = TypeVar("E")
 _log = logging.getLogger(__name__)
 NAMED = 20
 LOOKED_AT = 100
-"""Rows by which it is told whether a column is there; one that a single row lacks is that row's fault."""
+"""Rows that are checked for the configured columns. A column missing in single rows is an error of those rows."""
 Row = dict[str, Any]
 """Cells by column."""
 Seen = Callable[[int, Row, Any], None]
-"""Is told of every row that can be used: its number from 1, its cells, and what `Task.example` made of it."""
+"""Callback for each usable row: its number from 1, its cells, and the result of `Task.example`."""
 Batch = dict[str, torch.Tensor]
 
 
@@ -39,45 +40,44 @@ class Task(ABC, Generic[E]):
     """One kind of fine-tune; `E` is one of its examples."""
 
     architecture: str
-    """The class of transformers that loads the model."""
+    """Class of transformers that loads the model."""
     adapters: str | None
-    """peft's `task_type`; None for a model that it has no kind for."""
+    """Value of peft's `task_type`; None: peft has no type for this model."""
     cuts = True
-    """Whether `example` has cut what is longer than `limit`."""
+    """True if `example` cuts sequences to `limit`."""
     keeps_base_samples = True
-    """Whether what the untuned model writes is small enough to lie in every checkpoint of a full fine-tune."""
+    """True if the untuned model's samples are small enough for every checkpoint of a full fine-tune."""
     made: type[Any] | None = None
-    """The dataclass that `example` makes, of numbers and texts alone; None: what it makes stays in memory."""
+    """Dataclass that `example` returns, of numbers and texts alone; None: the results stay in memory."""
     looks_ahead = False
-    """`ahead` makes something of the next step's rows."""
+    """True if `ahead` prepares the next step's rows."""
     headed = False
-    """Modules whose weights no checkpoint gave are trained, and saved whole."""
+    """True if modules with new weights are trained and saved whole."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.tokenizer: Any = None
         self.pad = 0
         self._embedded: int | None = None
-        """Tokens that the model has embeddings of, where the tokenizer makes others."""
+        """Number of the model's embeddings if the tokenizer has higher ids, otherwise None."""
         self._longest = 0
-        """Tokens of the longest sequence of the rows that something is learned of."""
+        """Tokens of the longest sequence in rows with a target."""
         self.where = source(config.data.path)
-        """How messages name the data set."""
+        """Name of the data set in messages."""
         self.rows = 0
-        """Rows of the data set, those that cannot be used among them."""
+        """Number of rows of the data set, bad rows included."""
         self.bad = 0
-        """Rows that cannot be used."""
+        """Number of bad rows, which cannot be used."""
         self.faults: list[str] = []
-        """What is wrong with the first NAMED of them, naming file and row."""
+        """Errors of the first NAMED bad rows, with file and row."""
 
     def examples(
         self, path: Path, data_format: Any, seen: Seen | None = None, *, folder: Path | None = None, of: str = ""
     ) -> tuple[Sequence[E], int]:
-        """(examples, how many rows were dropped since nothing is learned from them). Rows that cannot be used are left
-        out and counted. Raises UserFault, and DataFault also for more of these than `data.bad_share`.
+        """Return the examples and the number of rows without a target. Bad rows are left out and counted.
 
-        `folder`: where what is made of the rows lies, or is put, for all processes of this machine; `of`: the
-        hash of the data.
+        `folder`: folder of the token cache for all processes of this machine; `of`: hash of the data.
+        Raises UserFault, and DataFault, also for a larger share of bad rows than `data.bad_share`.
         """
         self._prepare()
         try:
@@ -100,8 +100,9 @@ class Task(ABC, Generic[E]):
         return examples, len(found) - len(examples)
 
     def _learned(self, found: Sequence[Any]) -> Iterator[int]:
-        """Which rows something is learned of. Raises UserFault for a token that the model has no embedding of: the
-        tokenizer may have more of them, as long as no row does.
+        """Yield the numbers of the rows with a target.
+
+        Raises UserFault for a row with a token that the model has no embedding for; unused tokens are allowed.
         """
         for number, e in enumerate(found):
             if self._embedded is not None:
@@ -121,13 +122,13 @@ class Task(ABC, Generic[E]):
     def _rows_of(
         self, path: Path, data_format: Any, seen: Seen | None, folder: Path | None, sha256: str
     ) -> Sequence[Any]:
-        """What `example` makes of each row that can be used; of texts it lies on the disk. Raises DataError."""
+        """Return the result of `example` for each usable row; those of a dataclass are on disk. Raises DataError."""
         if self.made is None:
             rows: list[Any] = []
             self._read(path, data_format, seen, rows.append)
             return rows
         if folder is None or not sha256:
-            with tempfile.TemporaryDirectory(prefix="rows-") as temporary:  # what is mapped stays until it is let go
+            with tempfile.TemporaryDirectory(prefix="rows-") as temporary:  # A mapped file outlives its deletion.
                 return self._on_disk(path, data_format, seen, Path(temporary), sha256)
         with kept.folder_lock(folder):
             return self._on_disk(path, data_format, seen, folder, sha256)
@@ -147,7 +148,7 @@ class Task(ABC, Generic[E]):
         return kept.MmapDataset(folder, self.made)
 
     def _identity(self, data_format: Any, sha256: str) -> str:
-        """A hash of all that what is made of the rows depends on."""
+        """Return a hash of all inputs that change the tokenised rows."""
         config = self.config
         parts = (
             kept.VERSION, sha256, data_format, config.task, config.max_length,
@@ -157,7 +158,7 @@ class Task(ABC, Generic[E]):
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def _read(self, path: Path, data_format: Any, seen: Seen | None, keep: Callable[[Any], None]) -> None:
-        """Keeps what `example` makes of each row that can be used. Raises DataError for what is wrong with all."""
+        """Pass the result of `example` for each usable row to `keep`. Raises DataError for errors of all rows."""
         self.rows, self.bad, self.faults = 0, 0, []
         columns: dict[str, Any] = {}
         for number, row in enumerate(each_row(path, data_format, self.where), 1):
@@ -181,14 +182,14 @@ class Task(ABC, Generic[E]):
             check_columns(self.config.data, columns)
 
     def _placed(self, error: DataError, row: Row, number: int) -> DataError:
-        """Of one of several files: with the file's name."""
+        """Return the error of a row; a row of one of several files gets the file's name."""
         place = f"{self.where} row {number}"
         if not isinstance(row, Placed) or not str(error).startswith(place):
             return error
         return DataError(row.place + str(error).removeprefix(place))
 
     def _prepare(self) -> None:
-        """Before the rows are read. Raises UserFault."""
+        """Check the model's kind and load the tokenizer, before the rows are read. Raises UserFault."""
         models.check_kind(self.config, self.architecture)
         self.tokenizer = self._tokenizer()
         count = models.embeddings(self.config)
@@ -202,22 +203,22 @@ class Task(ABC, Generic[E]):
             self.faults.append(str(error))
 
     def model(self, precision: str, *, hollow: bool = False) -> Any:
-        """The model, with adapters where they are asked for; after `examples`. Raises UserFault.
+        """Return the model, with the configured adapters. Requires `examples` before. Raises UserFault.
 
-        `hollow`: without its weights, which another process reads and hands out.
+        `hollow`: True loads no weights, because another process reads and distributes them.
         """
         model, fresh = models.load(self.config, precision, self.architecture, hollow=hollow, **self._head())
         self._settle(model)
-        return models.wrap(model, self.config, self.adapters, fresh if self.headed else ())
+        return model_adapters.wrap(model, self.config, self.adapters, fresh if self.headed else ())
 
     def hollow(self) -> Any:
-        """The model by its config alone, without weights, adapters and memory. Raises UserFault."""
+        """Return the model on the meta device, without weights and adapters. Raises UserFault."""
         import transformers
 
         config = models.config_of(self.config)
         options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
         if models.brings(self.config, config, self.architecture):
-            # else the code would be today's, not what was read
+            # Without it the current code would be loaded, not the revision that the user read.
             options["code_revision"] = trust.loading(self.config)["revision"]
         try:
             with torch.device("meta"):
@@ -226,99 +227,101 @@ class Task(ABC, Generic[E]):
             raise models.unloadable(self.config, e) from None
 
     def check_samples(self) -> None:
-        """Whether `write` can take the configured prompts; after `examples`. Raises UserFault."""
+        """Raise UserFault if `write` cannot use the configured prompts. Requires `examples` before."""
 
     def check_targets(self, model: Any) -> None:
-        """Whether a hollow model has what gets adapters. Raises UserFault."""
+        """Raise UserFault if a hollow model lacks the modules that get adapters."""
         if self.config.adapters is not None:
-            models.chosen(model, self.config.adapters)
+            model_adapters.target_modules(model, self.config.adapters)
 
     def check(self, model: Any, device: torch.device) -> None:
-        """What can only be seen on the device, before the first step. Raises UserFault."""
+        """Check the model on the device before the first step. Raises UserFault."""
 
     # ------------------------------------------------------------------------------------------------------- each task
 
     @abstractmethod
     def example(self, row: Row, number: int) -> Any:
-        """What a row becomes, as far as it can be told without the others. Raises DataError naming the row."""
+        """Return the example of a row as far as it does not depend on other rows. Raises DataError with the row."""
 
     def _survey(self, found: Sequence[Any]) -> None:
-        """Sees once what `example` made of all rows that can be used. Raises DataFault."""
+        """Read the results of `example` for all usable rows once. Raises DataFault."""
 
     def _settled(self, found: Any) -> E:
-        """The example, of what `example` made of a row, once all of them were seen."""
+        """Return the final example of a result of `example`, after `_survey`."""
         return found  # type: ignore[no-any-return]
 
     def lengths(self, example: Any) -> tuple[int, ...]:
-        """Tokens of each sequence of what `example` made that `max_length` bounds; none for what is no text."""
+        """Return the number of tokens of each sequence that `max_length` limits; empty for an example without text."""
         return tuple(map(len, self.sequences(example)))
 
     def sequences(self, example: Any) -> tuple[Sequence[int], ...]:
-        """Token ids of what `example` made, as the model's own embeddings are asked for them."""
+        """Return the token ids of an example that index the model's embeddings."""
         return (example.ids,)
 
     @property
     def limit(self) -> int:
-        """Tokens of a sequence that are read; after `examples`."""
+        """Largest number of tokens of a sequence. Requires `examples` before."""
         return self.config.max_length
 
     @abstractmethod
     def shown(self, example: Any) -> tuple[str, str]:
-        """(what the model is given, what it learns to say), as text, of what `example` made."""
+        """Return the model's input and target of an example, as text."""
 
     @abstractmethod
     def size(self, example: E) -> int:
-        """What an example costs, in tokens."""
+        """Return the cost of an example in tokens."""
 
     @abstractmethod
     def targets(self, example: E) -> int:
-        """How many losses an example has: the step's loss is their mean."""
+        """Return the number of losses of an example; the step's loss is their mean."""
 
     @abstractmethod
     def collate(self, examples: Sequence[E], device: torch.device) -> Batch:
-        """One batch on the device."""
+        """Return one batch on the device."""
 
     @abstractmethod
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Sum of the batch's losses, float32, with its graph."""
+        """Return the sum of the batch's losses, float32, with its graph."""
 
     def begins(self, step: int) -> None:
-        """Before the rows of a step are trained on; before held-out rows are judged, with a number that no step has."""
+        """Prepare for a step, or for an evaluation, whose `step` is a number that no step has."""
 
     def ahead(self, examples: Sequence[E]) -> None:
-        """Before a step is trained, for a task that `looks_ahead`: this process's rows of the next one, which another
-        thread may make ready meanwhile. What is trained does not depend on it.
+        """Prepare this process's rows of the next step in other threads, for a task that `looks_ahead`.
+
+        The loop calls it before it trains a step. The results do not depend on it.
         """
 
     def choose(self, held: Sequence[E]) -> None:
-        """Before held-out rows are judged: which of them to look at closer."""
+        """Choose the held-out rows for expensive metrics, before an evaluation."""
 
     def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
-        """(sum of the losses, what `metrics` counts), both of held-out rows."""
+        """Return the sum of the losses of held-out rows, and the inputs of `metrics`."""
         return self.loss_sum(model, batch), ()
 
     def metrics(self, judged: Sequence[Any]) -> Mapping[str, float]:
-        """What people ask for beside the loss, of all held-out rows together."""
+        """Return further metrics of all held-out rows together."""
         return {}
 
     def micro_batches(self, examples: Sequence[E], count: int) -> list[list[E]]:
-        """A step's examples, at most `count` in a forward pass."""
+        """Split a step's examples into forward passes of at most `count` examples."""
         return by_size(examples, count, self.size)
 
     def write(self, model: Any, device: torch.device) -> list[str]:
-        """What the model makes of each of the configured prompts."""
+        """Return the model's output for each configured prompt."""
         return []
 
     def keep(self, folder: Path, samples: list[dict[str, str]]) -> list[dict[str, str]]:
-        """What `samples.json` says of the samples; files beside it go to the folder."""
+        """Return the content of `samples.json`, and write further files of the samples to the folder."""
         return samples
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
-        """`adapter/` (peft's format, and the tokenizer) or `model/`, a whole folder. `state`: tensors in place of the
-        model's own.
+        """Write `adapter/` (peft's format) or `model/`, each with the tokenizer, to the folder.
+
+        `state`: tensors to save instead of the model's weights.
         """
         if self.config.adapters is not None:
-            models.save_adapter(folder / "adapter", model, state)
+            model_adapters.save_adapter(folder / "adapter", model, state)
             self.tokenizer.save_pretrained(folder / "adapter")
             return
         model.config.use_cache = True
@@ -326,7 +329,7 @@ class Task(ABC, Generic[E]):
         self.tokenizer.save_pretrained(folder / "model")
 
     def merge(self, folder: Path) -> None:
-        """`model/` of the `adapter/` beside it: merged into the weights as they were published, in host memory."""
+        """Write `model/`: the folder's `adapter/` merged into the published weights, in host memory."""
         import peft
         import transformers
 
@@ -342,11 +345,11 @@ class Task(ABC, Generic[E]):
         return models.tokenizer_of(self.config)
 
     def _head(self) -> dict[str, Any]:
-        """More arguments for loading the model."""
+        """Return further arguments for loading the model."""
         return {}
 
     def _settle(self, model: Any) -> None:
-        """What of the model's config the task sets."""
+        """Change the model's config for the task."""
 
     def _nothing(self) -> str:
         return f"data: no row has a target within max_length {self.config.max_length}; raise train.max_length"

@@ -1,4 +1,4 @@
-"""Chats as the model's own template renders them, with the loss on the assistant's turns only."""
+"""Chats rendered by the model's own template, with the loss on the assistant's turns only."""
 
 from typing import Any
 
@@ -8,29 +8,28 @@ from trainer.batching.examples import Example
 from trainer.dataset.prompts import DataError
 
 REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""What a template raises for a chat that it was not written for: it adds a number to a text, or asks for a key."""
+"""Exceptions of a template for an unsupported chat, e.g. because it adds a number to a text or lacks a key."""
 
 
 def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
-    """`ask`: up to where the assistant's answer would begin."""
+    """Return the rendered chat. `ask`: True ends it where the assistant's answer begins."""
     text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
     return text
 
 
 def asked(tokenizer: Any, text: str) -> str:
-    """What a user says first, up to where the answer would begin."""
+    """Return a chat with one turn of the user, up to where the answer begins."""
     return render(tokenizer, [{"role": "user", "content": text}], ask=True)
 
 
 def encode(
     tokenizer: Any, messages: list[dict[str, Any]], max_length: int, where: str, *, last: bool = False
 ) -> Example:
-    """`last`: the loss is on the last answer alone.
+    """Return the tokens of a chat, cut at the end to `max_length`. `last`: the loss is on the last answer alone.
 
-    Each turn is tokenised apart from what asks for it, as at generation; cut at the end to `max_length`.
-
-    What comes after the assistant's last turn is left out: nothing is learned from it. Raises DataError for a template
-    that renders earlier turns otherwise once later ones follow, since its tokens could not be told apart.
+    Each answer is tokenised separately from its prompt, as at generation. Turns after the assistant's last one are left
+    out, because they have no loss. Raises DataError for a template that changes earlier turns when later ones follow,
+    since the tokens of the turns could not be separated.
     """
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
@@ -60,7 +59,7 @@ def encode(
 
 
 def line(error: Exception) -> str:
-    """What a template raised, in one line."""
+    """Return the message of a template's exception, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

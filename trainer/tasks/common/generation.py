@@ -1,4 +1,4 @@
-"""Texts that a model writes, greedily."""
+"""Greedy generation of sample texts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from trainer.tasks.common import chat_template as chats
 
 
 def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str, ...]:
-    """The prompts as the model is given them; `chat`: each as one turn of the user. Raises UserFault."""
+    """Return the prompts as the model reads them. `chat`: each is one turn of the user. Raises UserFault."""
     if not chat:
         return samples.prompts
     try:
@@ -24,7 +24,7 @@ def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str
 
 
 def check(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
-    """Whether `continuations` of the prompts can be written. Raises UserFault."""
+    """Raise UserFault if the model cannot continue one of the prompts."""
     samples, reach = config.samples, positions.learned(config)
     for prompt, text in zip(samples.prompts, rendered(tokenizer, samples, chat=chat), strict=True):
         length = len(tokenizer(text, add_special_tokens=not chat)["input_ids"])
@@ -38,7 +38,7 @@ def check(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
 
 
 def blank(prompt: str) -> str:
-    """What is wrong with a prompt of which the tokenizer leaves nothing, and the fix."""
+    """Return the error for a prompt without tokens, and the fix."""
     return f"samples.prompts: the tokenizer makes no token of {prompt[:40]!r}; give it a word, or remove it"
 
 
@@ -52,9 +52,9 @@ def continuations(
     *,
     special: bool = True,
 ) -> list[str]:
-    """What follows each of `prompts`, all in one left-padded batch.
+    """Return the continuation of each prompt, generated in one left-padded batch.
 
-    `special`: the tokenizer adds its special tokens, which a chat template has written already.
+    `special`: True if the tokenizer adds its special tokens; a chat template has already written them.
     """
     model.eval()
     side, pad = tokenizer.padding_side, tokenizer.pad_token

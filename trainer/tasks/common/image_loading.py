@@ -1,4 +1,4 @@
-"""Pictures as arrays, whatever cell they come from."""
+"""Decoding of pictures from cells of a data set to arrays."""
 
 import io
 import os
@@ -20,35 +20,36 @@ Array = npt.NDArray[np.uint8]
 Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MOST_PIXELS = 100_000_000
-"""Of one picture: 300 MB once decoded. A file of a few bytes may say that it has more."""
+"""Largest number of pixels of one picture (300 MB decoded), because a file of a few bytes may declare more."""
 FLOATS = ("I", "F")
-"""Modes of Pillow whose numbers do not say what white is."""
+"""Modes of Pillow without a defined value for white."""
 MOST_THREADS = 8
-"""That decode for one process."""
+"""Largest number of decoding threads of one process."""
 KEPT_BYTES = 1024**3
-"""Of decoded pictures kept by one process; the others are decoded whenever they are wanted."""
+"""Bytes of decoded pictures that one process caches; other pictures are decoded at each use."""
 
 
 def taken(row: dict[str, Any], column: str, where: str, number: int) -> Image.Image:
-    """The picture of a row, in RGB, as a camera's note of its orientation has it. Raises DataError, and OSError where
-    the machine could not read it.
+    """Return the picture of a row in RGB, turned by its EXIF orientation.
+
+    Raises DataError, and OSError if the machine could not read the file.
     """
     cell = cells.taken("picture", row, column, where, number)
     try:
         return opened(cell)
     except MemoryError:
         raise
-    except Exception as e:  # of bytes that are no picture Pillow's readers raise nearly anything
-        if isinstance(e, OSError) and e.errno is not None:  # the system's word, which Pillow's own errors never have
+    except Exception as e:  # Pillow's readers raise nearly any exception for invalid bytes.
+        if isinstance(e, OSError) and e.errno is not None:  # Only errors of the system have an errno.
             raise
         named = f" ({cell.name})" if isinstance(cell, Picture) else ""
-        unknown = isinstance(e, UnidentifiedImageError)  # its text has an address of memory
+        unknown = isinstance(e, UnidentifiedImageError)  # Its message contains a memory address.
         reason = "it is no picture that is known" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise DataError(f"{where} row {number}{named}: does not decode ({reason}); mend or remove it") from None
 
 
 def opened(cell: Any) -> Image.Image:
-    """Of what `cells.picture` gives. Raises what Pillow raises, ValueError, OSError."""
+    """Return the picture of a cell of `cells.picture` in RGB. Raises Pillow's exceptions, ValueError, OSError."""
     if isinstance(cell, list):
         return Image.fromarray(np.asarray(cell).round().astype(np.uint8)).convert("RGB")
     data = cell.read() if isinstance(cell, Picture) else cell
@@ -63,29 +64,27 @@ def opened(cell: Any) -> Image.Image:
 
 
 def _halved(picture: Image.Image) -> Image.Image:
-    """Of 16 bits a pixel: scaled to 8, where Pillow would take everything above 255 for white."""
+    """Return a picture with 16 bits per pixel scaled to 8; Pillow would clip all values above 255 to white."""
     return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
 
 
 def spare_threads() -> int:
-    """Cores that this process has beside the one that it trains with; Pillow decodes without Python's lock."""
+    """Return the number of cores of this process without its training thread; Pillow decodes without the GIL."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // processes - 1))
 
 
 class Ahead:
-    """Pictures that are made ready by threads while the step before them trains: of the step that trains, and of the
-    next.
-    """
+    """Pictures of the current and the next step, prepared by threads while a step trains."""
 
     def __init__(self, make: Callable[[Row, int], Array], threads: int = 1) -> None:
-        """`make`: of a row and its number; the same array however often and wherever it is called."""
+        """Start no thread yet. `make`: pure function of a row and its number that returns the array."""
         self._make, self._threads = make, threads
         self._now: dict[int, Future[Array]] = {}
         self._next: dict[int, Future[Array]] = {}
 
     def begin(self, rows: Mapping[int, Row]) -> None:
-        """The next step's, by number; what was begun before is the step's that trains now."""
+        """Start preparing the next step's rows, by number; the rows of the previous call are the current step's."""
         self._now, self._next = self._next, {number: Future() for number in rows}
         left = deque(rows.items())
         for _ in range(min(self._threads, len(left))):
@@ -99,17 +98,17 @@ class Ahead:
                 return
             try:
                 coming[number].set_result(self._make(row, number))
-            except BaseException as e:  # whatever it is, the step raises it
+            except BaseException as e:  # `get` raises it in the training thread.
                 coming[number].set_exception(e)
 
     def get(self, number: int) -> Array | None:
-        """None where nobody has begun with it. Raises what `make` raised."""
+        """Return the array of a row, or None if it is not being prepared. Raises the exception of `make`."""
         found = self._now.get(number) or self._next.get(number)
         return None if found is None else found.result()
 
 
 class ImageCache:
-    """Decoded pictures by row, as long as there is room for them."""
+    """Cache of decoded pictures by row number, up to `KEPT_BYTES`."""
 
     def __init__(self) -> None:
         self._found: dict[int, Array] = {}

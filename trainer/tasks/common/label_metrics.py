@@ -1,4 +1,4 @@
-"""What a class, a number or a tag of a text needs beside the text: the set of labels, and their scores."""
+"""Label sets and metrics of classification, regression and tagging."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +11,14 @@ from trainer.dataset.prompts import source
 
 
 class Labels:
-    """The set of labels: the configured one, else those that are found, in the order of their texts."""
+    """Set of labels: the configured ones, or those of the data in alphabetical order."""
 
     def __init__(self, data: DataConfig) -> None:
         self._data = data
         self.names = tuple(data.labels)
 
     def settle(self, found: Iterable[str]) -> None:
-        """`found`: the labels of all rows. Raises DataFault where there is nothing to tell apart."""
+        """Set the labels from those of all rows. Raises DataFault if the set is invalid, e.g. has a single label."""
         if self.names:
             return
         self.names = tuple(sorted(set(found)))
@@ -26,7 +26,7 @@ class Labels:
             raise DataFault(f"{source(self._data.path)}: {wrong}")
 
     def head(self) -> dict[str, Any]:
-        """How a model's head is asked for."""
+        """Return the arguments of `from_pretrained` for a head with these labels."""
         return {
             "num_labels": len(self.names),
             "id2label": dict(enumerate(self.names)),
@@ -39,12 +39,12 @@ class Labels:
 
 
 def accuracy(judged: Sequence[tuple[int, int]]) -> float:
-    """Share of (wanted, found) that are equal."""
+    """Return the share of (expected, predicted) pairs that are equal."""
     return sum(wanted == found for wanted, found in judged) / max(1, len(judged))
 
 
 def macro_f1(judged: Sequence[tuple[int, int]]) -> float:
-    """Mean F1 over the classes that are wanted or found."""
+    """Return the mean F1 over the classes that are expected or predicted at least once."""
     right = Counter(wanted for wanted, found in judged if wanted == found)
     wanted, found = Counter(w for w, _ in judged), Counter(f for _, f in judged)
     scores = [2 * right[c] / (wanted[c] + found[c]) for c in sorted(wanted | found)]
@@ -52,19 +52,20 @@ def macro_f1(judged: Sequence[tuple[int, int]]) -> float:
 
 
 def errors(judged: Sequence[tuple[float, float]]) -> Mapping[str, float]:
-    """Mean absolute error, and the root of the mean squared one, in the label's own unit."""
+    """Return the mean absolute error and the root mean squared error, in the label's unit."""
     gaps = [abs(wanted - found) for wanted, found in judged]
     count = max(1, len(gaps))
     return {"mae": sum(gaps) / count, "rmse": (sum(g * g for g in gaps) / count) ** 0.5}
 
 
 Span = tuple[str, int, int]
-"""Kind, first word, word after the last."""
+"""Entity kind, index of the first word, index after the last word."""
 
 
 def spans(tags: Sequence[str]) -> frozenset[Span]:
-    """What is named by tags in IOB2 (`B-PER I-PER O`); an `I-` that continues nothing begins a span, as conlleval has
-    it.
+    """Return the spans of tags in IOB2 (`B-PER I-PER O`).
+
+    An `I-` tag without a span before it begins a span, as in conlleval.
     """
     found: set[Span] = set()
     kind, start = "", 0
@@ -79,7 +80,7 @@ def spans(tags: Sequence[str]) -> frozenset[Span]:
 
 
 def span_f1(judged: Sequence[Sequence[frozenset[Span]]]) -> float:
-    """F1 over whole spans of all texts, (wanted, found) of each; 0 where there is none."""
+    """Return the F1 over whole spans of all texts; 0 if there are none. `judged`: (expected, predicted) per text."""
     right = sum(len(wanted & found) for wanted, found in judged)
     said = sum(len(wanted) + len(found) for wanted, found in judged)
     return 2 * right / said if said else 0.0

@@ -1,8 +1,8 @@
-"""Rows laid end to end in one sequence, each seeing only itself.
+"""Packing of several rows into one sequence without attention between them.
 
-The positions start anew with each row, by which transformers' own masks (`find_packed_sequence_indices`) keep the rows
-apart, also where a model looks back through a window. Which rows lie together follows from the rows of a step alone,
-so the order of the data, the cursor and resume know nothing of it.
+The positions restart at 0 with each row, so transformers' masks (`find_packed_sequence_indices`) separate the rows,
+also in models with a sliding window. The packs depend on the rows of a step alone, so packing does not affect the data
+order, the cursor or a resume.
 """
 
 from bisect import bisect_left, insort
@@ -20,7 +20,7 @@ PROBED = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """Some rows of a step; all of them fit into one sequence, unless it is a single one."""
+    """Rows of a step that fit into one sequence, or a single row."""
 
     rows: tuple[Example, ...]
 
@@ -34,7 +34,7 @@ class Pack:
 
 
 def packed(rows: Sequence[Example], room: int) -> list[Pack]:
-    """Best fit, longest rows first (Johnson 1973): within 22 % of the fewest sequences of `room` tokens."""
+    """Pack rows by best fit, longest first (Johnson 1973): within 22 % of the fewest sequences of `room` tokens."""
     packs: list[list[Example]] = []
     free: list[tuple[int, int]] = []
     for row in sorted(rows, key=lambda e: len(e.ids), reverse=True):
@@ -50,7 +50,7 @@ def packed(rows: Sequence[Example], room: int) -> list[Pack]:
 
 
 def collate(packs: Sequence[Pack], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """`input_ids`, `position_ids`, `labels`; what pads the end is a row of its own, which carries no loss."""
+    """Return `input_ids`, `position_ids` and `labels`; the padding at the end is a separate row without loss."""
     longest = max(pack.size for pack in packs)
     ids, positions, labels = [], [], []
     for pack in packs:
@@ -67,13 +67,14 @@ def collate(packs: Sequence[Pack], pad: int, device: torch.device) -> dict[str, 
 
 @torch.no_grad()
 def check(model: Any, device: torch.device) -> None:
-    """Raises UserFault for a model in which a row of a pack sees the one before it: other tokens there must not change
-    a bit of what it computes.
+    """Raise UserFault for a model in which a row of a pack attends to the row before it.
+
+    Other tokens in the first row must not change a single bit of the second row's logits.
     """
     model.eval()
     try:
         apart = torch.equal(*(_second(model, other, device) for other in (1, 2)))
-    except TypeError:  # it takes no positions
+    except TypeError:  # The model has no argument for positions.
         apart = False
     finally:
         model.train()
@@ -83,7 +84,7 @@ def check(model: Any, device: torch.device) -> None:
 
 
 def _second(model: Any, other: int, device: torch.device) -> torch.Tensor:
-    """What is computed for the second row of a pack after a first one of `other` tokens."""
+    """Return the logits of the second row of a pack whose first row has `other` tokens."""
     ids = torch.tensor([[other] * PROBED + [1, 2, 1, 2]], device=device)
     positions = torch.arange(PROBED, device=device).repeat(1, 2)
     logits: torch.Tensor = model(input_ids=ids, position_ids=positions).logits

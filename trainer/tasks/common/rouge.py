@@ -1,4 +1,4 @@
-"""ROUGE-L (Lin 2004): how much of a text's order of words another one keeps."""
+"""ROUGE-L (Lin 2004): similarity of two texts by the longest common subsequence of words."""
 
 import re
 
@@ -6,14 +6,14 @@ WORD = re.compile(r"\w+")
 
 
 def rouge_l(wanted: str, found: str) -> float:
-    """F1 of the longest common subsequence of words, in lower case and without punctuation; 0..1."""
+    """Return the F1 of the longest common subsequence of words, in lower case and without punctuation; 0..1."""
     one, other = WORD.findall(wanted.lower()), WORD.findall(found.lower())
     common = _common(one, other)
     return 2 * common / (len(one) + len(other)) if common else 0.0
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    """Length of the longest common subsequence, one row of the table at a time."""
+    """Return the length of the longest common subsequence, computed one table row at a time."""
     above = [0] * (len(other) + 1)
     for word in one:
         row = [0]

@@ -1,4 +1,4 @@
-"""Parts of a Stable Diffusion pipeline from and to what diffusers reads."""
+"""Loading and saving of Stable Diffusion pipelines in diffusers' format."""
 
 import contextlib
 import json
@@ -15,33 +15,31 @@ from trainer.models import availability as reach
 from trainer.tasks.image.frozen_encoders import Frozen
 
 PIPELINES = {"StableDiffusionPipeline": False, "StableDiffusionXLPipeline": True}
-"""Whether there are two text encoders."""
+"""True for pipeline classes with two text encoders."""
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineKind:
-    """What is known of a model without its weights."""
+    """Facts about a pipeline from its configuration files, without weights."""
 
     pipeline: str
-    """Its class in diffusers."""
+    """Class name in diffusers."""
     two: bool
-    """Two text encoders."""
+    """True if the pipeline has two text encoders."""
     tokenizers: tuple[Any, ...]
     scheduler: Any
-    """Of the training: DDPM with the model's own noise schedule."""
+    """Scheduler of the training: DDPM with the model's noise schedule."""
     resolution: int
-    """Pixels of a side."""
+    """Width and height of a picture in pixels."""
     scaling: float
-    """Of latents."""
+    """Scaling factor of latents."""
 
 
 @contextlib.contextmanager
 def refusals(config: TrainConfig) -> Iterator[None]:
-    """Turns what the libraries raise for a model that they cannot read into a UserFault, or into the Fault of the
-    machine or the Hub.
-    """
+    """Convert the libraries' errors for an unreadable model to a UserFault, or to the Fault of machine or Hub."""
     try:
         yield
     except (OSError, ValueError, KeyError) as e:
@@ -55,7 +53,7 @@ def refusals(config: TrainConfig) -> Iterator[None]:
 
 
 def kind_of(config: TrainConfig) -> PipelineKind:
-    """Raises UserFault for a model that is none of PIPELINES, or does more than text to image."""
+    """Return the kind of a pipeline. Raises UserFault for a class not in PIPELINES or not for text to image."""
     from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
     from transformers import AutoTokenizer
 
@@ -86,7 +84,7 @@ def kind_of(config: TrainConfig) -> PipelineKind:
 
 
 def _index(model: str) -> Path:
-    """`model_index.json`. Raises OSError."""
+    """Return the path of `model_index.json`. Raises OSError."""
     if Path(model).is_dir():
         return Path(model) / "model_index.json"
     from huggingface_hub import hf_hub_download
@@ -95,7 +93,7 @@ def _index(model: str) -> Path:
 
 
 def unet(config: TrainConfig, kept: torch.dtype, *, hollow: bool) -> Any:
-    """`hollow`: without its weights. Raises UserFault."""
+    """Return the UNet. `hollow`: True loads no weights. Raises UserFault."""
     from diffusers import UNet2DConditionModel
 
     with refusals(config):
@@ -110,8 +108,9 @@ def unet(config: TrainConfig, kept: torch.dtype, *, hollow: bool) -> Any:
 
 
 def targets(model: Any, config: TrainConfig) -> list[str]:
-    """Modules of a UNet that the words for adapters mean, which peft itself knows of transformers' models only; none
-    where they are named.
+    """Return the names of a UNet's modules for `attention` or `all-linear`; empty for configured names.
+
+    peft resolves these words for models of transformers only.
     """
     wanted = config.adapters.targets if config.adapters is not None else ()
     if wanted == "attention":
@@ -122,7 +121,7 @@ def targets(model: Any, config: TrainConfig) -> list[str]:
 
 
 def unet_of(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
-    """The UNet with `state` for its weights, where it has only a share of them."""
+    """Return a UNet with the weights of `state`, or the model itself without `state`."""
     if state is None:
         return model
     with torch.device("meta"):
@@ -132,7 +131,7 @@ def unet_of(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
 
 
 def save_lora(folder: Path, kind: PipelineKind, model: Any, state: dict[str, torch.Tensor] | None) -> None:
-    """Adapters with their settings, as `load_lora_weights` reads them."""
+    """Write the adapters and their settings in the format of `load_lora_weights`."""
     import diffusers
     from peft import get_peft_model_state_dict
 
@@ -148,7 +147,7 @@ def save_lora(folder: Path, kind: PipelineKind, model: Any, state: dict[str, tor
 
 
 def _in_order(file: Path) -> None:
-    """Safetensors writes several metadata in an order of chance: a run that was resumed would leave other bytes."""
+    """Sort the file's metadata. Safetensors writes them in random order, so a resumed run would write other bytes."""
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -159,7 +158,7 @@ def _in_order(file: Path) -> None:
 
 
 def pipeline(config: TrainConfig, kind: PipelineKind, parts: Frozen, model: Any) -> Any:
-    """For samples, and to be saved. Raises UserFault."""
+    """Return the pipeline for samples and for saving. Raises UserFault."""
     import diffusers
 
     with refusals(config):

@@ -1,7 +1,6 @@
-"""The frozen parts of a latent diffusion model: what they make of a picture and of a text.
+"""Frozen VAE and text encoders of a latent diffusion model.
 
-Each row goes through them alone, never beside others, so what they make of it is the same in whichever batch, process
-or attempt it is made, and may as well be kept.
+Each row is encoded alone, so the result does not depend on batch, process or attempt and can be cached.
 """
 
 from collections.abc import Sequence
@@ -14,28 +13,29 @@ import torch
 from trainer.tasks.common.image_loading import Array
 
 Ids = tuple[tuple[int, ...], ...]
-"""Tokens of a text, one sequence for each text encoder."""
+"""Token ids of a text, one sequence for each text encoder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """A row on the host, of one picture and one text."""
+    """Encoded picture and text of a row, in host memory."""
 
     mean: torch.Tensor
-    """Channels x height x width, of the distribution that latents are drawn from; float32."""
+    """Mean of the latents' distribution: channels x height x width, float32."""
     deviation: torch.Tensor
     text: torch.Tensor
-    """Tokens x width."""
+    """Text embeddings: tokens x width."""
     pooled: torch.Tensor | None
-    """Width; of SDXL."""
+    """Pooled text embedding (width) of SDXL; None for other models."""
 
 
 class Frozen:
-    """On one device."""
+    """Frozen encoders on one device."""
 
     def __init__(self, model: str, device: torch.device, precision: torch.dtype, *, two: bool) -> None:
-        """`two` text encoders, as SDXL has. The VAE computes in float32: in fp16 that of SDXL overflows. Raises
-        OSError, ValueError.
+        """Load the encoders. `two`: True for SDXL's two text encoders. Raises OSError, ValueError.
+
+        The VAE computes in float32, because SDXL's VAE overflows in fp16.
         """
         from diffusers import AutoencoderKL
         from transformers import CLIPTextModel, CLIPTextModelWithProjection
@@ -53,7 +53,7 @@ class Frozen:
 
     @torch.no_grad()
     def encoded(self, pixels: Array, ids: Ids) -> Encoded:
-        """`pixels`: height x width x 3."""
+        """Return the encoded row. `pixels`: height x width x 3."""
         picture = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1).permute(2, 0, 1)[None].to(self.device)
         found = self.vae.encode(picture).latent_dist
         text, pooled = self._text(ids)
@@ -65,19 +65,25 @@ class Frozen:
         )
 
     def _text(self, ids: Ids) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """SDXL reads the last layer but one of both, and what the second one pools."""
+        """Return text embeddings and pooled embedding.
+
+        SDXL uses the second-to-last layer of both encoders and the pooled output of the second one.
+        """
         if len(self.texts) == 1:
             only: torch.Tensor = self.texts[0](torch.tensor([ids[0]], device=self.device))[0]
             return only, None
-        made = [
+        outputs = [
             encoder(torch.tensor([tokens], device=self.device), output_hidden_states=True)
             for encoder, tokens in zip(self.texts, ids, strict=True)
         ]
-        return torch.cat([one.hidden_states[-2] for one in made], dim=-1), made[1].text_embeds
+        return torch.cat([output.hidden_states[-2] for output in outputs], dim=-1), outputs[1].text_embeds
 
 
 def min_snr_weights(scheduler: Any, steps: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Of each row's loss, equation 6 of Hang et al. 2023; float32. With v-prediction it is divided by SNR + 1."""
+    """Return the weight of each row's loss (Hang et al. 2023, equation 6), float32.
+
+    With v-prediction the weight is divided by SNR + 1.
+    """
     kept = scheduler.alphas_cumprod.to(steps.device)[steps].float()
     snr = kept / (1 - kept)
     velocity = scheduler.config.prediction_type == "v_prediction"
@@ -86,5 +92,5 @@ def min_snr_weights(scheduler: Any, steps: torch.Tensor, gamma: float) -> torch.
 
 
 def stacked(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """One batch on the device."""
+    """Return one batch on the device."""
     return torch.stack(list(tensors)).to(device)

@@ -1,4 +1,4 @@
-"""A class of a picture."""
+"""Image classification."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from trainer.tasks.common.label_metrics import Labels
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """A picture, and its class."""
+    """Picture and its class."""
 
     number: int
-    """Of the row, from 1."""
+    """Row number, from 1."""
     row: Row
     label: Any
-    """The class's name; its number once all names are known."""
+    """Name of the class; its number after `_settled`."""
 
 
 class ImageClassification(Task[Shot]):
-    """Any model with a head over a picture. The loss is the cross-entropy (nats) of a row's class."""
+    """Task for models with a head over a picture. The loss is the cross-entropy (nats) of a row's class."""
 
     architecture = "AutoModelForImageClassification"
     adapters = None
@@ -40,7 +40,7 @@ class ImageClassification(Task[Shot]):
     looks_ahead = True
 
     def _prepare(self) -> None:
-        """The model's image processor has the tokenizer's place: it is saved with the model as well."""
+        """Load the model's image processor as `tokenizer`, so that it is saved with the model."""
         models.check_kind(self.config, self.architecture)
         self.tokenizer = models.image_processor_of(self.config)
         self._kept = ImageCache()
@@ -54,7 +54,7 @@ class ImageClassification(Task[Shot]):
         return Shot(number=number, row={data.image: row[data.image]}, label=label)
 
     def _sized(self, row: Row, number: int) -> Array:
-        """Resized and cropped as the model wants it: channels x height x width. Raises DataError."""
+        """Return the picture resized and cropped for the model: channels x height x width. Raises DataError."""
         picture = pictures.taken(row, self.config.data.image, self.where, number)
         try:
             made = self.tokenizer(picture, do_rescale=False, do_normalize=False, return_tensors="np")
@@ -125,7 +125,7 @@ class ImageClassification(Task[Shot]):
         return self._labels.head()
 
     def _settle(self, model: Any) -> None:
-        """Raises UserFault where the processor makes pictures of another size than the model takes."""
+        """Raise UserFault if the processor's picture size differs from the model's."""
         size = getattr(model.config, "image_size", None)
         wanted = (size, size) if isinstance(size, int) else tuple(size) if size else None
         made = self.tokenizer(np.zeros((8, 8, 3), np.uint8), return_tensors="np")["pixel_values"][0].shape

@@ -1,5 +1,6 @@
-"""A picture from a text: the UNet of Stable Diffusion 1.x, 2.x or SDXL, in full or by adapters, its VAE and text
-encoders frozen (Rombach et al. 2022, arXiv 2112.10752; Podell et al. 2023, arXiv 2307.01952).
+"""Text-to-image fine-tunes of the UNet of Stable Diffusion 1.x, 2.x or SDXL, in full or by adapters.
+
+VAE and text encoders are frozen (Rombach et al. 2022, arXiv 2112.10752; Podell et al. 2023, arXiv 2307.01952).
 """
 
 import base64
@@ -17,7 +18,7 @@ from PIL import Image
 from trainer.batching import sampler as order
 from trainer.dataset.archives import Picture
 from trainer.dataset.prompts import fill_prompt
-from trainer.models import loading as models
+from trainer.models import adapters as model_adapters
 from trainer.tasks.common import image_loading as pictures
 from trainer.tasks.common.base import Batch, Row, Task
 from trainer.tasks.common.image_loading import Array
@@ -29,23 +30,22 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """A picture and its text."""
+    """Picture and its text."""
 
     number: int
-    """Of the row, from 1."""
+    """Row number, from 1."""
     row: Row
     ids: Ids
     length: int
-    """Tokens of the text, uncut."""
+    """Number of tokens of the text before it is cut."""
     sizes: tuple[int, ...]
-    """Height and width of the picture, where its middle was cut out (from the top, from the left), and to which height
-    and width: what SDXL is told."""
+    """SDXL's size inputs in pixels: original height and width, top and left of the crop, target height and width."""
 
 
 class TextToImage(Task[Drawn]):
-    """The loss is the mean squared error of the noise, or the velocity, that the scheduler's config says is predicted.
+    """Task with the mean squared error of the noise, or of the velocity if the scheduler predicts it, as loss.
 
-    What is drawn for a row follows from (seed, step, row) alone.
+    Random values for a row depend on (seed, step, row) alone.
     """
 
     architecture = "UNet2DConditionModel"
@@ -54,7 +54,7 @@ class TextToImage(Task[Drawn]):
     keeps_base_samples = False
 
     def _prepare(self) -> None:
-        """Reads configurations and tokenizers, no weights."""
+        """Read configurations and tokenizers, but no weights."""
         self._kind = diffusers_io.kind_of(self.config)
         self.tokenizer, *more = self._kind.tokenizers
         self._tokenizers = [self.tokenizer, *more]
@@ -80,7 +80,7 @@ class TextToImage(Task[Drawn]):
         return tuple(tuple(one["input_ids"]) for one in made)
 
     def _sized(self, row: Row, number: int) -> tuple[Array, tuple[int, ...]]:
-        """The shorter side is brought to the resolution, and the middle cut out."""
+        """Return the picture scaled by its shorter side and cropped to the centre, and SDXL's sizes."""
         picture = pictures.taken(row, self.config.data.image, self.where, number)
         side, width, height = self._kind.resolution, picture.width, picture.height
         scale = side / min(width, height)
@@ -121,7 +121,7 @@ class TextToImage(Task[Drawn]):
         if self.config.recomputes:
             unet.enable_gradient_checkpointing()
         plain = self.config.model_copy(update={"gradient_checkpointing": False})
-        return models.wrap(unet, plain, targets=diffusers_io.targets(unet, self.config), adapters=self.adapters)
+        return model_adapters.wrap(unet, plain, targets=diffusers_io.targets(unet, self.config), adapters=self.adapters)
 
     def hollow(self) -> Any:
         return diffusers_io.unet(self.config, torch.float32, hollow=True)
@@ -146,8 +146,9 @@ class TextToImage(Task[Drawn]):
         return found
 
     def collate(self, examples: Sequence[Drawn], device: torch.device) -> Batch:
-        """Noised latents, what is to be predicted, and what the UNet is told; drawn on the host, so alike on any
-        device.
+        """Return noised latents, the prediction target and the UNet's conditions.
+
+        Random values are drawn on the host, so they are the same on every device.
         """
         made = [self._made(e, device) for e in examples]
         drawn = [self._draw(e, one) for e, one in zip(examples, made, strict=True)]
@@ -166,7 +167,7 @@ class TextToImage(Task[Drawn]):
         return batch
 
     def _draw(self, example: Drawn, made: Encoded) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(latents, noise, timestep)"""
+        """Return latents, noise and timestep."""
         generator = torch.Generator().manual_seed(order.row_seed(self.config.seed, self._step, example.number))
         step = torch.randint(self._kind.scheduler.config.num_train_timesteps, (), generator=generator)
         latents = made.mean + made.deviation * torch.randn(made.mean.shape, generator=generator)
@@ -186,7 +187,7 @@ class TextToImage(Task[Drawn]):
 
     @torch.no_grad()
     def write(self, model: Any, device: torch.device) -> list[str]:
-        """PNG files in base64."""
+        """Return one PNG file per prompt, in base64."""
         model.eval()
         try:
             pipeline = diffusers_io.pipeline(self.config, self._kind, self._parts(device), _bare(model))
@@ -208,17 +209,17 @@ class TextToImage(Task[Drawn]):
         return base64.b64encode(buffer.getvalue()).decode()
 
     def keep(self, folder: Path, samples: list[dict[str, str]]) -> list[dict[str, str]]:
-        told = []
+        documents = []
         for number, sample in enumerate(samples):
             names = {which: f"samples/{number:02d}-{which}.png" for which in ("base", "tuned") if sample[which]}
             for which, name in names.items():
                 (folder / "samples").mkdir(exist_ok=True)
                 (folder / name).write_bytes(base64.b64decode(sample[which]))
-            told.append({**sample, **names})
-        return told
+            documents.append({**sample, **names})
+        return documents
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
-        """`adapter/`, for a pipeline's `load_lora_weights`, or `model/`, a whole pipeline."""
+        """Write `adapter/` for a pipeline's `load_lora_weights`, or `model/` with a whole pipeline."""
         if self.config.adapters is not None:
             diffusers_io.save_lora(folder / "adapter", self._kind, model, state)
             return
@@ -227,7 +228,7 @@ class TextToImage(Task[Drawn]):
         diffusers_io.pipeline(self.config, self._kind, parts, unet).save_pretrained(folder / "model")
 
     def merge(self, folder: Path) -> None:
-        """A whole pipeline, its UNet in float32, as a full fine-tune leaves it."""
+        """Write `model/`, a whole pipeline with the merged UNet in float32, as after a full fine-tune."""
         cpu = torch.device("cpu")
         unet = diffusers_io.unet(self.config, torch.float32, hollow=False)
         made = diffusers_io.pipeline(self.config, self._kind, self._parts(cpu), unet)
@@ -238,5 +239,5 @@ class TextToImage(Task[Drawn]):
 
 
 def _bare(model: Any) -> Any:
-    """The UNet, its adapters in it."""
+    """Return the UNet without peft's wrapper; adapters stay inside it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

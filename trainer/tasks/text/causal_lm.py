@@ -1,4 +1,4 @@
-"""Causal language modelling: the next token of a completion after its prompt, or of an assistant's turns in a chat."""
+"""Causal language modelling on prompts with completions, or on the assistant's turns of chats."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,20 +18,20 @@ from trainer.tasks.common.packing import Pack
 
 
 class CausalLm(Task[Example | Pack]):
-    """The loss is the cross-entropy (nats) of a token."""
+    """Task with the cross-entropy (nats) of a token as loss."""
 
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
     made = Example
 
     def _tokenizer(self) -> Any:
-        found = super()._tokenizer()
-        if self.config.data.messages and not found.chat_template:
+        tokenizer = super()._tokenizer()
+        if self.config.data.messages and not tokenizer.chat_template:
             raise UserFault(
                 f"train.model: the tokenizer of {self.config.model!r} has no chat template; take an instruct model, or "
                 "give data.prompt and data.completion"
             )
-        return found
+        return tokenizer
 
     def example(self, row: Row, number: int) -> Example:
         config = self.config
@@ -69,11 +69,11 @@ class CausalLm(Task[Example | Pack]):
     def collate(self, examples: Sequence[Example | Pack], device: torch.device) -> Batch:
         if self.config.packing:
             packs = [e if isinstance(e, Pack) else Pack(rows=(e,)) for e in examples]
-            found = packing.collate(packs, self.pad, device)
+            batch = packing.collate(packs, self.pad, device)
         else:
-            found = collate([e for e in examples if isinstance(e, Example)], self.pad, device)
-        found["wanted"] = found.pop("labels")[:, 1:]  # of each token the next
-        return found
+            batch = collate([e for e in examples if isinstance(e, Example)], self.pad, device)
+        batch["wanted"] = batch.pop("labels")[:, 1:]  # The target of each token is the next token.
+        return batch
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         logits = model(**{n: t for n, t in batch.items() if n != "wanted"}).logits

@@ -1,5 +1,6 @@
-"""Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290): the better of two answers, without a reward
-model. The reference is the base under the adapters, so there is no second model in memory.
+"""Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) on preference pairs.
+
+It needs no reward model. The reference is the base under the adapters, so there is no second model in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from trainer.tasks.text.preference_pairs import Preferences
 
 
 class Dpo(Preferences):
-    """The loss is that of a pair, equation 7 of the paper."""
+    """Task with the loss of a pair, equation 7 of the paper."""
 
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
@@ -24,7 +25,7 @@ class Dpo(Preferences):
         writing.check(self.config, self.tokenizer, chat=self.chatty)
 
     def _margins(self, model: Any, batch: Batch) -> torch.Tensor:
-        """How much more than the reference the model prefers the chosen answer, in nats, for each pair."""
+        """Return for each pair how much more the model prefers the chosen answer than the reference does, in nats."""
         bare = getattr(model, "module", model)
         training = bare.training
         bare.eval()
@@ -55,7 +56,7 @@ class Dpo(Preferences):
 
 
 def _log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
-    """Of each row's answer, in nats, float32."""
+    """Return the log-probability of each row's answer in nats, float32."""
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
     wanted = batch["labels"][:, 1:]
     each = functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")

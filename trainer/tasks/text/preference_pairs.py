@@ -1,4 +1,4 @@
-"""Pairs of answers to one prompt, of which one is the better."""
+"""Preference pairs: a chosen and a rejected answer to one prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from trainer.tasks.common.base import Batch, Row, Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preference:
-    """Two answers to one prompt."""
+    """Chosen and rejected answer to one prompt."""
 
     chosen: Example
     rejected: Example
     chat: bool = False
-    """They are answers of an assistant, as the model's chat template has them."""
+    """True if the answers are an assistant's turns, rendered by the model's chat template."""
 
 
 class Preferences(Task[Preference]):
-    """What a task over such pairs reads, and how."""
+    """Base class of the tasks on preference pairs: reads and batches them."""
 
     made = Preference
 
     chatty = False
-    """Whether the rows are chats; after `examples`."""
+    """True if the rows are chats. Set by `examples`."""
 
     def example(self, row: Row, number: int) -> Preference:
         config = self.config
@@ -43,7 +43,7 @@ class Preferences(Task[Preference]):
         )
 
     def _answer(self, row: Row, number: int, setting: str) -> Example:
-        """The last turn of a chat, after the others and `data.prompt`. Raises DataError."""
+        """Return the last turn of a chat after its other turns and `data.prompt`. Raises DataError."""
         data, where = self.config.data, f"{self.where} row {number}"
         column = whole_column(getattr(data, setting)) or ""
         answer = cells.taken("chat", row, column, self.where, number)
@@ -74,5 +74,5 @@ class Preferences(Task[Preference]):
         return int(example.chosen.targets > 0 and example.rejected.targets > 0)
 
     def collate(self, examples: Sequence[Preference], device: torch.device) -> Batch:
-        """The chosen answers first, then the rejected ones in the same order."""
+        """Return a batch with the chosen answers first, then the rejected ones in the same order."""
         return collate([e.chosen for e in examples] + [e.rejected for e in examples], self.pad, device)

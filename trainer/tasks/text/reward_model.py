@@ -1,6 +1,4 @@
-"""A reward model: which of two answers people like better (Bradley, Terry 1952; Christiano et al. 2017, arXiv
-1706.03741).
-"""
+"""Reward model on preference pairs (Bradley, Terry 1952; Christiano et al. 2017, arXiv 1706.03741)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +12,10 @@ from trainer.tasks.text.preference_pairs import Preference, Preferences
 
 
 class RewardModel(Preferences):
-    """One number for a text. The loss is minus the log-probability that the better answer of a pair wins, in nats."""
+    """Task for a model that returns one number for a text.
+
+    The loss is minus the log-probability that the chosen answer of a pair wins, in nats.
+    """
 
     architecture = "AutoModelForSequenceClassification"
     adapters = "SEQ_CLS"
@@ -24,11 +25,11 @@ class RewardModel(Preferences):
         return {"num_labels": 1, "ignore_mismatched_sizes": True}
 
     def _settle(self, model: Any) -> None:
-        model.config.pad_token_id = self.pad  # by which decoders find the last token
+        model.config.pad_token_id = self.pad  # Decoders find the last token by it.
 
     def _rewards(self, model: Any, batch: Batch) -> torch.Tensor:
-        found: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        return found[:, 0].float()
+        logits: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return logits[:, 0].float()
 
     def _margins(self, model: Any, batch: Batch) -> torch.Tensor:
         chosen, rejected = self._rewards(model, batch).chunk(2)
@@ -51,7 +52,7 @@ class RewardModel(Preferences):
 
     @torch.no_grad()
     def write(self, model: Any, device: torch.device) -> list[str]:
-        """The reward of each text."""
+        """Return the reward of each prompt as text."""
         model.eval()
         try:
             texts = [

@@ -1,4 +1,4 @@
-"""One text from another by an encoder-decoder, such as a summary."""
+"""Sequence-to-sequence training of encoder-decoders, e.g. for summaries."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from trainer.tasks.common.base import Batch, Row, Task
 from trainer.tasks.common.rouge import rouge_l
 
 WRITTEN = 32
-"""Held-out rows that are written out for ROUGE: writing takes far longer than a loss."""
+"""Number of held-out rows for ROUGE; generating a text takes far longer than computing a loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """What is read, and the tokens that are to be written, the end included."""
+    """Input tokens, and target tokens with the end token."""
 
     ids: list[int]
     labels: list[int]
     number: int
-    """Of the row, from 1."""
+    """Row number, from 1."""
 
 
 class Seq2Seq(Task[Pair]):
-    """The loss is the cross-entropy (nats) of a written token."""
+    """Task with the cross-entropy (nats) of a target token as loss."""
 
     architecture = "AutoModelForSeq2SeqLM"
     adapters = "SEQ_2_SEQ_LM"
@@ -48,7 +48,7 @@ class Seq2Seq(Task[Pair]):
         return self.tokenizer.decode(example.ids), self.tokenizer.decode(example.labels)
 
     def _ids(self, text: str, *, target: bool = False) -> list[int]:
-        """Cut to `max_length`; the tokenizer's own end stays, and is added to what is to be written."""
+        """Return token ids cut to `max_length`. A cut keeps the end token; a target without one gets it."""
         given = {"text_target": text} if target else {"text": text}
         ids = list(self.tokenizer(**given, truncation=True, max_length=self.config.max_length)["input_ids"])
         end = self.tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""A class, or a number, of a whole text."""
+"""Classification and regression of whole texts."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ L = TypeVar("L", int, float)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled(Generic[L]):
-    """A text as token ids, and what is to be said of it."""
+    """Text as token ids, and its class or number."""
 
     ids: list[int]
     label: L
 
 
 class _Texts(Task[Labelled[L]]):
-    """Any model with a head over the whole text; decoders read the last token."""
+    """Base class for models with a head over the whole text; decoders use the last token."""
 
     architecture = "AutoModelForSequenceClassification"
     adapters = "SEQ_CLS"
@@ -100,17 +100,17 @@ class _Texts(Task[Labelled[L]]):
 
     @abstractmethod
     def _cell(self, row: Row, number: int) -> Any:
-        """The cell of the label. Raises DataError."""
+        """Return the label's cell. Raises DataError."""
 
     def _settle_labels(self, found: Iterable[Any]) -> None:
-        """Sees every row's label once. Raises DataFault."""
+        """Set the labels from those of all rows. Raises DataFault."""
 
     @abstractmethod
     def _label(self, cell: Any) -> L: ...
 
     @abstractmethod
     def _none(self) -> L:
-        """The label of a text that has none."""
+        """Return a placeholder label for a text without one."""
 
     @abstractmethod
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor: ...
@@ -120,11 +120,11 @@ class _Texts(Task[Labelled[L]]):
 
     @abstractmethod
     def _say(self, logits: torch.Tensor) -> str:
-        """What is found of one text, in words."""
+        """Return the prediction for one text as a text."""
 
 
 class TextClassification(_Texts[int]):
-    """The loss is the cross-entropy (nats) of a row's class."""
+    """Task with the cross-entropy (nats) of a row's class as loss."""
 
     def _cell(self, row: Row, number: int) -> str:
         found: str = cells.taken("label", row, self.config.data.label, self.where, number)
@@ -159,7 +159,7 @@ class TextClassification(_Texts[int]):
 
 
 class TextRegression(_Texts[float]):
-    """The loss is the squared error of a row's number."""
+    """Task with the squared error of a row's number as loss."""
 
     def _cell(self, row: Row, number: int) -> float:
         found: float = cells.taken("number", row, self.config.data.label, self.where, number)

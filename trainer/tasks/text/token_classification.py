@@ -1,4 +1,4 @@
-"""A tag for each word of a text, such as the names in it."""
+"""Token classification: one tag per word, e.g. for named entities."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from trainer.tasks.common.base import Batch, Row, Task
 from trainer.tasks.common.label_metrics import Labels
 
 Tags = tuple[tuple[int, ...], tuple[int, ...]]
-"""Wanted and found tags of one text, word by word."""
+"""Expected and predicted tags of one text, word by word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tagged:
-    """A text as token ids; the tag of a word lies on its first token, the others are IGNORED."""
+    """Text as token ids; a word's first token has its tag, its other tokens have IGNORED."""
 
     ids: list[int]
     labels: list[int]
@@ -30,7 +30,7 @@ class Tagged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Read:
-    """A text as token ids, for each the word that begins with it, and the tag of each word by its name."""
+    """Text as token ids, the word that begins at each token, and the name of each word's tag."""
 
     ids: list[int]
     starts: list[int | None]
@@ -38,7 +38,7 @@ class Read:
 
 
 class TokenClassification(Task[Tagged]):
-    """The loss is the cross-entropy (nats) of a word's tag."""
+    """Task with the cross-entropy (nats) of a word's tag as loss."""
 
     architecture = "AutoModelForTokenClassification"
     adapters = "TOKEN_CLS"
@@ -78,7 +78,7 @@ class TokenClassification(Task[Tagged]):
         return self.tokenizer.decode(example.ids), " ".join(example.tags)
 
     def _tokens(self, words: list[str]) -> tuple[list[int], list[int | None]]:
-        """(token ids, for each the word that begins with it)."""
+        """Return the token ids and, for each, the word that begins with it."""
         made = self.tokenizer(words, is_split_into_words=True, truncation=True, max_length=self.config.max_length)
         of, before = made.word_ids(), [None, *made.word_ids()]
         return list(made["input_ids"]), [w if w != b else None for w, b in zip(of, before, strict=False)]

@@ -59,7 +59,7 @@ def test_held_out_rows_leave_one_to_train_on(rows: int, share: float, held: int)
 def test_the_trainer_splits_and_counts_alike() -> None:
     pytest.importorskip("numpy")
     from trainer.batching.sampler import split
-    from trainer.optim.lr_schedule import total_steps
+    from trainer.optim.learning_rates import total_steps
 
     for rows in (1, 2, 3, 19, 20, 21, 938):
         for share in (0.0, 0.05, 0.3, 0.99):

@@ -1,6 +1,7 @@
-"""`optim.lr: auto`: a published rate for the task, the method, the optimizer and the size of the model.
+"""Learning rates: published defaults for `optim.lr: auto`, and the schedule.
 
-A checkpoint keeps the rate that a run began with, so that a later table does not change it midway.
+The default depends on task, method, optimizer and model size. A checkpoint contains the run's rate, so that a later
+table does not change it. The schedule is a pure function of the step, so it needs no state in a checkpoint.
 """
 
 import math
@@ -10,18 +11,18 @@ from trainer.contract.checkpoint_format import Rate
 from trainer.contract.train import TrainConfig
 
 TIMES = 10.0
-"""LoRA's best rate over that of a full fine-tune, for many models, tasks and ranks."""
+"""Ratio of LoRA's best rate to that of a full fine-tune, for many models, tasks and ranks."""
 LORA = "times 10 for LoRA (Schulman et al. 2025, LoRA Without Regret)"
 NARROWEST = 1024
-"""Hidden size from which on the rule for language models is taken; narrower ones have this one's rate."""
+"""Smallest hidden size for the rule for language models; narrower models get the rate of this size."""
 POWERS = {"llama": 0.781}
 OTHER = 0.0775
-"""Of Qwen's, and taken for all that were not measured, since it is nearly none."""
+"""Exponent of Qwen, used for all model families without a measured exponent, since it is nearly 0."""
 BATCH = "by the root of the batch (Malladi et al. 2022)"
 BOUNDS = 0.5, 2.0
 
 Base = tuple[float, float | None, int | None, str]
-"""Of a full fine-tune, of LoRA where that has a figure of its own, rows of a step where the source says so, source."""
+"""Rate of a full fine-tune, rate of LoRA (None: derived), rows per step in the source (None: unknown), source."""
 ENCODER: Base = 2e-5, None, 32, "Devlin et al. 2019, appendix A.3"
 BASES: dict[str, Base] = {
     "text_classification": ENCODER,
@@ -38,7 +39,7 @@ ADAFACTOR: Base = 1e-3, None, 128, "Raffel et al. 2020, section 3.1.2"
 
 
 def of(config: TrainConfig, model: Any) -> Rate:
-    """What the job says; else a published one."""
+    """Return the job's rate, or a published one for `auto`."""
     if config.optim.lr != "auto":
         return Rate(lr=config.optim.lr)
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -48,18 +49,36 @@ def of(config: TrainConfig, model: Any) -> Rate:
 
 
 def published(config: TrainConfig, family: str, width: int) -> Rate:
-    """The rule. `width`: the model's hidden size; 0: it has none."""
+    """Return the published rate. `width`: the model's hidden size; 0: it has none."""
     full, lora, batch, source = _base(config, family, width)
-    said = [source]
+    sources = [source]
     lr = full
     if config.adapters is not None:
         lr = lora if lora is not None else full * TIMES
-        said += [] if lora is not None else [LORA]
+        sources += [] if lora is not None else [LORA]
     if batch is not None and batch != config.rows_a_step:
         low, high = BOUNDS
         lr *= min(high, max(low, math.sqrt(config.rows_a_step / batch)))
-        said.append(f"{BATCH}, {config.rows_a_step} rows for {batch}")
-    return Rate(lr=float(f"{lr:.3g}"), source="; ".join(said))
+        sources.append(f"{BATCH}, {config.rows_a_step} rows for {batch}")
+    return Rate(lr=float(f"{lr:.3g}"), source="; ".join(sources))
+
+
+def total_steps(config: TrainConfig, rows: int) -> int:
+    """Return the number of optimizer steps of the whole job over `rows` training rows."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return max(1, math.ceil(config.epochs * rows / config.rows_a_step))
+
+
+def learning_rate(peak: float, warmup_share: float, step: int, total: int) -> float:
+    """Return the rate of optimizer step `step` (from 0).
+
+    The schedule is a linear warm-up, then a cosine to zero (Loshchilov, Hutter 2017, eq. 5).
+    """
+    warmup = round(warmup_share * total)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
 def _base(config: TrainConfig, family: str, width: int) -> Base:
