@@ -300,7 +300,7 @@ async def test_a_download_goes_on_at_an_offset(house: ApiServers) -> None:
 async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
     house: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs_door, "PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(jobs_door, "CHUNK_CHARACTERS", 100)
     door = GrpcTransport(house.channel, (await signed(house))[0][1])
     job, _ = await door.submit(await good(door))
     attempt = await admitted(house.api, job.id)
