@@ -90,7 +90,7 @@ class CheckpointManager:
         scaler = self._accelerator.scaler
         progress = progress.model_copy(
             update={
-                "made_on": self._parallel.describe(),
+                "environment": self._parallel.describe(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "base": self._base.name(),
                 "fingerprint": self._likeness,

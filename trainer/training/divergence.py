@@ -72,7 +72,7 @@ def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
             care = progress.guard.model_copy(update={"row_skips": (*progress.guard.row_skips, jump)})
             ahead = max(progress.samples, jump.samples)
             progress = progress.model_copy(
-                update={"care": care, "samples": ahead, "micro_batch_index": 0, "micro_loss": 0.0}
+                update={"guard": care, "samples": ahead, "micro_batch_index": 0, "micro_loss": 0.0}
             )
     return progress
 
