@@ -131,7 +131,7 @@ async def test_a_key_is_known_by_what_it_shares_with_the_last_answer(file: Path)
     account = Account(cloud, file)
     await account.verify()
     cloud.key = "a2"
-    with pytest.raises(OutcomeUnknown, match="account key a2, the jobs' machines of key a;"):
+    with pytest.raises(OutcomeUnknown, match="account key a2, the jobs' machines to key a;"):
         await account.verify()
     cloud.key, cloud.owners["a"] = "a", ("key a", "ssh")
     await account.verify()
