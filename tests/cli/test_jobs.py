@@ -71,7 +71,7 @@ async def test_nothing_and_a_letter_mean_no_job(shell: Shell) -> None:
     assert "JOB is empty; give a job id, its first characters, a name, or last" in ran.err
     ran = await to_thread(shell.run, "cancel", job[:3])
     assert ran.code == Exit.NOT_FOUND
-    assert "the start of an id takes 4 characters" in ran.err
+    assert "a prefix of an id has at least 4 characters" in ran.err
     ran = await to_thread(shell.run, "get", job[:4], "--json")
     assert ran.document["stop_requested"] is False
 
@@ -264,11 +264,11 @@ async def test_offers_of_what_nobody_knows_are_refused(shell: Shell, words: tupl
 
 async def test_gpus_that_are_known_and_not_sold_are_no_fault(shell: Shell) -> None:
     ran = await to_thread(shell.run, "offers", "--gpu", "b200", "--provider", "simulated")
-    assert (ran.code, "nothing is for sale" in ran.out) == (0, True)
+    assert (ran.code, "no offers" in ran.out) == (0, True)
 
 
 async def test_an_empty_list_of_jobs_says_why(shell: Shell) -> None:
-    assert "`gpubroker submit SPEC.yaml` makes one" in (await to_thread(shell.run, "ls")).out
+    assert "`gpubroker submit SPEC.yaml` submits one" in (await to_thread(shell.run, "ls")).out
     await submitted(shell)
     ran = await to_thread(shell.run, "ls", "--label", "a=b")
     assert "no job matches; `gpubroker ls` alone lists the newest jobs" in ran.out

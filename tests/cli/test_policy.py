@@ -50,13 +50,13 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
     written(shell, TEAM.replace("max_gpus: 8", "max_gpus: 4"))
     assert (await run(shell, "policy", "apply", file, "--json")).document["version"] == 2
     listed = await run(shell, "policy", "ls")
-    assert "$20.00 a month; 4 GPUs" in listed.out
+    assert "$20.00 per month; 4 GPUs" in listed.out
     shown = await run(shell, "policy", "show", "limits")
     assert Policy.model_validate(yamlfile.parse(shown.out, "shown").data).max_gpus == 4
     assert (await run(shell, "policy", "delete", "limits")).code == Exit.OK
     told = await run(shell, "policy", "history", "limits")
     assert [line.split("  ")[-1] for line in told.out.splitlines()] == [
-        "ada: deleted", "ada: $20.00 a month; 4 GPUs", "ada: $20.00 a month; 8 GPUs",
+        "ada: deleted", "ada: $20.00 per month; 4 GPUs", "ada: $20.00 a month; 8 GPUs",
     ]  # fmt: skip
     for command in ("show", "delete"):
         assert (await run(shell, "policy", command, "limits")).code == Exit.NOT_FOUND
@@ -108,7 +108,7 @@ async def test_budgets_are_shown_with_bars(shell: Shell) -> None:
 
 async def test_a_dry_run_is_told_and_changes_nothing(shell: Shell) -> None:
     ran = await run(shell, "policy", "dry-run", written(shell, TEAM))
-    assert "of 0 launches 0 would have waited" in ran.out
+    assert "of 0 launches, 0 would have waited" in ran.out
     ran = await run(shell, "policy", "dry-run", written(shell, TEAM), "--json")
     assert ran.document["launches"] == 0
     assert (await run(shell, "policy", "ls", "--json")).document == {"items": []}
