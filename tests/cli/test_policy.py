@@ -56,7 +56,7 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
     assert (await run(shell, "policy", "delete", "limits")).code == Exit.OK
     told = await run(shell, "policy", "history", "limits")
     assert [line.split("  ")[-1] for line in told.out.splitlines()] == [
-        "ada: deleted", "ada: $20.00 per month; 4 GPUs", "ada: $20.00 a month; 8 GPUs",
+        "ada: deleted", "ada: $20.00 per month; 4 GPUs", "ada: $20.00 per month; 8 GPUs",
     ]  # fmt: skip
     for command in ("show", "delete"):
         assert (await run(shell, "policy", command, "limits")).code == Exit.NOT_FOUND
