@@ -15,7 +15,7 @@ from broker.domain.offer import GpuAsk, Offer
 from broker.runtime.clock import SystemClock
 from providers.common.cloud import Cloud
 from providers.common.machine_task import task_of
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from providers.skypilot.api_client import SkyApi
 from providers.skypilot.launcher import SkyConfig, SkyLauncher

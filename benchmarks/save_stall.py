@@ -19,8 +19,9 @@ from trainer.agent.agent import Agent
 from trainer.agent.base.environment import Environment
 from trainer.checkpoint import protocol as checkpoint
 from trainer.contract import object_keys as keys
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import AttemptSpec, DataFile, Limits, Outcome
-from trainer.contract.train import CheckpointConfig, DataConfig, FullConfig, LoraConfig, TrainConfig
+from trainer.contract.train import CheckpointConfig, FullConfig, LoraConfig, TrainConfig
 from trainer.objectstore.objects import Objects, connect
 
 MODEL = Path(".demo/models/smollm2-135m-instruct")

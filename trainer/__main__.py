@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.core.process_exit import leave
+from trainer.core.errors import leave
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,8 +17,9 @@ from typing import Any
 
 from trainer import tasks
 from trainer.batching import sampler as order
+from trainer.contract.data_config import model_files
 from trainer.contract.documents import ExitCode
-from trainer.contract.train import TrainConfig, model_files
+from trainer.contract.train import TrainConfig
 from trainer.core.config_file import BadConfig, read_config
 from trainer.core.errors import Fault, UserFault
 from trainer.dataset import batch_defaults as batches

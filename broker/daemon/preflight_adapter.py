@@ -18,7 +18,8 @@ from broker.preflight import remote_code as code
 from broker.preflight.check import preflight
 from broker.preflight.dataset import DataSummary, summarise
 from broker.preflight.model_lookup import HubClient, Unshaped, is_folder, resolve_for
-from trainer.contract.train import DataFormat, TrainConfig
+from trainer.contract.data_config import DataFormat
+from trainer.contract.train import TrainConfig
 
 REMEMBERED_S = 60.0
 REMEMBERED = 256

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 from broker.domain.gpu_names import gpu_name
 from broker.domain.ids import JobId
 from trainer.contract.base import Config, Text, matching
-from trainer.contract.script import ScriptConfig
+from trainer.contract.documents import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 RetryCause = Literal[

@@ -6,8 +6,8 @@ from dataclasses import replace
 from broker.domain.job import Attempt, Job, PlanAdjustment
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import MemoryNeed, Plan, Workload
+from broker.estimator.memory.evidence import shortfall
 from broker.estimator.memory.job_memory import divides
-from broker.estimator.memory.shortfall import shortfall
 from broker.estimator.planning.plan_search import Planner, shards_of
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.workload import remaining

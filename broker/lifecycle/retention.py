@@ -18,7 +18,7 @@ from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from broker.lifecycle.recovery import furthest_first
 from trainer.contract import object_keys as keys
-from trainer.contract.milestones import milestones
+from trainer.contract.save_interval import milestones
 
 KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
 RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})

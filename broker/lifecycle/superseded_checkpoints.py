@@ -15,8 +15,8 @@ from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.retention import latest_token_caches, manifests_first
 from trainer.contract import object_keys as keys
 from trainer.contract.guard import rollback_manifests
-from trainer.contract.milestones import milestones
 from trainer.contract.object_keys import step_of
+from trainer.contract.save_interval import milestones
 
 UNCOMMITTED_S = 3600.0
 """Seconds after an attempt's end for which folders without a manifest are kept. A process that outlives its attempt

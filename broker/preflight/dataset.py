@@ -14,7 +14,8 @@ from pydantic import Field
 from broker.domain.errors import InvalidInput, Problem
 from broker.estimator.workload import Rows
 from trainer.contract.base import Document
-from trainer.contract.train import DataFormat, TrainConfig
+from trainer.contract.data_config import DataFormat
+from trainer.contract.train import TrainConfig
 from trainer.dataset import cells
 from trainer.dataset.prompts import (
     DataError,

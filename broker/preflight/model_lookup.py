@@ -17,7 +17,8 @@ from broker.model_catalog import catalog as catalogue
 from broker.model_catalog import parameter_count as count
 from broker.model_catalog.task_shape import task_shape
 from trainer.contract.architectures import is_quantised
-from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
+from trainer.contract.data_config import MODEL_FILES, model_files
+from trainer.contract.train import TrainConfig
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000

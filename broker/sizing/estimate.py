@@ -31,7 +31,7 @@ from broker.model_catalog.decoder_shape import headed_shape, shape_of, text_of, 
 from broker.model_catalog.task_shape import built_for, task_shape
 from broker.sizing import traced_run, traced_tables
 from broker.sizing.hf_aliases import optimizer_of, stack_of, unquantised
-from trainer.contract.train import TaskName
+from trainer.contract.data_config import TaskName
 
 TASKS: tuple[str, ...] = get_args(TaskName)
 PAIRED = frozenset({"dpo", "reward_model"})

@@ -10,7 +10,7 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.aws.market import AwsMachineType, AwsMarket, InstanceTypes, quota_of
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 
 DISK_GIB = 200
 """Size of the volume (gp3) in GiB: 45 for the system, the rest for image and job. An offer's price includes it."""

@@ -23,7 +23,7 @@ from providers.aws.market import AwsMarket, InstanceTypes
 from providers.aws.offers import DISK_GIB, AwsOffers
 from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, sky_files
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from trainer.contract.base import Config
 

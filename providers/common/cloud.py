@@ -15,10 +15,8 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.common.account_guard import Account, Owned
-from providers.common.image_errors import image_refused
-from providers.common.machine_task import MachineTask, task_of
-from providers.common.offer_filter import OfferFilter
-from providers.common.remote_command import reaching
+from providers.common.machine_task import MachineTask, image_refused, reaching, task_of
+from providers.common.market_rules import OfferFilter
 from providers.common.start_watch import StartWatch
 
 log = logging.getLogger(__name__)

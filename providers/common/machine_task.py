@@ -1,5 +1,8 @@
 """The task that SkyPilot runs on a rented machine: the trainer, without any text from the user."""
 
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
@@ -73,3 +76,36 @@ def registry_of(reference: str) -> str:
 
 def _script(name: str) -> str:
     return (files("providers") / "machine" / name).read_text("utf-8")
+
+
+IMAGE_FIX = "check trainer.image and its login"
+_REFUSED = re.compile(
+    r"manifest unknown|manifest for \S+ not found|pull access denied|repository \S+ not found|name unknown|"
+    r"no matching manifest|invalid reference format|requested access to the resource is denied|"
+    r"error response from daemon: (denied|unauthorized)|/v2/\S* (denied|unauthorized|forbidden)|"
+    r"unauthorized: (authentication required|incorrect username)|no basic auth credentials|"
+    r"failed to resolve reference [^;]*: not found",
+    re.I,
+)
+"""Answers of the registry about the image or its login. A time-out, full disk or rate limit may affect one host."""
+
+
+def image_refused(message: str) -> bool:
+    """Return True if the registry itself refuses the image, so that another machine would fail too."""
+    return _REFUSED.search(message) is not None
+
+
+CONTAINER = "gpubroker-trainer"
+"""Name of the trainer's container if `docker run` starts it."""
+SHELL = ("bash", "-l")
+
+
+def reaching(command: Sequence[str], *, docker_run: bool, tty: bool) -> str:
+    """Return `command` quoted for the remote shell, inside the trainer's container if it exists; empty: a login shell.
+
+    The command runs as root, because inspecting another user's process requires it.
+    """
+    words = list(command) or list(SHELL)
+    if docker_run:
+        words = ["sudo", "docker", "exec", "-it" if tty else "-i", "--user", "0:0", CONTAINER, *words]
+    return shlex.join(words)

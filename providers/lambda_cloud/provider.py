@@ -21,7 +21,7 @@ from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from trainer.contract.base import Config
 

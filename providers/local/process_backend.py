@@ -1,6 +1,6 @@
-"""Real machines: each is a folder below `root` and a small hypervisor process
-(`providers.local.hypervisor`) that holds its lock.
+"""Machines that are real processes of this host.
 
+Each machine is a folder below `root` and a hypervisor process (`providers.local.hypervisor`) that holds its lock.
 A machine lives while the flock on `<root>/<name>/lock` is held, or while a process that was born into it remains.
 The creator takes the lock before the folder appears under its name and hands it to the hypervisor, so there is no
 moment at which a creator's death leaves a machine that looks neither dead nor alive. Linux only.

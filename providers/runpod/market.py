@@ -10,9 +10,8 @@ from broker.domain.formatting import unsold_regions
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
-from providers.common.bids import bid
 from providers.common.gpu_names import GB, accelerator
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter, bid
 from providers.skypilot.shared import COMMUNITY_ZONE
 
 SKY_NAMES = {
@@ -173,15 +172,19 @@ class RunpodMarket:
             on_demand_usd_per_hour=None if on_demand is None else _with_disk(on_demand),
             available=price["stockStatus"] is not None,
             trust="secure" if location.secure else "community",
-            facts=HostFacts(
-                disk_usd_per_gib_month=usd(DISK_USD_PER_GB_MONTH * GIB / GB),
-                ingress_usd_per_gib=ZERO,
-                egress_usd_per_gib=ZERO,
-                interconnect=_interconnect(name, n),
-            ),
+            facts=_host_facts(name, n),
             purchase=_purchase(location, per_gpu, on_demand_per_gpu),
             seen_at=self._clock.now(),
         )
+
+
+def _host_facts(gpu: str, count: int) -> HostFacts:
+    return HostFacts(
+        disk_usd_per_gib_month=usd(DISK_USD_PER_GB_MONTH * GIB / GB),
+        ingress_usd_per_gib=ZERO,
+        egress_usd_per_gib=ZERO,
+        interconnect=_interconnect(gpu, count),
+    )
 
 
 def _purchase(location: _GpuLocation, per_gpu: Decimal, on_demand_per_gpu: Decimal | None) -> dict[str, str]:

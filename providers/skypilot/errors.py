@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from providers.aws.api import CLOCK
-from providers.common.image_errors import IMAGE_FIX, image_refused
+from providers.common.machine_task import IMAGE_FIX, image_refused
 from providers.skypilot.api_client import Failure
 from providers.skypilot.shared import NOTHING_REQUESTED
 

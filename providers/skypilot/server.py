@@ -193,7 +193,7 @@ class SkyServer:
         path = self._state / "server.log"
         with path.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "providers.skypilot.server_keeper", str(lock), str(running.port), str(path)],
+                [sys.executable, "-m", "providers.skypilot.server_supervisor", str(lock), str(running.port), str(path)],
                 env=env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip

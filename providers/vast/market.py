@@ -12,9 +12,8 @@ from broker.domain.formatting import unsold_regions
 from broker.domain.money import usd
 from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
-from providers.common.bids import bid
 from providers.common.gpu_names import GB, accelerator
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter, bid
 
 MIB = 1024**2
 DISK_GB = 100

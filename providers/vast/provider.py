@@ -22,8 +22,8 @@ from providers.common.cloud import Purchase
 from providers.common.credentials import digest_of, key_help, key_of, sky_files
 from providers.common.gpu_names import GB, accelerator
 from providers.common.http_json import Rest
-from providers.common.image_errors import IMAGE_FIX, image_refused
-from providers.common.offer_filter import OfferFilter
+from providers.common.machine_task import IMAGE_FIX, image_refused
+from providers.common.market_rules import OfferFilter
 from providers.common.skypilot_names import cluster_of, gpu_columns
 from providers.vast.market import GPUS, MIB, TRUNCATED_AT, AskFilter, VastMarket, country
 from trainer.contract.base import Config

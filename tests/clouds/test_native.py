@@ -15,7 +15,7 @@ from broker.domain.offer import GpuAsk, Offer
 from broker.lifecycle.liveness import mismatch_message
 from broker.runtime.clock import SystemClock
 from providers.common.cloud import Purchase
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds

@@ -56,7 +56,7 @@ class Team:
         with (home / "server.log").open("wb") as log, open(os.devnull) as nothing:
             self.keeper = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "providers.skypilot.server_keeper"),
+                    *(sys.executable, "-m", "providers.skypilot.server_supervisor"),
                     *(str(nothing.fileno()), str(self.port), log.name),
                 ],
                 env=env, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(nothing.fileno(),),

@@ -17,7 +17,7 @@ import pytest
 from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
 from providers.skypilot.launcher import SkyLauncher
-from providers.skypilot.server_keeper import MAX_LOG_BYTES
+from providers.skypilot.server_supervisor import MAX_LOG_BYTES
 from providers.skypilot.shared import TOKEN_HEADER
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
@@ -252,7 +252,7 @@ async def test_what_a_killed_keeper_left_behind_is_reaped_before_the_next_start(
     sky = opened(state)
     await sky.warm()
     died, left = sky.id, set(processes(state))
-    [keeper] = [p for p in processes(state).values() if "providers.skypilot.server_keeper" in p.cmdline()]
+    [keeper] = [p for p in processes(state).values() if "providers.skypilot.server_supervisor" in p.cmdline()]
     workers = [p for p in processes(state).values() if p.pid != keeper.pid and "sky.server.server" not in p.cmdline()]
     for worker in workers:
         worker.suspend()  # so that they cannot end by themselves

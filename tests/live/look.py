@@ -13,7 +13,7 @@ from broker.runtime.clock import SystemClock
 from providers.aws.api import KEYS
 from providers.common.credentials import aws_source, key_of
 from providers.common.http_json import Rest
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from providers.runpod.provider import ENDPOINT
 from tests.clouds.runpod_api import SDL

@@ -400,8 +400,7 @@ class Agent:
 
 def main(env: Environment) -> int:
     """Run the agent and return its exit code."""
-    if (
-        "GPUBROKER_WAY" in os.environ
-    ):  # rented machine; local machines must stay readable, since the broker finds their processes by environment
+    # Only on rented machines: the broker finds the processes of a local machine by their readable environment.
+    if "GPUBROKER_WAY" in os.environ:
         make_undumpable()
     return int(EXIT[asyncio.run(Agent(env).run())])

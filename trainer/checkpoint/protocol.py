@@ -24,7 +24,7 @@ from trainer.contract.base import Document
 from trainer.contract.checkpoint_format import BadFormat, RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, Manifest, ManifestFile
 from trainer.contract.guard import GuardConfig, rollback_manifests
-from trainer.contract.milestones import milestones
+from trainer.contract.save_interval import milestones
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import SnapshotPart
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError

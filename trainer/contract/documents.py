@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.contract.base import Document, Text
-from trainer.contract.script import ScriptConfig
+from trainer.contract.base import Config, Document, Text
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 CONTRACT_VERSION = 1
@@ -124,6 +123,23 @@ class Cost(Document):
     """Cost of the job's other attempts."""
     per_hour: Annotated[Decimal, Field(ge=0)]
     """Price per hour of all machines of this attempt."""
+
+
+class ScriptConfig(Config):
+    """Folder or archive with an argument list, never a shell string.
+
+    Files in `$GPUBROKER_CHECKPOINT_DIR` are committed, and restored before the next start. On several machines only
+    the first machine's files are saved; all machines get them back.
+    """
+
+    code: Annotated[Text, Field(min_length=1, max_length=1024)]
+    """Folder (packed by the CLI), or `upload:<sha256>` of a .tar for the API."""
+    command: Annotated[tuple[Annotated[Text, Field(max_length=8192)], ...], Field(min_length=1, max_length=256)]
+    """Program and arguments, for example `[python, train.py, --lr, "1e-4"]`."""
+    checkpoints: bool = True
+    """`false`: the program writes no checkpoints, so a preemption loses everything and no spot machine is bought for
+    it.
+    """
 
 
 class AttemptSpec(Document):

@@ -9,7 +9,9 @@ upload, so C is too high and the interval rather too long, but never longer than
 """
 
 import math
+from collections.abc import Iterable
 
+from trainer.contract import object_keys as keys
 from trainer.contract.train import MAX_FREQUENCY, CheckpointConfig
 
 SLACK_S = 1.0
@@ -47,3 +49,20 @@ def interval_message(cost_s: float, losses_per_hour: float, config: CheckpointCo
     if chosen + cost_s > most_s + SLACK_S:
         return f"{words}; up to {chosen + cost_s:.0f} s may be lost, more than the {most_s:.0f} s of checkpoint.every_s"
     return f"{words}; at most {most_s:.0f} s of work may be lost"
+
+
+def milestones(checkpoints: Iterable[str], every: int | None) -> frozenset[str]:
+    """Return the manifests of the first checkpoint at or after each multiple of `every` steps.
+
+    `every` None returns none. Since the first checkpoint of each interval stays, pruning other checkpoints does not
+    change the result.
+    """
+    if every is None:
+        return frozenset()
+    first: dict[int, tuple[int, str]] = {}
+    for key in keys.manifests(checkpoints):
+        step = keys.step_of(key)
+        stretch = step // every
+        if stretch:
+            first[stretch] = min(first.get(stretch, (step, key)), (step, key))
+    return frozenset(key for _, key in first.values())

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.train import DataConfig
+from trainer.contract.data_config import DataConfig
 from trainer.dataset.archives import Picture
 
 

@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TextIO, cast
 
-from trainer.contract.train import DataFormat
+from trainer.contract.data_config import DataFormat
 from trainer.dataset import archives
 from trainer.dataset import json_stream as arrays
 from trainer.dataset.archives import BadArchive, Picture

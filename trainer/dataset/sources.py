@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainer.contract.train import DataConfig, DataFormat
+from trainer.contract.data_config import DataConfig, DataFormat
 from trainer.dataset import archives
 from trainer.dataset.prompts import DataError
 from trainer.dataset.readers import format_of, table_of

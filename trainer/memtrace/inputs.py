@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from trainer import tasks
 from trainer.batching.examples import Example
-from trainer.contract.train import DataConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import TrainConfig
 from trainer.memtrace.unet import Noise
 from trainer.tasks.common.base import Batch
 from trainer.tasks.text.seq2seq import Pair, Seq2Seq

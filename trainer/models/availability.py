@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
+from trainer.contract.data_config import MODEL_FILES, model_files
+from trainer.contract.train import TrainConfig
 from trainer.core.errors import Fault, UserFault
 
 HUB = "https://huggingface.co"

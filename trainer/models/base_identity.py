@@ -7,7 +7,8 @@ import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from trainer.contract.train import TrainConfig, model_files
+from trainer.contract.data_config import model_files
+from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset.prompts import digest
 from trainer.models import remote_code as trust

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.train import PINNED, TrainConfig, model_files
+from trainer.contract.data_config import model_files
+from trainer.contract.train import PINNED, TrainConfig
 from trainer.core.errors import Fault, UserFault
 from trainer.models import availability as reach
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.core.config_file import BadConfig, read_config
-from trainer.core.process_exit import leave
+from trainer.core.errors import leave
 from trainer.publish.publisher import publish
 
 

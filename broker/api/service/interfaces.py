@@ -14,7 +14,7 @@ from broker.domain.money import ZERO
 from broker.domain.offer import Offer, ProviderStatus
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
-from trainer.contract.train import DataFormat
+from trainer.contract.data_config import DataFormat
 
 
 class MarketReader(Protocol):

@@ -68,14 +68,16 @@ async def ls(
             cursor=cursor,
         )
     out.document(page)
-    if page.items:
-        out.say(job_views.table(page.items))
-    elif label or state or owner or team or since or cursor:
-        out.say("no job matches; `gpubroker ls` alone lists the newest jobs")
-    else:
-        out.say("no jobs; `gpubroker submit SPEC.yaml` submits one")
+    filtered = bool(label or state or owner or team or since or cursor)
+    out.say(job_views.table(page.items) if page.items else _no_jobs_message(filtered=filtered))
     if page.next:
         out.say(f"older jobs: --cursor {page.next}")
+
+
+def _no_jobs_message(*, filtered: bool) -> str:
+    if filtered:
+        return "no job matches; `gpubroker ls` alone lists the newest jobs"
+    return "no jobs; `gpubroker submit SPEC.yaml` submits one"
 
 
 @command

@@ -24,7 +24,7 @@ from broker.cli.views import quote as quote_view
 from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import ApiError
 from broker.domain.money import usd
-from trainer.contract.train import DataConfig
+from trainer.contract.data_config import DataConfig
 from trainer.dataset import sources
 from trainer.dataset.prompts import DataError
 

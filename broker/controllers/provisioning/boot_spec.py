@@ -18,7 +18,7 @@ from broker.domain.tenancy import Tenant
 from broker.domain.workload import MemoryNeed
 from broker.estimator.planning.corrections import NO_CORRECTIONS, LearnedCorrections
 from broker.estimator.planning.fit import probed
-from broker.estimator.planning.process_layout import world
+from broker.estimator.planning.plan_search import world
 from broker.estimator.preemption_rate import losses_per_hour
 from broker.lifecycle.recovery import planned_train_config
 from broker.ports import Leased, TenantStore

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from broker.domain.workload import ModelShape
+from broker.domain.workload import MemoryNeed, ModelShape
 from broker.estimator.architecture.families import FAMILIES, PAIRS
 
 MEASURED = frozenset({"llama", "mistral"})
@@ -35,3 +35,20 @@ def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
 def exact_margin(family: str, margin: float) -> float:
     """Return the margin for a trace of the model's own code. `margin`: the margin of the simulation."""
     return min(margin, EXACT if family in TRACED else FORMULA)
+
+
+SHORT = 1.1
+"""A run that ran out of memory needed at least a tenth more than the device had [assumed]."""
+MOST = 2.5
+"""Largest correction factor, so that one machine's report has a limited effect. The worst known estimate was 2.3 times
+too low.
+"""
+
+
+def shortfall(device_bytes: int, need: MemoryNeed) -> float:
+    """Return the factor that makes an estimate exceed `device_bytes`, after the run ran out of memory there.
+
+    The factor is between 1 and `MOST`.
+    """
+    wanted = SHORT * device_bytes / (1 + need.margin) - need.context
+    return min(MOST, max(1.0, wanted / need.peak))

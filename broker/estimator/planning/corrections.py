@@ -13,7 +13,7 @@ from statistics import median
 
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.workload import MemoryNeed, RunObservation, Workload
-from broker.estimator.memory.shortfall import MOST, shortfall
+from broker.estimator.memory.evidence import MOST, shortfall
 from broker.estimator.planning.plan_search import Planner, shards_of
 from broker.estimator.preemption_rate import History
 from broker.estimator.speed.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Belief, Evidence, Path, Prior, weigh

@@ -17,6 +17,8 @@ from broker.estimator.memory.simulator.types import Step
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.roofline import RooflineStep
 from broker.estimator.speed.throughput import Timing, run_of, step_seconds, timing
+from trainer.contract.documents import Parallelism as ProcessParallelism
+from trainer.contract.documents import World
 
 MOST_ROWS = 64
 """Largest micro-batch that is tried; larger ones are no faster."""
@@ -258,3 +260,20 @@ class _Timed:
             if near_fastest[-1].step_s > SPEED_TIE_RATIO * near_fastest[0].step_s:
                 break
         return near_fastest
+
+
+def world(plan: Plan | None, *, nodes: int, gpus: int) -> World:
+    """Return the process layout.
+
+    Without a plan, as for a script, each process holds the whole model.
+
+    `gpus`: of each node, 0 for a process on its CPU. GPUs that the plan leaves idle get no process, because it would
+    take unplanned memory on the GPU and on the host.
+    """
+    if plan is not None:
+        gpus = min(gpus, -(-plan.devices // nodes))
+    ways = {"fsdp": 0, "hybrid": max(1, gpus)}
+    if plan is None or plan.parallelism not in ways:
+        return World(nodes=nodes, gpus_per_node=gpus)
+    shared = ProcessParallelism(kind="fsdp", shard=ways[plan.parallelism])
+    return World(nodes=nodes, gpus_per_node=gpus, parallelism=shared)

@@ -27,8 +27,9 @@ from trainer.agent.preemption_notice import (
     endpoint,
 )
 from trainer.agent.process.container_init import NOTICE
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import Limits, Outcome
-from trainer.contract.train import DataConfig, TrainConfig
+from trainer.contract.train import TrainConfig
 from trainer.core.ipc import RunFolder
 
 NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)

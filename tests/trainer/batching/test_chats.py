@@ -9,7 +9,8 @@ import torch
 
 from tests.trainer.support import workers
 from trainer.batching.examples import IGNORED, Example
-from trainer.contract.train import DataConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import DataFault, UserFault
 from trainer.dataset.prompts import DataError
 from trainer.tasks.common import chat_template as chats

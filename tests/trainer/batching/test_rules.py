@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from trainer.agent.dead_man_switch import DeadMan
 from trainer.agent.upload.log_buffer import CHUNK_BYTES, TAIL_BYTES, LogBuffer, Redactor
 from trainer.batching import sampler as order
-from trainer.contract.train import USES, DataConfig, TrainConfig
+from trainer.contract.data_config import USES, DataConfig
+from trainer.contract.train import TrainConfig
 from trainer.optim import learning_rates
 
 seeds = st.integers(0, 2**31 - 1)

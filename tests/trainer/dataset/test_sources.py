@@ -14,7 +14,7 @@ from arro3.io import write_parquet
 
 from tests.grants.gate import gated
 from tests.trainer.support.dataset_server import BUCKET, DATASET, GATED, KEY, TOKEN, Shelves, served
-from trainer.contract.train import DataConfig
+from trainer.contract.data_config import DataConfig
 from trainer.dataset import sources as places
 from trainer.dataset.prompts import DataError
 from trainer.dataset.readers import each_row, read_rows

@@ -17,7 +17,8 @@ from broker.model_catalog import catalog as catalogue
 from broker.model_catalog.decoder_shape import MIXTURES
 from broker.model_catalog.encoder_shape import ENCODERS
 from broker.sizing.estimate import estimate
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.memtrace import __main__ as memtrace_main
 from trainer.memtrace.probe import TraceOptions
 from trainer.memtrace.tracer import extrapolate

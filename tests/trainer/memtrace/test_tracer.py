@@ -15,7 +15,8 @@ import torch
 from accelerate.state import AcceleratorState
 from torch.nn import functional
 
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, QloraConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import FullConfig, LoraConfig, QloraConfig, TrainConfig
 from trainer.memtrace import storage_tracker as storages
 from trainer.memtrace import tracer as memtrace
 from trainer.memtrace.device_emulation import DeviceEmulation, allowed

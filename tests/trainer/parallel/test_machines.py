@@ -20,8 +20,9 @@ from trainer.agent.base.environment import Environment
 from trainer.agent.process.child import free_port, worker_argv, worker_defaults
 from trainer.contract import object_keys as keys
 from trainer.contract.checkpoint_format import verify
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import ExitCode, Final, Lease, Limits, Outcome, Parallelism, World
-from trainer.contract.train import DataConfig, TrainConfig
+from trainer.contract.train import TrainConfig
 from trainer.core.ipc import Ended, RunFolder, Status, WorkerJob
 from trainer.parallel import launch
 

@@ -22,8 +22,9 @@ from tests.trainer.support.harness import until
 from tests.trainer.support.tiny_models import llama
 from tests.trainer.support.workers import HANGS_S, killed_within_a_step
 from trainer.contract.checkpoint_format import verify
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import ExitCode, Parallelism
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
 from trainer.parallel.ddp import DataParallel
 

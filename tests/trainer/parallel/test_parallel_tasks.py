@@ -11,8 +11,9 @@ import pytest
 from tests.trainer.conftest import rows
 from tests.trainer.support.crews import Crew, told
 from tests.trainer.support.tiny_models import bert, causal, llama, t5
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import Parallelism
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 
 LORA = LoraConfig(r=4)
 CASES: dict[str, tuple[Callable[[Path], Path], dict[str, str], dict[str, Any]]] = {

@@ -13,7 +13,7 @@ from typing import Any
 from trainer.__main__ import main
 from trainer.agent.upload.save_cost import SaveCost
 from trainer.agent.upload.script_snapshots import ScriptTree
-from trainer.core.process_exit import leave
+from trainer.core.errors import leave
 from trainer.objectstore.objects import Objects
 
 FOLDER = "HELD_BY"

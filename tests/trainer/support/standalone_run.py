@@ -6,7 +6,7 @@ from functools import partial
 
 from trainer.__main__ import main
 from trainer.contract.documents import Limits
-from trainer.core.process_exit import leave
+from trainer.core.errors import leave
 from trainer.standalone import run as standalone
 
 DRAIN_S = 10.0

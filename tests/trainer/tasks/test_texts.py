@@ -9,7 +9,8 @@ import torch
 
 from tests.trainer.support import tiny_models as heads
 from tests.trainer.support import workers
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import DataFault
 from trainer.tasks.common import label_metrics as labelled
 from trainer.tasks.text.text_classification import TextClassification

@@ -8,8 +8,9 @@ import pytest
 from tests.trainer.conftest import rows
 from tests.trainer.support.harness import Bench
 from trainer.batching.examples import Example, collate, encode, micro_batches
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import Outcome, World
-from trainer.contract.train import DataConfig, TrainConfig
+from trainer.contract.train import TrainConfig
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from tests.trainer.support.harness import Agent, Bench
 from tests.trainer.support.warm_machines import WarmBench, micro
 from trainer.agent.process import child
 from trainer.agent.process.child import Child
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import MemoryUse, Outcome
-from trainer.contract.train import CheckpointConfig, DataConfig, LoraConfig, TrainConfig
+from trainer.contract.train import CheckpointConfig, LoraConfig, TrainConfig
 
 ROWS, LONG, STEPS = 128, 128, 3
 SMALL = 1 * GIB

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.trainer.conftest import rows
 from tests.trainer.support.workers import FORKS, Worker, _train, finished, story
-from trainer.contract.train import DataConfig, FullConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import FullConfig, TrainConfig
 
 LOG = "said.txt"
 

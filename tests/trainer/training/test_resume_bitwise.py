@@ -11,10 +11,10 @@ import pytest
 
 from tests.trainer.conftest import rows
 from tests.trainer.support.harness import Agent, Bench, until
+from trainer.contract.data_config import DataConfig
 from trainer.contract.documents import Manifest, Outcome
 from trainer.contract.train import (
     CheckpointConfig,
-    DataConfig,
     FullConfig,
     LoraConfig,
     OptimConfig,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.contract.train import DataConfig
+from trainer.contract.data_config import DataConfig
 from trainer.core.errors import DataFault
 from trainer.dataset import cells
 from trainer.dataset.prompts import source

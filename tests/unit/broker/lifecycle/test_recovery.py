@@ -11,7 +11,7 @@ from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, AttemptState, Job, PlanAdjustment, Reason
 from broker.domain.offer import GIB, DropReason, Offer, OfferVerdict, QuoteLine
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
-from broker.estimator.memory.shortfall import MOST, shortfall
+from broker.estimator.memory.evidence import MOST, shortfall
 from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.estimator.planning.fit import fit
 from broker.estimator.planning.plan_search import Planner
@@ -29,7 +29,8 @@ from broker.lifecycle.recovery import (
 )
 from tests.support import build
 from trainer.contract import object_keys as keys
-from trainer.contract.train import DataConfig, TrainConfig
+from trainer.contract.data_config import DataConfig
+from trainer.contract.train import TrainConfig
 
 TRAIN = TrainConfig(
     model="m", data=DataConfig(path="upload:00", completion="{a}"), micro_batch=8, global_batch=24

@@ -34,7 +34,7 @@ from broker.lifecycle.retention import (
 from tests.support import build
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import CheckpointRef, Final, Outcome
-from trainer.contract.milestones import milestones
+from trainer.contract.save_interval import milestones
 
 ATTEMPT = build.attempt(AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=build.at(0))
 DAY = 86_400.0

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from broker.domain.errors import InvalidInput
 from broker.preflight.dataset import DataSummary, check, rows_of, summarise
 from tests.trainer.support.pack import tar
-from trainer.contract.train import DataFormat, TrainConfig
+from trainer.contract.data_config import DataFormat
+from trainer.contract.train import TrainConfig
 from trainer.dataset.prompts import render
 from trainer.dataset.readers import read_rows
 

@@ -10,7 +10,7 @@ from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.aws.provider import TAG, AwsCloud, AwsConfig
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from tests.unit.providers.aws_front import IMAGE, Front
 from tests.unit.providers.clocks import SteppedClock
 

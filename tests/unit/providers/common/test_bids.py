@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from providers.common.bids import bid
+from providers.common.market_rules import bid
 
 prices = st.decimals(min_value="0.05", max_value="100", places=3)
 restarts = st.floats(min_value=0, max_value=86_400)

@@ -18,7 +18,7 @@ from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
 from providers.common.machine_task import MachineTask
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from tests.unit.providers.waiting import until
 
 OURS = Installation("aaaa")

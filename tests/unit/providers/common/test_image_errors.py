@@ -2,7 +2,7 @@
 
 import pytest
 
-from providers.common.image_errors import image_refused
+from providers.common.machine_task import image_refused
 
 DAEMON = "Error response from daemon: "
 

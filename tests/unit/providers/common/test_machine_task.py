@@ -20,8 +20,7 @@ from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
 from providers.common.machine_task import STOCK_IMAGE, MachineTask, registry_of, task_of
 from tests.trainer.support.harness import INSTALLATION, JOB, Bench
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import AttemptSpec, Final, Outcome
-from trainer.contract.script import ScriptConfig
+from trainer.contract.documents import AttemptSpec, Final, Outcome, ScriptConfig
 
 IMAGE = "registry.example:5000/team/trainer@sha256:" + "a" * 64
 KEY, STORE, PASSWORD = "attempt-key-value", '{"aws_secret_access_key": "store-secret"}', "registry-password"

@@ -19,7 +19,7 @@ from broker.domain.offer import GpuAsk, Offer
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider, Purchase
 from providers.common.machine_task import MachineTask
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.lambda_cloud.provider import LAUNCH_INTERVAL_S, LambdaCloud, LambdaConfig
 from tests.unit.providers.clocks import SteppedClock
 

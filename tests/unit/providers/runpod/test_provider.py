@@ -14,7 +14,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 from providers.runpod.market import DISK_USD_PER_HOUR, SKY_NAMES, country
 from providers.runpod.provider import RunpodCloud, RunpodConfig
 from tests.unit.providers.answers import Api, serving

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from providers.skypilot import server_keeper as sky_host
+from providers.skypilot import server_supervisor as sky_host
 from providers.skypilot import shared as sky_facts
 from providers.skypilot.server_locks import ServerLocks, is_launching, launch_lock, remove_stale_launch_files
 from providers.skypilot.shared import LAUNCHING, SERVERS

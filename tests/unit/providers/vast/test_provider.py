@@ -14,8 +14,8 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
-from providers.common.image_errors import IMAGE_FIX
-from providers.common.offer_filter import OfferFilter
+from providers.common.machine_task import IMAGE_FIX
+from providers.common.market_rules import OfferFilter
 from providers.vast.provider import VastCloud, VastConfig
 from tests.unit.providers.answers import Api, serving
 from tests.unit.providers.clocks import SteppedClock

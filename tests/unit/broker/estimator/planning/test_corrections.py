@@ -11,7 +11,7 @@ from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.offer import GIB, DropReason, QuoteLine
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, RunObservation, Workload
-from broker.estimator.memory.shortfall import MOST
+from broker.estimator.memory.evidence import MOST
 from broker.estimator.planning.corrections import (
     LEAST,
     NO_CORRECTIONS,

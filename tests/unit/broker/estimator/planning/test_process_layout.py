@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from broker.domain.workload import Plan
-from broker.estimator.planning.process_layout import world
+from broker.estimator.planning.plan_search import world
 from trainer.contract.documents import Parallelism, World
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.domain.offer import GIB, GpuAsk, Offer
-from providers.common.offer_filter import OfferFilter
+from providers.common.market_rules import OfferFilter
 
 OFFER = Offer(
     id="p/c/r/t/on-demand", provider="p", cloud="c", region="DE", instance_type="t", accelerator="h100-sxm", gpus=2,

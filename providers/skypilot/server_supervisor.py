@@ -1,4 +1,4 @@
-"""The keeper of one SkyPilot API server: `python -m providers.skypilot.server_keeper LOCK_FD PORT LOG`.
+"""The keeper of one SkyPilot API server: `python -m providers.skypilot.server_supervisor LOCK_FD PORT LOG`.
 
 The keeper starts the server, reaps its orphaned processes, and exits with the server. At its exit it kills all
 remaining processes, because workers of a dead server would finish launches that no daemon tracks.
