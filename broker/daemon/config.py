@@ -54,7 +54,7 @@ class RhythmConfig(Config):
 class LimitsConfig(Config):
     """Intervals and timeouts of the agents, in seconds."""
 
-    beat_s: Annotated[float, Field(gt=0)] = 5.0
+    heartbeat_s: Annotated[float, Field(gt=0)] = 5.0
     """Seconds between two heartbeats; above 0."""
     poll_s: Annotated[float, Field(gt=0)] = 5.0
     """Seconds between two checks for orders of the broker; above 0."""

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from broker.client.transport.connection import trusting
+from broker.paths import trusting
 
 TIMEOUT_S = 5.0
 

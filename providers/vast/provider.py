@@ -1,7 +1,7 @@
 """Vast provider: a market of single machines, most of them on private hosts, on demand and by bid.
 
 All calls use its REST API (docs.vast.ai/api-reference). An ask is one machine or a part of one, so each ask is a
-separate offer and is purchase by its number. An instance runs the image itself, so no `docker run` is needed.
+separate offer and is purchased by its number. An instance runs the image itself, so no `docker run` is needed.
 """
 
 import re
@@ -50,7 +50,7 @@ Lag and boot are assumed. An eviction comes without notice.
 _STARTING = frozenset({"created", "loading", "rebooting", "recycling", "scheduling"})
 _STOPPED = frozenset({"stopped", "frozen", "exited", "offline"})
 """Statuses of a stopped instance. An outbid instance is stopped, costs its disk, and may restart until destroyed."""
-_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot by_id", re.I)
+_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot found", re.I)
 _REFUSED = re.compile(r"auth|api.?key|permission|forbidden", re.I)
 
 

@@ -36,19 +36,11 @@ from trainer.checkpoint.protocol import Origin
 from trainer.contract import object_keys as keys
 from trainer.contract.checkpoint_format import RowSkip
 from trainer.contract.documents import AttemptSpec, ExitCode, Outcome, Sealed
+from trainer.core.errors import EXIT
 from trainer.core.ipc import Ended, RunFolder, WorkerJob, replace
 from trainer.core.parent_death import adopt_orphans, make_undumpable
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
-EXIT = {
-    Outcome.COMPLETED: ExitCode.COMPLETED,
-    Outcome.DRAINED: ExitCode.DRAINED,
-    Outcome.DEADMAN: ExitCode.DRAINED,
-    Outcome.USER_ERROR: ExitCode.USER_ERROR,
-    Outcome.DATA: ExitCode.DATA,
-    Outcome.OOM: ExitCode.OOM,
-    Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
-}
 ACTIVITY_S = 0.25
 T = TypeVar("T")
 

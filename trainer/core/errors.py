@@ -4,7 +4,7 @@ import os
 import sys
 from typing import NoReturn
 
-from trainer.contract.documents import ExitCode
+from trainer.contract.documents import ExitCode, Outcome
 
 
 class Fault(Exception):
@@ -42,3 +42,14 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+EXIT = {
+    Outcome.COMPLETED: ExitCode.COMPLETED,
+    Outcome.DRAINED: ExitCode.DRAINED,
+    Outcome.DEADMAN: ExitCode.DRAINED,
+    Outcome.USER_ERROR: ExitCode.USER_ERROR,
+    Outcome.DATA: ExitCode.DATA,
+    Outcome.OOM: ExitCode.OOM,
+    Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
+}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.agent.agent import EXIT, Agent
+from trainer.agent.agent import Agent
 from trainer.agent.base import gpus as load
 from trainer.agent.base.environment import Environment
 from trainer.checkpoint import protocol as checkpoint
@@ -21,6 +21,7 @@ from trainer.contract.documents import AttemptSpec, DataFile, ExitCode, Limits, 
 from trainer.contract.train import CheckpointConfig, TrainConfig
 from trainer.core import disk_space as room
 from trainer.core.config_file import BadConfig, first_problem, read_config, read_saving
+from trainer.core.errors import EXIT
 from trainer.core.ipc import RunFolder
 from trainer.dataset import batch_defaults as batches
 from trainer.dataset import sources as places

@@ -6,16 +6,12 @@ Order: `GPUBROKER_URL` (with `GPUBROKER_TOKEN`), `client.json` of a `GPUBROKER_H
 
 import json
 import os
-import ssl
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.client.transport.errors import Misconfigured
 from broker.paths import CLIENT_FILE, default_home
-
-CERTIFICATE_END = "-----END CERTIFICATE-----\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +96,3 @@ def _read(path: Path) -> Connection | None:
         raise Misconfigured(f"{path} cannot be read ({e.strerror}); {fix}") from None
     except (ValueError, KeyError, TypeError, Misconfigured):
         raise Misconfigured(f"{path} is damaged; {fix}") from None
-
-
-def trusting(certificate: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts exactly the first certificate in a file, regardless of issuer and name.
-
-    Used for the certificate of this machine's own daemon. Raises OSError, ssl.SSLError.
-    """
-    path = Path(certificate)
-    return _context(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _context(path: Path, changed: int) -> ssl.SSLContext:
-    """Return the same object for an unchanged file, so that connections are reused."""
-    certificate = path.read_text().partition(CERTIFICATE_END)[0]
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the daemon listens on loopback, and its certificate names another host
-    context.load_verify_locations(cadata=certificate + CERTIFICATE_END)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return context

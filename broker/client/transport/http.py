@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_exponential
 
 from broker.api.schemas.base import ProblemView
-from broker.client.transport.connection import Connection, trusting
+from broker.client.transport.connection import Connection
 from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachable
+from broker.paths import trusting
 
 Answer = TypeVar("Answer", bound=BaseModel)
 TRY_AGAIN = frozenset({429, 502, 503, 504})

@@ -10,7 +10,7 @@ import torch
 from tests.trainer.support import tiny_models as heads
 from tests.trainer.support import workers
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.tasks.common.rouge import rouge_l
+from trainer.tasks.common.label_metrics import rouge_l
 from trainer.tasks.text.seq2seq import Seq2Seq
 
 CPU = torch.device("cpu")

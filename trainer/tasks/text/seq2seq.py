@@ -13,7 +13,7 @@ from trainer.dataset.prompts import render
 from trainer.models import max_positions as positions
 from trainer.tasks.common import generation as writing
 from trainer.tasks.common.base import Batch, Row, Task
-from trainer.tasks.common.rouge import rouge_l
+from trainer.tasks.common.label_metrics import rouge_l
 
 WRITTEN = 32
 """Number of held-out rows for ROUGE; generating a text takes far longer than computing a loss."""
