@@ -42,7 +42,7 @@ def test_init_writes_a_spec_that_validates(own_home: Path, kind: str) -> None:
     text = path.read_text()
     spec = QuoteSpec.model_validate(yamlfile.parse(text, "job.yaml").data)
     assert (spec.train is None) == (kind == "script")
-    assert "# The job never spends more than this, whatever happens." in text
+    assert "# The job never spends more than this." in text
     assert run("init", str(path))[0] == Exit.BAD_INPUT
     assert path.read_text() == text
 
@@ -334,5 +334,5 @@ def test_help_of_every_command() -> None:
     for words in (("artifacts",), ("doctor",), ("token", "new"), ("secret", "set"), ("blobs", "init")):
         assert words[0] in shown
         assert run(*words, "--help")[0] == 0
-    assert "130: Ctrl-C" in " ".join(shown.split())
+    assert "130: interrupted by Ctrl-C" in " ".join(shown.split())
     assert run("frobnicate")[0] == Exit.BAD_INPUT

@@ -45,7 +45,7 @@ async def test_explain_adds_up_to_the_quote_and_names_every_offer(shell: Shell) 
     said = (await quoted(shell, "--explain")).out
     assert "  time  boot" in said
     assert "  $     machines" in said
-    assert "assumed: weights and data come at 200 MB/s" in said
+    assert "assumed: weights and data download at 200 MB/s" in said
     flat = "".join(said.replace("│", " ").split())
     assert all(line["offer"]["id"] in flat for line in ran.document["lines"])
 
@@ -166,9 +166,9 @@ async def test_a_script_has_nothing_to_scale(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--gpus", "4"), "--gpus: --what-if"),
-        (("--sharding", "tensor"), "--sharding: --what-if"),
-        (("--stack", "transformers=4.48.1"), "--stack: --what-if"),
+        (("--gpus", "4"), "--gpus: not used with --what-if"),
+        (("--sharding", "tensor"), "--sharding: not used with --what-if"),
+        (("--stack", "transformers=4.48.1"), "--stack: not used with --what-if"),
         (("--usd-per-gpu-hour", "inf"), "--usd-per-gpu-hour inf"),
         (("--rows", "0"), "--rows 0"),
     ],

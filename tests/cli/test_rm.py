@@ -30,7 +30,7 @@ async def test_what_it_costs_is_shown_and_nothing_goes_without_an_answer(shell: 
     assert ran.code == Exit.BAD_INPUT
     ran = await to_thread(shell.run, "rm", "--data", job)
     assert ran.code == Exit.BAD_INPUT
-    assert "keeps 10.0 GiB, $0.2300 a month, $0.5000 so far" in ran.out
+    assert "stores 10.0 GiB, $0.2300 a month, $0.5000 so far" in ran.out
     assert "pass -y" in ran.err
     kept = await shell.api.service.store.job(job)
     assert kept is not None
@@ -42,7 +42,7 @@ async def test_what_it_costs_is_shown_and_nothing_goes_without_an_answer(shell: 
     assert ran.code == Exit.NOT_FOUND
     assert "were deleted on 20" in ran.err
     ran = await to_thread(shell.run, "get", job)
-    assert "deleted already: logs on 20" in ran.out
+    assert "already deleted: logs on 20" in ran.out
 
 
 async def test_a_forecast_is_seen_in_the_list_and_while_watching(shell: Shell) -> None:

@@ -124,4 +124,4 @@ async def test_bad_invoices_are_refused_with_the_file(shell: Shell) -> None:
     ran = await run(shell, "reconcile", str(strange))
     assert "use one of runpod, aws, vast, lambda" in ran.err
     ran = await run(shell, "reconcile", str(strange), "--cloud", "runpod")
-    assert (ran.code, "bill.json: no JSON" in ran.err) == (Exit.BAD_INPUT, True)
+    assert (ran.code, "bill.json: not JSON" in ran.err) == (Exit.BAD_INPUT, True)

@@ -119,7 +119,7 @@ async def test_quote_creates_nothing(shell: Shell) -> None:
     [
         (
             {"approval_above_usd": "2"},
-            "approval: a job submitted now waits for approval: policy limits asks",
+            "approval: a job submitted now waits for approval: policy limits",
             "approval",
         ),
         (

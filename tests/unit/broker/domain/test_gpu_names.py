@@ -70,7 +70,7 @@ def test_a_name_is_known_however_it_is_written(said: str, name: str) -> None:
     ran = CliRunner().invoke(app, ["estimate", "openai-community/gpt2", "--seq", "64", "--gpu", said, "--json"])
     document = json.loads(ran.stdout)
     assert document["gpu"] == found[0]
-    said_so = [note for note in document["notes"] if note.startswith(f"--gpu {said}: taken for {found[0]} (")]
+    said_so = [note for note in document["notes"] if note.startswith(f"--gpu {said}: assumed to be {found[0]} (")]
     assert bool(said_so) == (len({TABLE[known].memory_bytes for known in found}) > 1)
     assert all(f"{known} ({TABLE[known].memory_bytes / 2**30:.0f} GiB)" in note for note in said_so for known in found)
 
@@ -79,7 +79,7 @@ def test_a_name_is_known_however_it_is_written(said: str, name: str) -> None:
 def test_of_boards_of_different_memory_the_usual_one_is_taken(said: str, gpu: str) -> None:
     document = estimate("openai-community/gpt2", seq=64, gpu=said)
     assert document["gpu"] == gpu
-    assert any("taken for" in note for note in document["notes"]) == (said != "a100-40gb")
+    assert any("assumed to be" in note for note in document["notes"]) == (said != "a100-40gb")
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,14 @@ def test_people_are_shown_a_table_and_what_it_rests_on() -> None:
     ran = run(MISTRAL, "--gpu", "l40s", "--lora-targets", "q_proj,c_attn")
     assert ran.exit_code == 0
     for words in (
-        "nvidia-smi shows",
+        "in nvidia-smi",
         "peak in: forward head",
         "evidence: traced",
         "l40s: ",
         "c_attn matches no module",
     ):
         assert words in ran.stdout
-    assert "tokens/s: not known: no --gpu was given" in run(MISTRAL).stdout
+    assert "tokens/s: unknown: no --gpu was given" in run(MISTRAL).stdout
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ async def test_a_key_of_another_account_from_the_same_files_lists_nothing(cloud:
     account = Account(cloud, tmp_path / "account.json")
     await account.verify()
     cloud.who.write_text("other")
-    with pytest.raises(OutcomeUnknown, match="credentials are of account 222, the jobs' machines of 111"):
+    with pytest.raises(OutcomeUnknown, match="credentials belong to account 222, the jobs' machines to 111"):
         await account.verify()
     assert json.loads((tmp_path / "account.json").read_text()) == {"account": ["111"]}
     cloud.who.write_text("two")
