@@ -67,3 +67,12 @@ def test_a_page_begins_with_its_purpose(page: Path) -> None:
 
 def test_the_pages_are_few_enough_to_read() -> None:
     assert sum(len(page.read_text().splitlines()) for page in PAGES) < MOST_LINES
+
+
+PATHS = re.compile(r"`((?:broker|providers|trainer|tests|examples|benchmarks|deploy)/[\w./-]+\.py)`")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_named_paths_exist(document: Path) -> None:
+    missing = {path for path in PATHS.findall(document.read_text()) if not Path(path).exists()}
+    assert missing == set()
