@@ -223,7 +223,7 @@ def test_a_start_removes_what_was_on_its_way_and_nothing_else(tmp_path: Path) ->
 FILLS = """
 import asyncio, sys
 from pathlib import Path
-from broker.api import spool
+from broker.api.core import upload_spool as spool
 spool.KEPT_FREE_BYTES = 0
 spool.shutil.disk_usage = lambda path, usage=spool.shutil.disk_usage: usage(path)._replace(free=1 << 40)
 async def body():
@@ -247,7 +247,7 @@ def test_a_disk_that_fills_while_an_upload_comes_keeps_nothing_of_it(tmp_path: P
     found = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     if "permitted" in found.stderr or "denied" in found.stderr:
         pytest.skip("no file system may be mounted here")
-    assert found.stdout == "NoRoom left []\n", found.stderr
+    assert found.stdout == "StorageFull left []\n", found.stderr
 
 
 async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:

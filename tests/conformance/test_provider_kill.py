@@ -24,7 +24,7 @@ from broker.runtime.clock import SystemClock
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec
 from broker.domain.offer import GpuAsk
-from providers.local import LocalConfig, LocalProvider
+from providers.local.provider import LocalConfig, LocalProvider
 import psutil
 
 async def create(state, name):

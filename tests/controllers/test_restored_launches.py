@@ -130,7 +130,7 @@ def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Bui
         await _unreadable(house, job)
         begin_again(house, store)
         async with house.running():
-            held = await house.until(job, lambda found: found.state is JobState.QUEUED and "stands" in found.reason)
+            held = await house.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
             assert f"{second.name} at simulated exists and bills" in held.reason
         (known,) = await house.attempts(job)
         assert (known.state, known.reason) == (AttemptState.ENDED, Reason.PREEMPTED)
@@ -154,7 +154,7 @@ def test_unsent_intent_followed_by_another_is_not_sent(build: Build, monkeypatch
         second = (await house.attempts(job))[1]
         begin_again(house, store)
         async with house.running():
-            await house.until(job, lambda found: found.state is JobState.QUEUED and "stands" in found.reason)
+            await house.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
         assert created == await house.machines() == [second.name]
         assert [one.reason for one in await house.attempts(job)] == [Reason.QUOTE_EXPIRED]
 
