@@ -5,14 +5,18 @@ python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 python -m tests.sim --hashes 100
 python -m tests.sim --replay 17
 python -m tests.sim --mutants
+python -m tests.sim --seeds 0:2000 --stories stories.json.gz
 """
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 if os.environ.get("PYTHONHASHSEED") != "0":
     os.environ["PYTHONHASHSEED"] = "0"
@@ -82,6 +86,15 @@ def same(seeds: range) -> int:
     return 1 if others else 0
 
 
+def stories(seeds: range, file: Path, *, hints: bool, processes: int | None) -> int:
+    """Write the trace of every seed as one JSON line, so that two states of the code can be compared."""
+    with many.pool(processes or os.cpu_count() or 1) as workers, gzip.open(file, "wt") as out:
+        for outcome in workers.map(partial(simulate, hints=hints), seeds, chunksize=many.CHUNK):
+            out.write(json.dumps([outcome.seed, outcome.steps, outcome.trace, outcome.violation]) + "\n")
+    print(json.dumps({"seeds": len(seeds), "file": str(file)}))
+    return 0
+
+
 def seeds_of(text: str) -> range:
     """`FROM:TO`, without TO itself; of `commit`: others for every commit, the same ones for the same commit."""
     if text == "commit":
@@ -105,6 +118,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--replay", type=int, metavar="SEED", help="tell the whole story of one seed")
     what.add_argument("--hashes", type=int, metavar="N", help="run the first N seeds in two processes, and compare")
+    what.add_argument("--stories", type=Path, metavar="FILE", help="write the trace of every seed to a .json.gz file")
     what.add_argument("--mutants", action="store_true", help="plant each mutant until a seed catches it")
     parser.add_argument("--only", metavar="NAME", help="of the mutants those with this in their name")
     parser.add_argument("--known", action="store_true", help="try the seeds first that caught them before")
@@ -118,6 +132,8 @@ def main() -> int:
         return same(range(asked.seeds.start, asked.seeds.start + asked.hashes))
     if asked.replay is not None:
         return replay(asked.replay, hints=hints)
+    if asked.stories is not None:
+        return stories(asked.seeds, asked.stories, hints=hints, processes=asked.processes)
     return houses(asked.seeds, lifetimes=asked.lifetimes, hints=hints, processes=asked.processes)
 
 
