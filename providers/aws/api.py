@@ -1,8 +1,7 @@
-"""AWS's API through botocore: calls run in separate threads with timeouts.
+"""AWS's API through botocore. Calls run in separate threads with timeouts, and raise the broker's errors.
 
-All errors are translated to the broker's errors.
-botocore's clients are thread-safe, but sessions are not, so clients are created one at a time and cached. botocore is
-imported at the first call, so that a daemon without AWS does not need it.
+botocore's clients are thread-safe, but its sessions are not, so clients are created one at a time and cached. The
+first call imports botocore, so that a daemon without AWS does not need it.
 """
 
 import asyncio

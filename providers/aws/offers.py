@@ -143,7 +143,7 @@ class AwsOffers:
             spot=zone is not None,
             usd_per_hour=_with_disk(price, disk),
             on_demand_usd_per_hour=None if listed is None else _with_disk(listed, disk),
-            billed_from="running",  # EC2: seconds in the state "running"; "pending" is free
+            billed_from="running",  # EC2 bills the state "running"; "pending" is free
             billing_minimum_s=MINIMUM_S,
             price_moves=zone is not None,
             available=True if score >= MIN_SCORE else None,

@@ -22,7 +22,7 @@ from providers.common.start_watch import StartWatch
 log = logging.getLogger(__name__)
 
 EMULATED_START_S = 30.0
-"""An emulator's machine starts its agent within seconds; waiting longer for one that will not is a waste of tests."""
+"""Largest `Caps.agent_start_s` of an emulator's machine in seconds, so that tests wait no longer than needed."""
 APPEAR_S = 2.0
 """Seconds between two listings while a launched machine is not listed yet."""
 CONFIRMS, CONFIRM_S = 5, 10.0

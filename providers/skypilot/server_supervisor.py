@@ -57,7 +57,7 @@ def _start(port: str) -> int:
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKE)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:  # the keeper died before that took effect
+        if os.getppid() != keeper:  # the keeper died before the prctl call took effect
             os._exit(1)
 
     argv = [sys.executable, "-m", "sky.server.server", "--host", "127.0.0.1", "--port", port]

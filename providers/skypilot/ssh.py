@@ -28,7 +28,7 @@ _OPTIONS = (
     "BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
 )  # fmt: skip
 _SSH_FAILED = 255
-"""Exit exit_code of ssh for a connection that failed."""
+"""Exit code of ssh for a failed connection."""
 
 
 def argv(login: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
