@@ -222,7 +222,7 @@ class SkyServer:
             "SKYPILOT_USER_ID": self._user,
             "SKYPILOT_USER": "gpubroker",
             "AWS_DEFAULT_REGION": "us-east-1",  # Without a region boto3 cannot even identify the account.
-            "SPT_NOENV": "1",  # Otherwise setproctitle overwrites the environment, which contains the server's id.
+            "SPT_NOENV": "1",  # Keep setproctitle from overwriting the environment, which contains the server's id.
             LOCK: running.id,
             STATE: str(self._state),
             TOKEN: running.token,

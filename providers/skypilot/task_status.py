@@ -48,7 +48,7 @@ async def read_job(ssh: Sequence[str]) -> SkyJob | None:
     """Return the state of the machine's task, or None if the machine does not answer.
 
     `ssh`: argv to which a word for the machine's shell may be appended.
-    The answer uses an own pipe, because with asyncio's PIPE `wait` hangs once its reader is full and paused.
+    A separate pipe carries the answer, because with asyncio's PIPE `wait` hangs once the reader is full and paused.
     """
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as answers:
