@@ -108,7 +108,7 @@ def start_result(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:
 
 
 def _failure_message(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> str:
-    """Return the last line of the broker's scripts and the last line of the program that they called."""
+    """Return the cause from the last line of the broker's scripts and the last line of the program that they called."""
     script_lines = [line for line in lines if line.startswith(_SCRIPT_PREFIXES)]
     program_lines = [line for line in lines if not line.startswith(_SCRIPT_PREFIXES)]
     if not script_lines:
