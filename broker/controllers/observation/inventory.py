@@ -127,9 +127,9 @@ class Inventory:
     def _born_after(self, provider: str, machine: Observed, shown: datetime) -> datetime | None:
         """Return the latest time at which a machine that was just listed for the first time did not exist.
 
-        The later of two limits applies: a list lag before the two previous listings began, and the cloud's creation time
-        less a possible error of its clock. Before the third listing, only the creation time applies, uncorrected. The
-        result is at most `shown`. None: neither limit is known.
+        The later of two limits applies: a list lag before the two previous listings began, and the cloud's creation
+        time less a possible error of its clock. Before the third listing, only the creation time applies, uncorrected.
+        The result is at most `shown`. None: neither limit is known.
         """
         times, born = self._times[provider], machine.created_at
         if len(times) > 2:

@@ -115,7 +115,10 @@ class RestoredAttempts:
 
 
 async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, final: Final) -> Reason | None:
-    """Return the reason of the drain that ended an attempt; see `drained_for`. Raises BlobsUnavailable."""
+    """Return the reason of the drain request that ended an attempt and its job; None: the job continues.
+
+    Raises BlobsUnavailable.
+    """
     if final.outcome is not Outcome.DRAINED:
         return None
     data = await context.blobs.get(keys.desired(attempt))
