@@ -1,1 +1,1 @@
-"""The clouds, one module each, behind the `Provider` port of the broker."""
+"""Providers of machines, one package each, behind the broker's `Provider` port."""

@@ -35,7 +35,7 @@ def _save_bytes(line: QuoteLine) -> int:
 def _saves(every_s: float, during_s: float) -> int:
     """Return how many checkpoints a trainer may still upload in a drain that ends `during_s` later.
 
-    One is under way, others become due, and one is the last.
+    One save is under way, one follows at each interval, and one is the last.
     """
     return 2 + int(during_s / every_s)
 
@@ -43,7 +43,7 @@ def _saves(every_s: float, during_s: float) -> int:
 def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Traffic:
     """Return the traffic at the end of a drain.
 
-    Before the first heartbeat there is nothing to save, and without time for a drain nothing is saved.
+    Before the first heartbeat, or without time for a drain, the trainer saves nothing.
     """
     moved, beat = traffic(attempt, until), attempt.beat
     if beat is None or not during_s:

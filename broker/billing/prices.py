@@ -75,10 +75,10 @@ def price_changes(
 ) -> tuple[PriceChange, ...]:
     """Return the changes of what the cloud bills that are not accrued yet; empty: nothing new is known.
 
-    `listed`: machines of a recent listing, gone ones included. `spans_listed`: all machines ever listed under the
-    name. A rise counts from the last charge, because the old price was observed before it. A fall counts from now, so
-    that the accrual is never too low. An extra machine counts for its lifetime, even if it came and went between two
-    charges.
+    `listed`: machines of a recent listing, including machines that are gone. `spans_listed`: all machines ever listed
+    under the name. A rise counts from the last charge, because the old price was observed before it. A fall counts from
+    now, so that the accrual is never too low. An extra machine counts for its lifetime, even if it came and went
+    between two charges.
     """
     existing = [machine for machine in listed if machine.state is not InstanceState.GONE]
     lives = [_with_minimum(attempt, machine, now) for machine in spans_listed]
@@ -176,8 +176,8 @@ def _as_recorded(
 class _ExtraMachines:
     """Number of extra machines over time, from a sweep over (time, +1 or -1) events of machine spans.
 
-    Machines in excess of those bought are extra. Once all bought machines are recorded and one of them exists, every
-    unrecorded machine is extra, even if the recorded ones have ended.
+    Machines above the number bought are extra. Once all bought machines are recorded and the first of them has started,
+    every unrecorded machine is extra, even after all recorded machines have ended.
     """
 
     def __init__(self, attempt: Attempt, machines: Sequence[MachineSpan]) -> None:

@@ -29,8 +29,9 @@ def billed_hours(attempt: Attempt) -> Decimal:
 def lost_share(attempt: Attempt) -> Decimal:
     """Return the share of an attempt's cost without progress, 0..1.
 
-    It is 1 if the attempt never trained. Otherwise it is the share of its life spent on steps after its last
-    checkpoint, with training time spread evenly over its steps. A running attempt has lost nothing yet.
+    The share is 1 if the attempt completed no step. Otherwise it is the part of the attempt's life spent on steps after
+    the last checkpoint, with training time spread evenly over the steps. A running or completed attempt has lost
+    nothing.
     """
     if attempt.live or attempt.reason is Reason.COMPLETED:
         return ZERO

@@ -33,7 +33,7 @@ def drain_reason(desired: Desired) -> Reason | None:
 
 
 def still_running_message(number: int, machine: str, final: Final | None) -> str:
-    """Return why a job waits for the machine of such an attempt, and what a user can do, in one line."""
+    """Return why a job waits for the machine of an attempt without a row, and what a user can do, in one line."""
     now = "may still train" if final is None else f"has ended ({final.outcome.value})"
     wait = "wait until it is gone, or end it" if final is None else "end it"
     return (
@@ -43,7 +43,7 @@ def still_running_message(number: int, machine: str, final: Final | None) -> str
 
 
 def unproven_message(number: int, silent: Iterable[str]) -> str:
-    """Return why a job waits until the clouds answer whether such an attempt has machines."""
+    """Return why a job waits until the clouds answer whether an attempt without a row has machines."""
     clouds = ", ".join(sorted(silent))
     status = f"{clouds} did not answer; see gpubroker doctor" if clouds else "the clouds are asked"
     return (

@@ -26,7 +26,7 @@ class LaunchLook:
     create.
     """
     store_ok: bool = True
-    """False when heartbeats could not be read for long enough that one would show: the agent's state is unknown then.
+    """False when heartbeats were readable for less time than a heartbeat needs to show; the agent's state is unknown.
     """
     dead_s: float | None = None
     """Seconds since this process first knew that the launcher is dead; None: the launcher may be alive."""

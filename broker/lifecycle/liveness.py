@@ -41,7 +41,7 @@ class LivenessTimeouts:
 
     @property
     def late_s(self) -> float:
-        """Heartbeat age after which one is missing: its cloud is polled more often."""
+        """Heartbeat age, in seconds, after which a heartbeat is missing and the cloud is polled more often."""
         return 1.5 * self.beat_s
 
     @property
@@ -225,8 +225,8 @@ def _notice_is_near(observation: AttemptObservation, timeouts: LivenessTimeouts)
 def _is_hung(nodes: int, observation: AttemptObservation, timeouts: LivenessTimeouts, boot_deadline_s: float) -> bool:
     """Return True if the attempt is silent or stuck although the cloud lists all its machines.
 
-    It is never true while our store probe fails, nor before a heartbeat would show after it succeeds. A machine that
-    the listing omits may be gone. A machine that restarts gets its boot time.
+    The result is False while the broker's store probe fails, and until a heartbeat would show after the probe succeeds.
+    A machine that the listing omits may be gone. A machine that restarts gets its boot time.
     """
     readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
     existing = [machine for machine in observation.seen if machine.state not in TAKEN_AWAY]
@@ -242,7 +242,7 @@ def _is_hung(nodes: int, observation: AttemptObservation, timeouts: LivenessTime
 def progress_of(beat: Heartbeat) -> tuple[object, ...]:
     """Return the values that change with progress.
 
-    A step shows progress of training; messages and sent bytes show that of other phases.
+    A step shows progress of training; messages, saves and sent bytes show progress of other phases.
     """
     if beat.phase == "training":
         return beat.phase, beat.step

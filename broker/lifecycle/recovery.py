@@ -168,8 +168,8 @@ def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
 def lasting_manifests(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     """Return the manifests that stay while a job on several machines starts from them.
 
-    Each machine lists them itself, and a live attempt removes its older ones. Those of live attempts are used only if
-    there are no others.
+    Each machine lists the manifests itself, and a live attempt removes its older manifests. Manifests of live attempts
+    are therefore used only if no ended attempt has any.
     """
     live = {attempt.id for attempt in attempts if attempt.live}
     ended = tuple(key for key in manifests if key.split("/")[2] not in live)

@@ -43,7 +43,7 @@ def purchase(line: QuoteLine, reserve_usd: Decimal, cap_usd: Decimal, approved_u
 
 
 def admission(attempt: Attempt, cap_usd: Decimal, approved_usd: Decimal | None) -> BudgetRequest:
-    """Return the request of a new attempt; the cap and its approval are the job's present ones."""
+    """Return the request of a new attempt; the cap and its approval are the job's current values."""
     return purchase(attempt.line, attempt.reserved_usd, cap_usd, approved_usd)
 
 

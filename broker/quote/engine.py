@@ -116,7 +116,7 @@ class _Evaluation:
 class _LazyLines(Sequence[QuoteLine]):
     """Lines of a quote, each built on access.
 
-    `order`: offer numbers, the kept ones first.
+    `order`: offer numbers, kept offers first.
     """
 
     def __init__(self, evaluation: _Evaluation, order: list[int]) -> None:
@@ -223,7 +223,7 @@ def quote(
     storage_usd_per_gib_month: Decimal = ZERO,
     learned: Corrections = NO_CORRECTIONS,
 ) -> Quote:
-    """Return every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
+    """Return every offer once, kept offers first by the spec's objective (a script: by price), ties by offer id.
 
     `workload`: the remaining work. `local_files`: the blob store or the model is a folder of this machine.
     `scoped_store`: credentials of the blob store reach no more than the attempt's own keys. `spent`, `cap_left`:

@@ -67,7 +67,7 @@ def _half_octaves(mbit_s: float | None) -> int:
 
 
 def network_rates(facts: HostFacts | None) -> NetworkRates:
-    """Return the slower of the assumed rates and those that the cloud states."""
+    """Return the slower of the assumed rates and the rates that the cloud states."""
     if facts is None:
         return NetworkRates()
     down, up = (MBIT * 2.0 ** (_half_octaves(rate) / 2) for rate in (facts.down_mbit_s, facts.up_mbit_s))
@@ -258,7 +258,7 @@ def shortage_message(offer: Offer, needs: HostNeeds) -> str:
 
 
 def scarcity_note(offer: Offer, needs: HostNeeds) -> str:
-    """Return a note on resources of the host that suffice but are below the recommended ones; empty: none."""
+    """Return a note on resources of the host that suffice but are below the recommendation; empty: none."""
     if offer.vcpus >= WANTED_CORES * needs.gpus and offer.ram_bytes >= WANTED_RAM * needs.gpus:
         return ""
     return f"; {offer.vcpus} cores and {offer.ram_bytes / GIB:.0f} GiB of RAM are few for {needs.gpus} GPUs"

@@ -49,7 +49,7 @@ def new_agent_messages(before: Attempt, after: Attempt) -> tuple[AgentMessage, .
 
 
 def _messages(attempt: Attempt) -> list[tuple[tuple[str, int], AgentMessage]]:
-    """Return messages by the agent's start and number; the final report repeats those of heartbeats."""
+    """Return messages by the agent's start and number; the final report repeats the messages of heartbeats."""
     documents = (attempt.beat, attempt.final)
     return [
         ((document.boot, message.seq), message) for document in documents if document for message in document.messages

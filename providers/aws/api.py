@@ -1,8 +1,7 @@
-"""AWS's API through botocore: calls run in separate threads with timeouts.
+"""AWS's API through botocore. Calls run in separate threads with timeouts, and raise the broker's errors.
 
-All errors are translated to the broker's errors.
-botocore's clients are thread-safe, but sessions are not, so clients are created one at a time and cached. botocore is
-imported at the first call, so that a daemon without AWS does not need it.
+botocore's clients are thread-safe, but its sessions are not, so clients are created one at a time and cached. The
+first call imports botocore, so that a daemon without AWS does not need it.
 """
 
 import asyncio
@@ -18,7 +17,9 @@ from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, ProviderError
 T = TypeVar("T")
 
 THREADS = 16
+"""Largest number of simultaneous calls."""
 CONNECT_S, READ_S, ATTEMPTS = 5.0, 20.0, 2
+"""Timeouts in seconds for the connection and for each read, and the largest number of attempts per call."""
 POLICY = "give the user or role the policy deploy/iam/aws.json"
 LOGIN = "log in again with `aws sso login` or `aws login`, or renew the temporary keys"
 CLOCK = "this computer's clock is wrong: set it by NTP"
@@ -31,7 +32,7 @@ _WRONG_KEY = {
 }  # fmt: skip
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 _SKEWED = {"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"}
-"""Codes for a wrong clock; `RequestExpired` also means that temporary keys have expired."""
+"""Codes that AWS returns for a wrong clock. AWS returns `RequestExpired` for expired temporary keys too."""
 _UNTIMELY = re.compile(r"signature (expired|not yet current)", re.I)
 _ACCOUNT = {"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"}
 _THROTTLED = {
@@ -63,7 +64,7 @@ _WRONG_REQUEST = {
     "InvalidRegionError",
     "NoRegionError",
 }
-"""Names of botocore's exceptions that are raised before a request is sent; versions differ in which ones exist."""
+"""Names of exceptions that botocore raises before it sends a request. Not every version has all of these classes."""
 
 
 def error_for_code(operation_text: str, code: str, message: str, status: int) -> ProviderError:
@@ -109,7 +110,7 @@ def error_for_exception(operation_text: str, error: Exception) -> ProviderError:
 
 
 def is_credential_error(error: Exception) -> bool:
-    """Return True if a login or another key may help."""
+    """Return True if a login or another key may resolve the error."""
     return _code(error) in _EXPIRED | _WRONG_KEY or bool(_class_names(error) & (_NO_KEYS | _NO_LOGIN))
 
 

@@ -96,8 +96,11 @@ class AwsMachineType:
     vcpus: int
     ram_bytes: int
     network_mbit_s: float | None
+    """Sum of the network cards' baseline bandwidth in Mbit/s; None: AWS does not report it."""
     spot: bool
+    """True if AWS sells the type as spot."""
     on_demand: bool
+    """True if AWS sells the type on demand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +112,12 @@ class InstanceTypes:
 
 
 class AwsMarket:
-    """Caches of AWS's facts; a cache raises a ProviderError if AWS does not deliver a fact."""
+    """Cached facts of AWS's market. `get` of a cache raises a ProviderError if AWS does not return the fact."""
 
     def __init__(self, aws: Aws, clock: Clock, regions: Sequence[str]) -> None:
         self._aws, self._clock, self._regions = aws, clock, tuple(regions)
         self.kinds = RequestCache(clock, self._kinds, keep_s=HOUR_S)
+        """Instance types with GPUs; the key is the region."""
         self.zones = RequestCache(clock, self._zones, keep_s=HOUR_S)
         """Zone ids (`use1-az1`) by zone name (`us-east-1a`), by instance type; the key is the region."""
         self.spot = RequestCache(clock, self._spot, keep_s=15.0, retry_s=0.0)
@@ -125,7 +129,7 @@ class AwsMarket:
         self.egress = RequestCache(clock, self._egress, keep_s=6 * HOUR_S)
         """Dollars per GiB to the internet by region, highest tier; the key is always `internet`."""
         self.quotas = RequestCache(clock, self._quotas, keep_s=RETRY_S)
-        """VCPUs by the quota's name; the key is the region."""
+        """Number of vCPUs by name of the quota; the key is the region."""
         self.scores = RequestCache(clock, self._scores, keep_s=HOUR_S)
         """Spot placement scores by zone id; the key is the instance type. AWS limits the distinct queries per day."""
 
@@ -241,7 +245,7 @@ def _machine(kind: Mapping[str, Any]) -> AwsMachineType | str:
 
 
 def _prices(products: Any, *, region: str = "regionCode") -> Mapping[str, Decimal]:
-    """Return the highest price of the products by region, so that a cost cap holds although tiers get cheaper."""
+    """Return the highest price of the products by region, because a cost cap must hold in the most expensive tier."""
     highest: dict[str, Decimal] = {}
     for product in products:
         code = product["product"]["attributes"].get(region)

@@ -29,13 +29,18 @@ class _Region:
     name: str
     kinds: InstanceTypes
     zones: Mapping[str, Mapping[str, str]]
+    """Zone ids by zone name, by instance type."""
     spot: Mapping[tuple[str, str], Decimal]
+    """Dollars per hour by (instance type, zone name), without the disk."""
     quotas: Mapping[str, float]
     on_demand: Mapping[str, Decimal | None]
     """Dollars per hour by instance type, without the disk; None: the price is not known."""
     scores: Mapping[str, Mapping[str, int]]
+    """Spot placement scores by zone id, by instance type."""
     disk_usd_per_gib_month: Decimal | None
+    """Dollars per GiB and month of gp3; None: the price is not known, and offers contain no price of the disk."""
     egress_usd_per_gib: Decimal | None
+    """Dollars per GiB to the internet; None: the price is not known."""
 
 
 class AwsOffers:
@@ -143,7 +148,7 @@ class AwsOffers:
             spot=zone is not None,
             usd_per_hour=_with_disk(price, disk),
             on_demand_usd_per_hour=None if listed is None else _with_disk(listed, disk),
-            billed_from="running",  # EC2: seconds in the state "running"; "pending" is free
+            billed_from="running",  # EC2 bills the state "running"; "pending" is free
             billing_minimum_s=MINIMUM_S,
             price_moves=zone is not None,
             available=True if score >= MIN_SCORE else None,

@@ -26,20 +26,20 @@ class Owned(Protocol):
     async def credential(self) -> str:
         """Return a digest of the current credentials. Raises Rejected if there are none.
 
-        A `/` separates the key derived from the credentials, if it can change while the credentials do not.
+        If a derived key can change while the credentials stay the same, the key follows after a `/`.
         """
         ...
 
     async def account(self) -> Sequence[str]:
-        """Return marks of the account of the credentials, which are read again. Raises like `list`.
+        """Read the credentials again and return marks of their account. Raises the errors of `list`.
 
-        The first mark is shown to users. Two accounts share no mark; two answers about one account share at least one.
+        The first mark is shown to users. Two accounts share no mark; two answers about one account share a mark.
         """
         ...
 
 
 class Account:
-    """The account of one cloud that this installation uses, stored in `file`."""
+    """Account of one cloud that this installation uses; `file` stores its marks."""
 
     def __init__(self, cloud: Owned, file: Path) -> None:
         self._cloud, self._file = cloud, file
@@ -83,12 +83,12 @@ class Account:
         try:
             yield
         except Gone:
-            await self._recheck(credential)  # another account lists none of our machines
+            await self._recheck(credential)  # `Gone` proves nothing if the call reached another account
             raise
         await self._recheck(credential)
 
     async def _recheck(self, credential: str) -> None:
-        """Verify a key that was renewed meanwhile. If it belongs to the account, keys between the two did too."""
+        """Verify a key that was renewed during the call. If it belongs to the account, keys used in between did too."""
         if await self._check_unchanged(credential) != credential:
             await self.verify()
 
@@ -111,7 +111,7 @@ class Account:
             write_private(self._file, json.dumps({"account": list(marks)}).encode(), durable=True)
 
     def _read(self) -> list[str]:
-        """Return the stored marks; empty if none is stored yet."""
+        """Return the stored marks; empty before the first use."""
         try:
             return [str(mark) for mark in json.loads(self._file.read_bytes())["account"]]
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""A cloud in two parts: its own API lists and destroys machines; SkyPilot, behind `Launcher`, creates them.
+"""Provider of a rented cloud: the cloud's own API lists and destroys machines, and SkyPilot creates them.
 
-SkyPilot's status reads its own database and misses machines that this database has lost, so SkyPilot only creates.
+SkyPilot lists machines from its own database, which may lose machines. The broker therefore lists them at the cloud.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from providers.common.start_watch import StartWatch
 log = logging.getLogger(__name__)
 
 EMULATED_START_S = 30.0
-"""An emulator's machine starts its agent within seconds; waiting longer for one that will not is a waste of tests."""
+"""Largest `Caps.agent_start_s` of an emulator's machine in seconds, so that tests wait no longer than needed."""
 APPEAR_S = 2.0
 """Seconds between two listings while a launched machine is not listed yet."""
 CONFIRMS, CONFIRM_S = 5, 10.0
@@ -31,28 +31,29 @@ CONFIRMS, CONFIRM_S = 5, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """An offer in SkyPilot's terms."""
+    """Launch request for one offer, in SkyPilot's terms."""
 
     cloud: str
-    """SkyPilot's name: runpod, lambda, vast, aws."""
+    """SkyPilot's name of the cloud: runpod, lambda, vast, aws."""
     region: str
     zone: str | None = None
     instance_type: str
     use_spot: bool
     disk_gb: int = 100
     catalog: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
-    """Rows to be in SkyPilot's catalog before the launch, by file (`runpod/vms.csv`); a row is keyed by its columns."""
+    """Rows that SkyPilot's catalog needs before the launch, by file (`runpod/vms.csv`). A row: value by column."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """SkyPilot configuration of this launch alone, e.g. `{"vast": {"create_instance_kwargs": {"price": 0.2}}}`."""
+    """SkyPilot configuration of this launch only, e.g. `{"vast": {"create_instance_kwargs": {"price": 0.2}}}`."""
     pin: Mapping[str, str] = field(default_factory=dict)
-    """Exact product for the server plugin to buy; SkyPilot itself would buy the first that it finds."""
+    """Exact product that the server plugin buys; without a pin SkyPilot buys the first product that it finds."""
     network_tier: str | None = None
+    """SkyPilot's `network_tier`; None: SkyPilot's default."""
     apart_s: float = 0.0
     """Shortest time in seconds between two launches at this cloud."""
 
 
 class Cloud(Owned, Protocol):
-    """The native API of one cloud."""
+    """Native API of one cloud."""
 
     @property
     def caps(self) -> Caps: ...
@@ -77,7 +78,7 @@ class Cloud(Owned, Protocol):
 
 
 class Launcher(Protocol):
-    """The SkyPilot part, shared by all clouds of a daemon: see `providers.skypilot.launcher`."""
+    """Launcher of machines through SkyPilot, shared by all clouds of a daemon; see `providers.skypilot.launcher`."""
 
     @property
     def id(self) -> str:
@@ -106,7 +107,7 @@ class Launcher(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release resources; running launches continue. The clouds share the launcher and may close it repeatedly."""
+        """Release resources; running launches continue. May be called repeatedly, because clouds share the launcher."""
         ...
 
 
@@ -141,7 +142,7 @@ class CloudProvider:
         return replace(caps, simulated=True, agent_start_s=min(caps.agent_start_s or 0.0, EMULATED_START_S))
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        await self._account.verify()  # without a valid account nothing can be listed, so nothing is offered
+        await self._account.verify()  # offer nothing if the account's machines cannot be listed
         sieve = OfferFilter(ask)
         await self._cloud.rows(sieve)
         self.dropped = sieve.dropped
@@ -168,7 +169,7 @@ class CloudProvider:
         if boot.nodes > 1 and not self.caps.multi_node:
             raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
         if any(seen.handle.name == name for seen in await self._seen()):
-            # SkyPilot adopts by name, but repeats the setup of a running machine and loops forever on a partial set.
+            # SkyPilot would adopt machines of that name, repeat their setup, and loop forever if some are missing.
             raise OutcomeUnknown(f"{name} exists at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer, boot)
         await self._apart(purchase.apart_s)
@@ -255,7 +256,7 @@ class CloudProvider:
             async with self._account.same():
                 await self._cloud.destroy(handle)
         finally:
-            # SkyPilot's `down` ends every machine with this name, so it must not run while another one exists.
+            # SkyPilot's `down` ends every machine of this name, so do not call it while another machine has the name.
             if all(one.id == handle.id for one in self._standing if one.name == handle.name):
                 self._watch.leave(handle.name)
                 await self._launcher.forget(handle.name)

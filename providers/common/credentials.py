@@ -1,6 +1,7 @@
-"""Credentials as each cloud's own command line keeps them, or by environment; read anew, never written, never shown.
+"""Credentials from the environment, or from the files that each cloud's own command line stores.
 
-The environment wins over files, as it does in the clouds' tools.
+The environment has priority over files, as in the clouds' tools. This module reads the files again at each call, never
+writes them and never shows a key.
 """
 
 import hashlib
@@ -12,9 +13,9 @@ from pathlib import Path
 from broker.domain.errors import Rejected
 
 _AWS_FILES = {"AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "AWS_CONFIG_FILE": ".aws/config"}
-"""Variables that move the two files of AWS, and where they are otherwise."""
+"""Default path of each of the two AWS files, by the variable that replaces the path."""
 _AWS_CACHES = (".aws/sso/cache", ".aws/login/cache")
-"""Short-lived tokens of `aws sso login` and `aws login`."""
+"""Folders with the short-lived tokens of `aws sso login` and `aws login`."""
 _AWS_SOURCES = (
     "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -23,25 +24,25 @@ _AWS_SOURCES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Credential:
-    """One cloud's API key and where it was found."""
+    """API key of one cloud and its source."""
 
     key: str = field(repr=False)
     source: str
-    """A variable's name or a file, for people."""
+    """Name of the variable, or path of the file, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _KeyLocation:
-    """Where a cloud's key may be, and what its own tool expects to find."""
+    """Places of one cloud's API key, and the file format of the cloud's own tool."""
 
     cloud: str
     variable: str
     files: tuple[str, ...]
-    """Relative to the home, the current one first: SkyPilot and the cloud's own tool read that one."""
+    """Paths relative to the home. SkyPilot and the cloud's own tool read the first; the others are older paths."""
     parse: Callable[[str], str | None]
     write: Callable[[str], str]
     page: str
-    """Where people get a key."""
+    """URL of the page on which a user creates a key."""
 
 
 def _runpod_toml(text: str) -> str | None:
@@ -75,7 +76,7 @@ _PLACES = {
 
 
 def key_of(cloud: str, env: Mapping[str, str], home: Path) -> Credential:
-    """The key of `runpod`, `vast` or `lambda`. Raises Rejected: what is missing and where to get it, in one line."""
+    """Return the key of `runpod`, `vast` or `lambda`. Raises Rejected with one line: the cause and the remedy."""
     place = _PLACES[cloud]
     if key := env.get(place.variable, "").strip():
         return Credential(key=_plain(place, key, place.variable), source=place.variable)
@@ -94,13 +95,16 @@ def key_of(cloud: str, env: Mapping[str, str], home: Path) -> Credential:
 
 
 def key_help(cloud: str) -> str:
-    """How people get a working key of `runpod`, `vast` or `lambda`, as the end of a message."""
+    """Return the end of a message: how to get a valid key of `runpod`, `vast` or `lambda`."""
     place = _PLACES[cloud]
     return f"make one at {place.page} and put it into {place.variable} or ~/{place.files[0]}"
 
 
 def aws_source(env: Mapping[str, str], home: Path) -> str | None:
-    """Where boto3's chain would find something first; None: neither variables nor files (an instance role may be)."""
+    """Return the first source of credentials in boto3's order: a variable or a file.
+
+    None: there is neither, but an instance role may exist.
+    """
     for variable in _AWS_SOURCES:
         if env.get(variable):
             return variable
@@ -108,9 +112,9 @@ def aws_source(env: Mapping[str, str], home: Path) -> str | None:
 
 
 def sky_files(cloud: str, env: Mapping[str, str], home: Path) -> dict[str, bytes]:
-    """What a private SkyPilot API server must find of one cloud in its own home, by path relative to it.
+    """Return the credential files that a private SkyPilot API server needs for one cloud, by path relative to its home.
 
-    Raises Rejected where there is no key; AWS may do without files.
+    Raises Rejected if the key is missing. The result for AWS may be empty, because AWS works without files.
     """
     if cloud == "aws":
         found = {name: _content(path) for path, name in _aws_files(env, home)}
@@ -120,7 +124,7 @@ def sky_files(cloud: str, env: Mapping[str, str], home: Path) -> dict[str, bytes
 
 
 def sky_leftovers(cloud: str, home: Path, files: Iterable[str]) -> list[Path]:
-    """Files of the cloud's credentials in a server's home that are none of `files`, and would count beside them."""
+    """Return outdated credential files in a server's home: those not in `files`, which SkyPilot would also read."""
     if cloud != "aws":
         return []
     kept = {home / name for name in files}
@@ -128,7 +132,7 @@ def sky_leftovers(cloud: str, home: Path, files: Iterable[str]) -> list[Path]:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-    """Of what `sky_files` has read: it changes with whatever SkyPilot and we log in to the cloud with."""
+    """Return a digest of the files from `sky_files`. A changed credential of the cloud changes the digest."""
     told = hashlib.sha256()
     for name, content in sorted(files.items()):
         told.update(f"{name} {len(content)} ".encode() + content)
@@ -136,9 +140,9 @@ def digest_of(files: Mapping[str, bytes]) -> str:
 
 
 def sky_env(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Environment that the server needs beside `sky_files`: AWS's own, without the places of files that were copied.
+    """Return the AWS variables that the server needs in addition to `sky_files`, without the paths of copied files.
 
-    The keys of the other clouds travel by file alone, since an environment is easier to see than a file.
+    Keys of the other clouds are passed only as files, because other programs can read an environment more easily.
     """
     if "aws" not in set(clouds):
         return {}
@@ -147,14 +151,17 @@ def sky_env(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[s
 
 
 def _plain(place: _KeyLocation, key: str, source: str) -> str:
-    """Keys are printable ASCII without spaces and quotes: what fits a header and every tool's file."""
+    """Return the key if it is printable ASCII without spaces, quotes and backslashes. Raises Rejected otherwise.
+
+    Such a key is valid in an HTTP header and in the file of each tool.
+    """
     if not key.isascii() or not key.isprintable() or set(key) & set(" \"'\\"):
         raise Rejected(f"{place.cloud}: {source} holds something else than an API key; make one at {place.page}")
     return key
 
 
 def _aws_paths(env: Mapping[str, str], home: Path) -> dict[str, Path]:
-    """The two files of AWS by the variable that moves them."""
+    """Return the paths of the two AWS files, by the variable that replaces the default path."""
     return {variable: _path(env.get(variable), home / name, home) for variable, name in _AWS_FILES.items()}
 
 
@@ -166,7 +173,7 @@ def _aws_files(env: Mapping[str, str], home: Path) -> list[tuple[Path, str]]:
 
 
 def _content(path: Path) -> bytes | None:
-    """None: there is no such file, or not any more. Raises Rejected."""
+    """Return the content of the file, or None if the file is absent. Raises Rejected if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -182,5 +189,5 @@ def _path(given: str | None, usual: Path, home: Path) -> Path:
 
 
 def _line(e: Exception) -> str:
-    """An exception without the text of a file, which may hold the key."""
+    """Return the kind of an exception. Its full text may quote the file, and thus the key."""
     return e.strerror or "error" if isinstance(e, OSError) else type(e).__name__

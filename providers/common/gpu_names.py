@@ -16,7 +16,7 @@ _BY_NAME = (
 def accelerator(name: str, memory_bytes: int | None) -> str:
     """Return the name in the hardware table, or a plain slug for an unknown GPU.
 
-    The memory of one GPU distinguishes the two products named A100; without it, the name does if it names the size.
+    The memory of one GPU distinguishes the two products named A100. If it is unknown, a size in the name does.
     """
     spelt = name.replace("_", " ")
     if re.search(r"A100", spelt, re.I):

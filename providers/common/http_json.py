@@ -49,7 +49,7 @@ class Rest:
             raise OutcomeUnknown(f"{request}: the answer is not JSON: {text[:80]!r}") from None
 
     def error(self, request: str, status: int, text: str, retry_after: str | None) -> ProviderError:
-        """Return the broker's error for an HTTP status. `request`: its description, for the message."""
+        """Return the broker's error for an HTTP status. `request`: description of the request for the message."""
         message = " ".join(text.split())[:200]
         match status:
             case 401 | 403:
@@ -57,7 +57,9 @@ class Rest:
             case 404 if self._absent is not None and _is_object(text) and self._absent.search(text):
                 return Gone(f"{request}: 404 {message}")
             case 404:
-                return OutcomeUnknown(f"{request}: 404 {message}")  # from a proxy, or for a path that the API removed
+                return OutcomeUnknown(
+                    f"{request}: 404 {message}"
+                )  # sent by a proxy, or by an API that removed the path
             case 429:
                 return Throttled(f"{request}: 429 too many requests", after_s=_seconds(retry_after))
             case _ if 400 <= status < 500 and status != 408:

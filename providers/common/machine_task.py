@@ -11,7 +11,7 @@ from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
 STOCK_IMAGE = "docker.io/pytorch/pytorch@sha256:6acf597eeb8e376a96580dde4952f37cc017fef732bb40bfc73f28f25e3f64b4"
 """Default image of a machine: the trainer's torch, with the oldest CUDA built for it.
 
-Its tag is 2.13.0-cuda12.6-cudnn9-runtime (Python 3.12). Any driver that runs CUDA 12 runs it (minor version
+The image's tag is 2.13.0-cuda12.6-cudnn9-runtime (Python 3.12). Any driver that runs CUDA 12 runs it (minor version
 compatibility); a B200 needs an image of CUDA 12.8 or newer.
 """
 HUB = "docker.io"
@@ -37,7 +37,7 @@ class MachineTask:
 def task_of(boot: BootSpec, *, docker_run: bool) -> MachineTask:
     """Return the task of one attempt. `docker_run`: the machine has no image, and the task starts the image on it.
 
-    Raises ValueError for a boot without a trainer: every rented machine must be given one.
+    Raises ValueError for a boot without a trainer, because every rented machine needs one.
     """
     env, secrets, image, login = dict(boot.env), dict(boot.secret_env), None, None
     match boot.trainer:
@@ -69,7 +69,7 @@ def task_of(boot: BootSpec, *, docker_run: bool) -> MachineTask:
 
 
 def registry_of(reference: str) -> str:
-    """Return the registry server of an image reference; without a host it is Docker Hub."""
+    """Return the registry server of an image reference; a reference without a host means Docker Hub."""
     first, slash, _ = reference.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else HUB
 

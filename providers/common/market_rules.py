@@ -1,4 +1,4 @@
-"""Rules that the clouds' markets share: impossible offers are dropped and counted, and how much to bid."""
+"""Rules that the clouds' markets share: which offers are dropped as impossible, and how much to bid."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ class OfferFilter:
             self.offers.append(offer)
 
     def ask_back(self, cloud: str, regions: Iterable[str]) -> None:
-        """Report configured regions without offers, counted like dropped rows. `regions`: see `unsold`."""
+        """Report configured regions without offers, and count them as dropped rows. `regions`: see `unsold_regions`."""
         for region in regions:
             line = f"of providers.{cloud}.regions is not there now: {region}"
             self.strange.append(line)
@@ -72,18 +72,19 @@ def impossible(offer: Offer) -> str | None:
 
 
 OUTBID_PER_HOUR = 1.0
-"""Evictions per hour of a machine held at the floor price [assumed]: it is evicted first."""
+"""Evictions per hour of a machine with a bid at the floor price [assumed]; the lowest bid is evicted first."""
 PRICE_STEP = 0.05
-"""Margin above the floor, as a share of it, that makes evictions e times rarer [assumed]."""
+"""Margin, as a share of the floor price, that makes evictions e times rarer [assumed]."""
 TENTH_CENT = Decimal("0.001")
-"""Bids are rounded up to tenths of a cent."""
+"""Unit in dollars to which bids are rounded up."""
 
 
 def bid(floor: Decimal, on_demand: Decimal | None, restart_s: float) -> Decimal:
     """Return the bid in $/h for a machine whose lowest winning bid is `floor`, all per GPU or all per machine.
 
-    The bid is the price. With margin h an hour costs `floor (1 + h)`. Evictions at a rate of `OUTBID_PER_HOUR exp(-h /
-    PRICE_STEP)` each lose `restart_s`, which are paid too. To first order in h the sum is minimal at
+    The cloud charges the bid. With margin h an hour costs `floor (1 + h)`. Evictions have the rate
+    `OUTBID_PER_HOUR exp(-h / PRICE_STEP)`, and each one also costs `restart_s` of paid time. To first order in h the
+    cost is minimal at
 
         h = PRICE_STEP log(OUTBID_PER_HOUR restart_s / 3600 / PRICE_STEP),    at least 0,
 

@@ -8,8 +8,10 @@ from broker.domain.offer import GIB, Offer
 
 _MIB = 1024**2
 _SUFFIX = re.compile(r"(-[0-9a-f]{8}(-(head|worker))?)?")
-"""`-<user hash>` and the node, as SkyPilot's `make_cluster_name_on_cloud` and its clouds add them. A person's copy of a
-machine, whose name ends otherwise, is not ours."""
+"""`-<user hash>` and the node, as SkyPilot's `make_cluster_name_on_cloud` and its clouds add them.
+
+A user's copy of a machine has another suffix, so the broker ignores the copy.
+"""
 _GPUS = {
     "h100-sxm": "H100-SXM", "h100-pcie": "H100", "h100-nvl": "H100-NVL", "h200-sxm": "H200-SXM", "b200": "B200",
     "a100-80gb-sxm": "A100-80GB-SXM", "a100-80gb-pcie": "A100-80GB", "a100-40gb": "A100", "l40s": "L40S",

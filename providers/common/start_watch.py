@@ -1,4 +1,4 @@
-"""Background checks whether launched machines start their task, so that no listing waits for them."""
+"""Background checks that launched machines start their task. They run apart from listings, which must be fast."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from broker.domain.ids import InstanceName
 LOOK_S = 5.0
 """Seconds between two checks of a machine."""
 AT_ONCE = 8
-"""Concurrent checks; each is a process, and a restarted daemon checks all its machines."""
+"""Largest number of concurrent checks. Each check is a process, and a restarted daemon checks all its machines."""
 
 log = logging.getLogger(__name__)
 

@@ -272,14 +272,14 @@ def _observed(handle: Handle, machine: Mapping[str, Any]) -> Observed:
 def _gpu(kind: Mapping[str, Any]) -> str:
     """Return the GPU's description, e.g. `A100 (80 GB SXM4)`.
 
-    If it is missing, it is cut out of the machine's description `8x A100 (80 GB SXM4)`.
+    If the API omits it, the machine's description `8x A100 (80 GB SXM4)` contains it.
     """
     description = kind.get("gpu_description")
     return description if description and description != "N/A" else re.sub(r"^\d+x ", "", kind.get("description") or "")
 
 
 def _accelerator(gpu: str, memory_bytes: int | None) -> str:
-    """Return the GPU's name. The memory size is cut out, so that an unknown GPU's name does not repeat it."""
+    """Return the GPU's name. Removes the memory size, so that the name of an unknown GPU does not contain it."""
     return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
 
 

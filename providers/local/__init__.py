@@ -1,1 +1,1 @@
-"""Machines that are process groups of this host."""
+"""Provider whose machines are process groups of this host."""

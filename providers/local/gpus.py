@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as a trainer started here would see them."""
+"""Detection of this machine's GPUs, as a trainer on this machine would list them."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from providers.common.gpu_names import accelerator
 
 _PATIENCE_S = 120.0
+"""Timeout of the detection in seconds."""
 _ASK_TORCH = """
 import json, torch
 found = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
@@ -25,9 +26,10 @@ class Gpu:
 
 
 async def gpus() -> Sequence[Gpu]:
-    """What torch sees, asked in a process of its own, because importing torch would cost the daemon seconds and memory.
+    """Return the GPUs that torch lists.
 
-    Empty without a driver, without torch, or with a torch that was built without support for the GPUs.
+    A separate process imports torch, because the import would cost the daemon seconds and memory. The result is empty
+    after a timeout, without a driver, without torch, or if torch was built without support for the GPUs.
     """
     if shutil.which("nvidia-smi") is None and not Path("/dev/kfd").exists():
         return ()

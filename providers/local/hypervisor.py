@@ -1,8 +1,8 @@
-"""The hypervisor of one real instance: `python -m providers.local.hypervisor FOLDER LOCK_FD PLAN_FD`.
+"""Hypervisor process of one local machine: `python -m providers.local.hypervisor FOLDER LOCK_FD PLAN_FD`.
 
-It holds the flock on FOLDER/lock for as long as the machine lives, starts the agent in a process group of its own,
-reaps whatever the agent leaves behind, and takes everything away at the moment of preemption. It outlives the daemon.
-Secrets arrive in PLAN_FD, an anonymous file in memory that goes away when it was read.
+The hypervisor holds the flock on FOLDER/lock as long as the machine runs. It starts the agent in a separate process
+group, reaps orphaned processes, and kills all remaining processes when the machine ends. It outlives the daemon.
+PLAN_FD is an anonymous file in memory, which passes secrets and vanishes once the hypervisor has read it.
 """
 
 import ctypes
@@ -24,12 +24,14 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class HypervisorPlan(TypedDict):
-    """What the creator hands over."""
+    """Content of PLAN_FD, which the creator of the machine writes."""
 
     argv: list[str]
     env: dict[str, str]
     lifetime_s: float | None
+    """Seconds from the start to the preemption; None: never preempted."""
     notice_s: float
+    """Seconds of notice before the preemption; 0: no notice."""
 
 
 def main() -> None:
@@ -38,14 +40,14 @@ def main() -> None:
         file.seek(0)
         plan: HypervisorPlan = json.load(file)
     os.set_inheritable(lock, False)
-    # A creator that was overtaken by destroy must not start anything: its folder is gone, or another's.
+    # If a destroy came before this point, the folder is absent or belongs to another machine: start nothing.
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock), os.stat(folder / "lock")):
             _write(folder / "exited", {"reason": _run(folder, plan), "at": time.time()})
 
 
 def _run(folder: Path, plan: HypervisorPlan) -> str:
-    """Runs the machine to its end; why it ended. Nothing of it is left when this returns."""
+    """Run the machine until it ends and return the reason. None of its processes is left after the return."""
     born = time.monotonic()
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAKE)
@@ -78,7 +80,7 @@ def _start(folder: Path, plan: HypervisorPlan) -> int:
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKE)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != me:  # the hypervisor died before that took effect
+        if os.getppid() != me:  # the hypervisor died before the prctl call took effect
             os._exit(1)
 
     with open(folder / "agent.log", "ab") as log:
@@ -89,7 +91,7 @@ def _start(folder: Path, plan: HypervisorPlan) -> int:
 
 
 def _reap(agent: int) -> int | None:
-    """Reaps every ended descendant; the agent's wait status if it was among them."""
+    """Reap all ended descendants. Return the wait status of the agent if it has ended, otherwise None."""
     found = None
     with suppress(ChildProcessError):
         while True:
@@ -102,7 +104,10 @@ def _reap(agent: int) -> int | None:
 
 
 def _take_away(agent: int) -> None:
-    """SIGKILLs the group at once, then what had left it: as a subreaper, every orphan is below this process."""
+    """Send SIGKILL to the agent's process group, then to all descendants that have left the group.
+
+    This process is a subreaper, so each orphan is a descendant of it.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(agent, signal.SIGKILL)
     myself = psutil.Process()

@@ -1,8 +1,8 @@
-"""Who carries out creates, and proof of its death.
+"""Lock files that prove whether a launcher, a process of this host that creates machines, is alive.
 
-A launcher is a process of this host. It holds an flock on a file named after itself below the provider's state folder
-for as long as it lives: the kernel lets go of it with the process, so neither a reused PID, nor a reboot, nor another
-PID namespace (a restarted container) can make a dead launcher look alive or a living one dead.
+Each launcher holds an flock on a file in the provider's state folder, whose name is the launcher's id. The kernel
+releases the lock when the process ends. The proof is therefore correct after a reboot, with a reused PID, and in
+another PID namespace (a restarted container).
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from broker.runtime.private_files import private_folder
 
 
 class LauncherLocks:
-    """This process as a launcher, and its view of the others that share `folder`."""
+    """Lock of this process as a launcher, and checks of all launchers that share `folder`."""
 
     def __init__(self, folder: Path) -> None:
         private_folder(folder)
@@ -33,14 +33,17 @@ class LauncherLocks:
 
     @staticmethod
     def _name_myself() -> str:
-        """host, boot, PID and start time for people; the nonce, because one process may open a provider twice."""
+        """Return the launcher's id: host, boot, PID and start time for operators, then a nonce.
+
+        The nonce is needed because one process may open a provider twice.
+        """
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
         started = int(psutil.Process().create_time())
         return f"{socket.gethostname()}.{boot}.{os.getpid()}.{started}.{os.urandom(4).hex()}"
 
     @contextmanager
     def creating(self, name: InstanceName) -> Iterator[None]:
-        """While inside, a create of `name` may still happen."""
+        """Report this launcher as ALIVE for `name` inside the context, in which a create may still happen."""
         self._creating[name] += 1
         try:
             yield
@@ -50,7 +53,10 @@ class LauncherLocks:
                 del self._creating[name]
 
     def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
-        """DEAD only when `launched_by` can never again create `name`; UNKNOWN for one that another folder knows."""
+        """Return DEAD only if `launched_by` can never create `name` again.
+
+        UNKNOWN: the folder has no file of that launcher; the launcher may use another folder.
+        """
         if launched_by == self.id:
             return Liveness.ALIVE if name in self._creating else Liveness.DEAD
         if not launched_by or "/" in launched_by:
@@ -68,5 +74,5 @@ class LauncherLocks:
         return Liveness.DEAD
 
     def close(self) -> None:
-        """Nothing may be created after this."""
+        """Release the lock. This launcher must create nothing afterwards."""
         os.close(self._lock)

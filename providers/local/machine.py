@@ -1,4 +1,4 @@
-"""What stands behind an instance that is no cloud's: real processes of this host, or virtual ones."""
+"""Backend protocol for local and simulated machines: processes of this host, or machines in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from broker.domain.job import Handle
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine as it was sold; survives the daemon as `record.json`."""
+    """Attributes of one machine at its purchase; the process backend stores them as `record.json`."""
 
     name: InstanceName
     provider: str
@@ -20,9 +20,9 @@ class Machine:
     gpus: int
     spot: bool
     lifetime_s: float | None = None
-    """Seconds after its start at which it is preempted; None: never."""
+    """Seconds from the start to the preemption; None: never preempted."""
     notice_s: float = 0.0
-    """Seconds of warning before that; 0: none."""
+    """Seconds of notice before the preemption; 0: no notice."""
 
     @property
     def handle(self) -> Handle:
@@ -40,24 +40,24 @@ class Machine:
 
 
 class MachineBackend(Protocol):
-    """Machines by name. All names it is given belong to the installation."""
+    """Machines by name. The caller passes only names of its installation."""
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:
-        """Starts a machine unless the name is taken; then the handle is that machine's. Raises NoCapacity, Rejected."""
+        """Start a machine, unless one of that name exists, and return its handle. Raises NoCapacity, Rejected."""
         ...
 
     async def machines(self) -> Sequence[Observed]:
-        """All that were started and not destroyed; GONE once their program ended or they were preempted."""
+        """Return all machines that were not destroyed. A machine is GONE after its agent has ended or a preemption."""
         ...
 
     def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
-        """See `ports.Provider.reach`. Raises Rejected, Gone."""
+        """Return the argv of `ports.Provider.reach`. Raises Rejected, Gone."""
         ...
 
     async def destroy(self, name: InstanceName) -> None:
-        """Nothing of it runs when this returns. Raises Gone when there is nothing, OutcomeUnknown."""
+        """Return once no process of the machine runs. Raises Gone if the machine is absent, or OutcomeUnknown."""
         ...
 
     async def close(self) -> None:
-        """Lets go; real machines go on, virtual ones end with this process."""
+        """Release resources. Machines of host processes keep running; virtual machines end with this process."""
         ...

@@ -1,9 +1,9 @@
-"""Machines that are real processes of this host.
+"""Backend whose machines are processes of this host; Linux only.
 
 Each machine is a folder below `root` and a hypervisor process (`providers.local.hypervisor`) that holds its lock.
-A machine lives while the flock on `<root>/<name>/lock` is held, or while a process that was born into it remains.
-The creator takes the lock before the folder appears under its name and hands it to the hypervisor, so there is no
-moment at which a creator's death leaves a machine that looks neither dead nor alive. Linux only.
+A machine exists while the flock on `<root>/<name>/lock` is held, or while a process with the machine's mark runs.
+The creator takes the lock before it gives the folder its final name, and passes the lock to the hypervisor. The state
+of a machine is therefore defined even if its creator dies.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ from providers.local.process_marks import INSTANCE, INSTANCE_DIR, instances_with
 
 AGENT = (sys.executable, "-P", "-m", "trainer")
 HYPERVISOR = (sys.executable, "-P", "-m", "providers.local.hypervisor")
-"""`-P`: nothing in the working folder can stand in for the trainer."""
+"""Command of the hypervisor. In both commands `-P` keeps files of the working folder from replacing modules."""
 _INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
     "HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "XDG_CACHE_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
-"""What an instance gets of the daemon's environment: never its credentials."""
+"""Variables that a machine inherits from the daemon's environment; cloud credentials are not among them."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @functools.cache
 def has_trainer() -> bool:
-    """Whether this machine has what the built-in trainer needs; looked up without importing it."""
+    """Return True if the packages of the built-in trainer are installed here. Imports none of them."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "accelerate", "peft"))
 
 
 class ProcessBackend:
-    """`Body` of processes of this host, below `root`."""
+    """`MachineBackend` of host processes, with one folder per machine below `root`."""
 
     def __init__(
         self,
@@ -62,7 +62,10 @@ class ProcessBackend:
         argv: Sequence[str] = AGENT,
         capacity: int | None = None,
     ) -> None:
-        """`argv`: what an instance runs, the agent unless a test says otherwise; `capacity`: machines at once."""
+        """Create the folder `root`, but no machine.
+
+        `argv`: program of each machine, which tests replace. `capacity`: largest number of machines; None: no limit.
+        """
         private_folder(root)
         self._root = root.resolve()
         self._provider = provider
@@ -80,7 +83,10 @@ class ProcessBackend:
         return await asyncio.to_thread(self._list)
 
     def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
-        """Beside the agent, in its working folder; the process is the machine's, and dies with it."""
+        """Return argv that runs `command` next to the agent, in the agent's working folder; empty: a shell.
+
+        The process carries the machine's mark, so it ends with the machine.
+        """
         folder = self._root / name
         if not folder.exists():
             raise Gone(f"{name} is absent")
@@ -93,7 +99,7 @@ class ProcessBackend:
         await _to_its_end(self._destroy, name)
 
     async def close(self) -> None:
-        """The machines go on without us."""
+        """Reap ended hypervisors. The machines keep running."""
         self._reap()
 
     def _start(self, machine: Machine, boot: BootSpec) -> Handle:
@@ -145,9 +151,9 @@ class ProcessBackend:
         self._reap()
         held: dict[str, tuple[Machine | None, bool]] = {}
         for folder in self._folders():
-            with suppress(FileNotFoundError):  # destroyed while we looked
+            with suppress(FileNotFoundError):  # destroyed during this listing
                 held[folder.name] = (self._recorded(folder), is_locked(folder / "lock"))
-        # Looked for after the locks, so that a machine which is just going is never called gone too early.
+        # Check processes after locks: in the other order a machine could be listed as GONE before its processes end.
         born = {
             name for name in instances_with_processes(self._root) if attempt_of(self._installation, name) is not None
         }
@@ -160,11 +166,11 @@ class ProcessBackend:
         return seen + [self._by_name(name, InstanceState.RUNNING) for name in born - held.keys()]
 
     def _by_name(self, name: str, state: InstanceState) -> Observed:
-        """Of a machine of which only the name is known."""
+        """Return the listing of a machine whose record is absent or damaged, so only its name is available."""
         return Observed(handle=Handle(provider=self._provider, id=name, name=InstanceName(name)), state=state)
 
     def _recorded(self, folder: Path) -> Machine | None:
-        """None where the record was damaged: by a full disk, or by the job, which runs as the same user."""
+        """Return the machine's record, or None if a full disk or the job, which has the same user, damaged it."""
         try:
             return self._machine(folder)
         except (ValueError, TypeError):
@@ -172,7 +178,7 @@ class ProcessBackend:
 
     def _destroy(self, name: InstanceName) -> None:
         folder, doomed = self._root / name, self._root / f".gone-{name}-{os.urandom(4).hex()}"
-        # First the folder, so that a hypervisor which is just starting sees that it is not wanted; then the processes.
+        # Move the folder before killing processes, so that a starting hypervisor finds no folder and exits.
         existed = False
         with suppress(FileNotFoundError):
             os.rename(folder, doomed)
@@ -187,14 +193,20 @@ class ProcessBackend:
 
     @contextmanager
     def _one_creator(self) -> Iterator[None]:
-        """Brokers that share a state folder create one after the other; the kernel frees the lock of a dead one."""
+        """Hold the lock for creates, so that brokers with the same state folder create machines one at a time.
+
+        The kernel releases the lock of a broker that dies.
+        """
         with open(self._root / ".creating", "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._clean_up()
             yield
 
     def _clean_up(self) -> None:
-        """What creators and destroyers left that died at work; nobody else can be at it, or its lock is held."""
+        """Remove folders of interrupted creates and destroys.
+
+        The lock for creates excludes other creators. Folders whose hypervisor still holds the machine's lock stay.
+        """
         for folder in self._root.glob(".new-*"):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in self._root.glob(".gone-*"):
@@ -211,12 +223,12 @@ class ProcessBackend:
         return Machine(**json.loads((folder / "record.json").read_text()))
 
     def _reap(self) -> None:
-        """Hypervisors are children of the daemon that started them; a later daemon's init reaps them."""
+        """Reap ended hypervisors of this daemon; init reaps those of earlier daemons."""
         self._hosts = [host for host in self._hosts if host.poll() is None]
 
 
 async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `call` in a thread; when cancelled, still waits for it, so that nothing happens behind the caller's back."""
+    """Run `call` in a thread. A cancelled caller still waits for the end, so that no change happens later."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
     try:
         return await asyncio.shield(work)
@@ -224,7 +236,7 @@ async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         while not work.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([work])
-        work.exception()  # seen: the caller hears of the cancellation only
+        work.exception()  # marks the exception as retrieved; the caller receives only the cancellation
         raise
 
 

@@ -1,4 +1,4 @@
-"""Processes that were born into an instance: they carry its folder in their environment, wherever they went."""
+"""Finds and kills all processes of a local machine by the mark, two environment variables that children inherit."""
 
 import os
 import time
@@ -9,21 +9,25 @@ from pathlib import Path
 import psutil
 
 INSTANCE = "GPUBROKER_INSTANCE"
+"""Variable with the name of the machine."""
 INSTANCE_DIR = "GPUBROKER_INSTANCE_DIR"
+"""Variable with the folder of the machine, by which a process is assigned to its machine."""
 _PATIENCE_S = 10.0
+"""Seconds within which killed processes must end."""
 
 
 def instances_with_processes(root: Path) -> set[str]:
-    """Names of the instances below `root` that have a living process."""
+    """Return the names of the machines below `root` that have a running process."""
     return {folder.name for _, folder in _marked() if folder.parent == root}
 
 
 def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
-    """SIGKILLs every process of the instance until none is left: (how many there were, whether that succeeded).
+    """Send SIGKILL to all processes of the machine until none is left.
 
-    Its own are those that carry the mark, those of a marked process's session, and all their descendants, so that
-    a program which clears its environment is found as well. `held`: whether the machine's lock is; a hypervisor has
-    that before its environment can be read.
+    Returns the number of killed processes, and False if some still run after `_PATIENCE_S`.
+    Processes of the machine are those with the mark, those in the session of a marked process, and descendants of
+    marked processes. A program that clears its environment is thus found too. `held`: returns True while the machine's
+    lock is held; a hypervisor holds the lock before its environment can be read.
     """
     deadline = time.monotonic() + _PATIENCE_S
     killed: set[psutil.Process] = set()
@@ -42,7 +46,7 @@ def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
 
 
 def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:
-    """`sessions` grows by those of the marked processes."""
+    """Return the running processes of the machine. Adds the sessions of marked processes to `sessions`."""
     marked = {process for process, at in _marked() if at == folder}
     found = set(marked)
     for process in marked:
@@ -58,7 +62,10 @@ def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:
 
 
 def _marked() -> Iterator[tuple[psutil.Process, Path]]:
-    """Reads every environment, but makes a Process of the few that matter only: this runs with every listing."""
+    """Yield each process that has the mark, and its machine's folder.
+
+    Reads the environment as bytes first, because a `psutil.Process` is slow and this function runs at each listing.
+    """
     for pid in psutil.pids():
         with suppress(psutil.Error, OSError):
             if INSTANCE_DIR.encode() in Path(f"/proc/{pid}/environ").read_bytes():

@@ -1,4 +1,4 @@
-"""This machine as a provider: its GPUs, or its processor, for one job at a time."""
+"""Provider that offers this machine, with its GPUs or its CPU, to one job at a time."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ class LocalConfig(Config):
 
 
 class LocalProvider:
-    """`ports.Provider` of this machine; `state` is a folder of its own."""
+    """`ports.Provider` of this machine. No other provider uses the folder `state`."""
 
     name = NAME
 
@@ -53,7 +53,10 @@ class LocalProvider:
         argv: Sequence[str] = AGENT,
         detect: Callable[[], Awaitable[Sequence[Gpu]]] = gpus,
     ) -> None:
-        """`argv`: what an instance runs; `detect`: asked once for the GPUs."""
+        """Prepare the provider without detecting GPUs.
+
+        `argv`: program of each machine. `detect`: returns the GPUs; called once, at the first offer.
+        """
         self._config = config
         self._installation = installation
         self._state = state
@@ -118,10 +121,10 @@ class LocalProvider:
         await self._body.destroy(handle.name)
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
-        """The listing says all."""
+        """Do nothing: the listing has all facts about the machine."""
 
     async def cancel(self, name: InstanceName) -> None:
-        """A create here takes no time worth ending."""
+        """Do nothing: a create is too short to be cancelled."""
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
         return self._body.reach(handle.name, command)

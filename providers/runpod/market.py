@@ -48,7 +48,7 @@ class _GpuLocation:
 
     @property
     def query(self) -> str:
-        """GraphQL field with the lowest price here."""
+        """Return the GraphQL field for the lowest price at this location."""
         location = f'dataCenterId: "{self.zone}"' if self.secure else f'countryCode: "{self.region}"'
         return f"lowestPrice(input: {{ gpuCount: {self.count}, secureCloud: {str(self.secure).lower()}, {location} }})"
 
@@ -130,6 +130,7 @@ class RunpodMarket:
                     )
                 )
             if floor is not None:
+                # A floor above on-demand stays, so that the offer filter drops the row.
                 offered = (
                     floor
                     if on_demand_per_gpu is not None and floor > on_demand_per_gpu
@@ -163,7 +164,7 @@ class RunpodMarket:
             accelerator=name,
             gpus=n,
             gpu_memory_bytes=memory * GB,
-            # SkyPilot asks for these at least (`provision/runpod/utils.py`, launch).
+            # SkyPilot requests at least this much (`provision/runpod/utils.py`, launch).
             vcpus=max(int(price["minVcpu"] or 0), 4 * n),
             ram_bytes=max(int(price["minMemory"] or 0), memory * n) * GIB,
             disk_bytes=DISK_GB * GB,

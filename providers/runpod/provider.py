@@ -229,7 +229,7 @@ def _observed(handle: Handle, pod: Mapping[str, Any]) -> Observed:
     return Observed(
         handle=handle,
         state=_STATES.get(pod["desiredStatus"], InstanceState.UNKNOWN),
-        # RunPod has no A100 of 40 GB, and its display names leave the memory out.
+        # RunPod has no A100 of 40 GB, and its display names omit the memory.
         accelerator=accelerator(gpu, 80 * GB if "A100" in gpu else None) if gpu else None,
         gpus=pod.get("gpuCount"),
         spot=_IS_SPOT.get(pod.get("podType") or ""),

@@ -1,4 +1,7 @@
-"""A simulated cloud market: seeded, faulty where asked, with real processes or virtual machines behind it."""
+"""Provider of a simulated cloud market.
+
+Prices, faults and lifetimes are drawn from a seed. The machines are processes of this host or exist in memory.
+"""
 
 import asyncio
 import math
@@ -25,14 +28,16 @@ from providers.simulated.market import NAME, offers, rng, unit
 
 @dataclass(kw_only=True)
 class _Lag:
-    """What listings do not show yet, or still show; until monotonic seconds."""
+    """New machines that listings omit, and destroyed machines that listings show, because of the list lag."""
 
     hidden: dict[str, float] = field(default_factory=dict)
+    """Monotonic seconds until which listings omit a new machine, by its name."""
     ghosts: dict[str, tuple[Observed, float]] = field(default_factory=dict)
+    """Listing of a destroyed machine, and the monotonic seconds until which it is shown, by the machine's name."""
 
 
 class SimulatedProvider:
-    """`ports.Provider` over a `Body`; `state` is a folder of its own."""
+    """`ports.Provider` on a `MachineBackend`. No other provider uses the folder `state`."""
 
     name = NAME
 
@@ -124,10 +129,10 @@ class SimulatedProvider:
         await self._body.destroy(handle.name)
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
-        """The listing says all."""
+        """Do nothing: the listing has all facts about the machine."""
 
     async def cancel(self, name: InstanceName) -> None:
-        """A create here takes no time worth ending."""
+        """Do nothing: a create is too short to be cancelled."""
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
         return self._body.reach(handle.name, command)
@@ -162,7 +167,7 @@ class SimulatedProvider:
         return await self._body.start(machine, boot)
 
     def _create_late(self, name: InstanceName, offer: Offer, boot: BootSpec) -> None:
-        """The launcher that goes on after its caller was told of a time-out."""
+        """Create the machine `lying_delay_s` after the caller's time-out. The launcher counts as ALIVE meanwhile."""
         stack = ExitStack()
         stack.enter_context(self._launchers.creating(name))
 
@@ -185,7 +190,7 @@ class SimulatedProvider:
             raise OutcomeUnknown(f"{call}: 503 service unavailable")
 
     def _hits(self, share: float, *what: str) -> bool:
-        """The n-th draw for one purpose is the same whatever else was drawn before."""
+        """Return True with probability `share`. The n-th draw for one purpose does not depend on other purposes."""
         if not share:
             return False
         key = "/".join(what)

@@ -1,6 +1,6 @@
-"""Virtual machines: no process, only what an agent would leave in the blob store, as the injected clock advances.
+"""Virtual machines without processes: the backend writes the blobs that an agent would write, by the injected clock.
 
-They live and end with this process. One ticker serves all of them; an instance is touched only when something is due.
+The machines end with this process. One ticker serves all machines and wakes a machine only when an event is due.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Final, Heartbeat, Manifest, Outcome
 
 _AT_ONCE = 64
-"""Instances that talk to the blob store at the same time."""
+"""Largest number of machines that use the blob store at the same time."""
 
 
 @dataclass(kw_only=True)
 class _Instance:
-    """Times are the clock's monotonic seconds."""
+    """State of one virtual machine and its agent. Times are the clock's monotonic seconds."""
 
     machine: Machine
     attempt: str
     dies_at: float
     boot: str
     speed: float
-    """Of this machine; 1 does the whole job in `run_s`."""
+    """Speed of this machine; at 1 the whole job takes `run_s`."""
     born: float
     spec: AttemptSpec | None = None
     seq: int = 0
@@ -45,12 +45,12 @@ class _Instance:
     saved: CheckpointRef | None = None
     desired: Desired = field(default_factory=Desired)
     sent: int = 0
-    """Bytes of its checkpoints."""
+    """Bytes of all checkpoints that the machine has written."""
     over: bool = False
 
 
 class VirtualBackend:
-    """`Body` without processes. Pure in (seed, name, clock, blobs)."""
+    """`MachineBackend` without processes. Its behaviour depends only on seed, machine names, clock and blobs."""
 
     def __init__(self, blobs: Blobs, clock: Clock, config: VirtualConfig, *, seed: int = 0) -> None:
         self._blobs = blobs
@@ -59,7 +59,7 @@ class VirtualBackend:
         self._seed = seed
         self._instances: dict[str, _Instance] = {}
         self._due: list[tuple[float, str, float]] = []
-        """When which machine is next due; `born` tells it from an earlier one of its name."""
+        """Heap of (time due, name, `born`). `born` distinguishes a machine from an earlier machine of the same name."""
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:
@@ -80,7 +80,7 @@ class VirtualBackend:
 
     async def machines(self) -> Sequence[Observed]:
         if self._ticker is not None and self._ticker.done() and not self._ticker.cancelled():
-            self._ticker.result()  # a fault of the simulation is not silence
+            self._ticker.result()  # raises the ticker's error, which would otherwise pass unnoticed
         now = self._clock.monotonic()
         return [self._observe(instance, now) for instance in self._instances.values()]
 
@@ -109,7 +109,7 @@ class VirtualBackend:
         )
 
     async def _tick_on(self) -> None:
-        """Runs until nothing is due any more; `start` begins it again."""
+        """Wake machines when they are due, until no machine is due any more; `start` then creates a new ticker."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def wake(name: str) -> None:
@@ -117,7 +117,7 @@ class VirtualBackend:
                 await self._wake(name)
 
         while self._due:
-            # Never longer than a boot, which is the soonest that a machine started meanwhile can be due.
+            # Wait at most `boot_s`, because a machine that starts during the wait is due after `boot_s`.
             wait_s = min(self._due[0][0] - self._clock.monotonic(), self._config.boot_s)
             await self._clock.sleep(max(self._config.tick_s, wait_s))
             now, names = self._clock.monotonic(), []
@@ -139,10 +139,10 @@ class VirtualBackend:
             else:
                 await self._advance(instance, instance.spec, now)
         except BlobError:
-            pass  # an outage: the agent goes on, and tries again at its next beat
+            pass  # During an outage the agent continues, and retries at its next heartbeat.
         instance.over = instance.over or now >= instance.dies_at
         if not instance.over:
-            # The next sign of life, checkpoint or end; an overdue one is tried again a beat later.
+            # Due next: heartbeat, checkpoint, end or preemption. An overdue event is retried after `beat_s`.
             due = [at for at in (instance.ends_at, instance.saves_at, instance.dies_at) if at > now]
             heapq.heappush(self._due, (min(now + self._config.beat_s, *due), name, instance.born))
 
@@ -168,7 +168,7 @@ class VirtualBackend:
         return 0
 
     async def _advance(self, instance: _Instance, spec: AttemptSpec, now: float) -> None:
-        """Everything that happened up to now, or up to its preemption when that came first."""
+        """Write the blobs that are due at `now`; after a preemption, only those due before the preemption."""
         until = min(now, instance.dies_at)
         if instance.ends_at <= until:
             await self._save(instance, spec, self._config.steps, complete=True)
@@ -232,7 +232,7 @@ class VirtualBackend:
             files=(),
             complete=complete,
         )
-        # A put whose reply was lost may be repeated: the bytes are the same.
+        # A put whose reply was lost may be repeated, because its bytes are the same.
         data = manifest.model_dump_json().encode()
         await self._blobs.put(folder + keys.MANIFEST, data)
         instance.sent += len(data)

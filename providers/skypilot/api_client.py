@@ -105,7 +105,7 @@ class SkyApi:
         return await self._call("GET", "/api/status", query=[*query, *fields])
 
     async def is_launching(self, cluster: str) -> bool:
-        """Return True while a worker acts on the cluster; it may do so after its request was cancelled."""
+        """Return True while a worker acts on the cluster. The worker may continue after its request was cancelled."""
         answer = await self._call("GET", f"/gpubroker/launching/{cluster}")
         return bool(answer["launching"])
 

@@ -51,7 +51,7 @@ _UNAVAILABLE = re.compile(
 )
 """Messages for a short outage of the cloud or of the network."""
 UNAVAILABLE_RETRY_S = 10.0
-"""Seconds until the next launch after such an outage."""
+"""Seconds until the next launch after a short outage of the cloud or of the network."""
 _REFUSAL_KINDS = {
     "NoCloudAccessError", "InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError",
     "ClusterOwnerIdentityMismatchError", "ResourcesMismatchError", "NotSupportedError", "InvalidClusterNameError",

@@ -35,11 +35,11 @@ from trainer.contract.base import Config
 
 log = logging.getLogger(__name__)
 LAUNCH_BYTES = 400 * 1024**2
-"""Bytes that one launch takes in SkyPilot's worker, as measured."""
+"""Measured memory of one launch in SkyPilot's worker, in bytes."""
 TOOLS = ("rsync", "ssh")
 """Programs that SkyPilot needs to reach machines."""
 SETTLE_S = 10.0
-"""Seconds after which a server lists a request that a dead or cancelled caller had sent without an answer."""
+"""Seconds within which a server lists a request whose caller died or was cancelled before the answer."""
 CANCEL_S = 20.0
 """Timeout of a cancel, or of a check for running launches, in seconds."""
 PURGE_INTERVAL_S = 60.0
@@ -102,16 +102,20 @@ class SkyLauncher:
         self._keys = KeyCopies(self._server.home, keys) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)
         self._under_way: Counter[str] = Counter()
+        """Number of running `launch` calls by name."""
         self._unanswered: dict[str, float] = {}
         """Monotonic time of the last request per name that got no answer; the server may still accept it."""
         self._running = 0
+        """Number of launches that hold a slot."""
         self._warming: asyncio.Task[None] | None = None
         self._is_used = False
         """True after a launch, or after a check of a launch by a former daemon; a sweep does neither."""
         self._secrets_of: dict[str, Sequence[str]] = {}
         """Secrets of account and task, by the name of each machine that this process launched."""
         self._forgetting: dict[str, asyncio.Task[None]] = {}
+        """Running purge by name."""
         self._forgotten: dict[str, float] = {}
+        """Monotonic time of the latest purge by name."""
         self._purge_lock = asyncio.Lock()
 
     @property
@@ -189,7 +193,7 @@ class SkyLauncher:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Hold one of the launch slots. A second simultaneous launch also waits for free memory."""
+        """Hold one of the launch slots. While another launch holds a slot, first wait for free memory."""
         async with self._slots:
             while self._running and psutil.virtual_memory().available < 2 * LAUNCH_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(1.0)
@@ -322,7 +326,7 @@ class SkyLauncher:
         return [sky_ssh.argv({**login, **node}, key, tty=tty) for node in login["nodes"]]
 
     def _key_file(self, key: str) -> Path:
-        """Write the SSH key of all machines of this installation to a file, unless it is there, and return its path."""
+        """Write the SSH key of this installation's machines to a file, unless the file has it, and return the path."""
         path = self._state / "ssh-key"
         if not path.exists() or path.read_text() != key:
             private_folder(path.parent)
@@ -339,7 +343,7 @@ class SkyLauncher:
         not use keeps running too: a sweep may run next to a living daemon.
         """
         if self._warming is not None:
-            await self._warming  # A server that is still starting would be missed and keep running.
+            await self._warming  # Wait for a starting server, which would otherwise keep running.
         may_stop = await self._may_stop_server()
         for task in [*self._forgetting.values()]:
             task.cancel()

@@ -70,10 +70,10 @@ class SkyServer:
         config: Mapping[str, Mapping[str, object]],
         launch_s: float,
     ) -> None:
-        """Adopt the server of an earlier daemon if one runs; start none.
+        """Adopt the server of an earlier daemon if it runs. Does not start a server.
 
         `env`, `config` (SkyPilot's): parts of the fingerprint. The keys in the server's home are no part of it.
-        `launch_s`: seconds that a server which must be replaced gets to finish its launches.
+        `launch_s`: seconds in which a server that must be replaced may finish its launches.
         """
         self._state, self._port, self._launch_s = state, port, launch_s
         self._user = user_of(installation)
@@ -133,7 +133,7 @@ class SkyServer:
                     return self.api()
                 await asyncio.to_thread(self._locks.reap, self.id)
                 await asyncio.to_thread(self._start)
-                if not await self._answers(START_S):  # Another program may have taken the port meanwhile.
+                if not await self._answers(START_S):  # Another program may have taken the port during the start.
                     await asyncio.to_thread(self._terminate, self._running)
                     await self._forget()
             raise OutcomeUnknown(f"SkyPilot's API server does not start: see {self._state / 'server.log'}")
@@ -222,7 +222,7 @@ class SkyServer:
             "SKYPILOT_USER_ID": self._user,
             "SKYPILOT_USER": "gpubroker",
             "AWS_DEFAULT_REGION": "us-east-1",  # Without a region boto3 cannot even identify the account.
-            "SPT_NOENV": "1",  # Otherwise setproctitle overwrites the environment, which contains the server's id.
+            "SPT_NOENV": "1",  # Keep setproctitle from overwriting the environment, which contains the server's id.
             LOCK: running.id,
             STATE: str(self._state),
             TOKEN: running.token,
@@ -249,8 +249,8 @@ class SkyServer:
     def _fingerprint(self, server: str) -> str:
         """Return the fingerprint for a server.
 
-        It is keyed by the server's id, so that the file on disk does not show that two environments, which contain
-        AWS's keys, are equal.
+        The server's id is the key of the digest. Without the key the file on disk would show that two environments,
+        which contain AWS's keys, are equal.
         """
         parts = [SKY_VERSION, PLUGIN_VERSION, sys.version, json.dumps([self._env, self._config], sort_keys=True)]
         return hmac.new(server.encode(), "\0".join(parts).encode(), "sha256").hexdigest()

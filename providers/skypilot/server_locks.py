@@ -1,9 +1,9 @@
 """Lock files that prove which SkyPilot API servers of a state folder run, and which clusters their workers act on.
 
-Each server has an id and a file of that name. Each of its processes holds a shared flock on the file, so an exclusive
-flock proves that all of them have ended, in any PID namespace. The file is then removed. An id contains its folder's
-id, so an id of this folder without a file belongs to a dead server. A second proof is the environment of all processes:
-no process carries the server's id.
+Each server has an id and a file of that name, on which each process of the server holds a shared flock. An exclusive
+flock thus proves that all these processes have ended, in any PID namespace; `reap` then removes the file. An id
+contains its folder's id, so an id of this folder without a file belongs to a dead server. Each proof also requires
+that no process carries the server's id in its environment.
 """
 
 import fcntl

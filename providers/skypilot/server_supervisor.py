@@ -1,8 +1,8 @@
-"""The keeper of one SkyPilot API server: `python -m providers.skypilot.server_supervisor LOCK_FD PORT LOG`.
+"""Keeper process of one SkyPilot API server: `python -m providers.skypilot.server_supervisor LOCK_FD PORT LOG`.
 
 The keeper starts the server, reaps its orphaned processes, and exits with the server. At its exit it kills all
 remaining processes, because workers of a dead server would finish launches that no daemon tracks.
-LOCK_FD is the server's file under a shared flock; each process of the server holds one. LOG is the file that all
+LOCK_FD is the server's lock file, on which each process of the server holds a shared flock. LOG is the file that all
 processes print to; the keeper limits its size. The keeper outlives the daemon.
 """
 
@@ -57,7 +57,7 @@ def _start(port: str) -> int:
     def in_child() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKE)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != keeper:  # the keeper died before that took effect
+        if os.getppid() != keeper:  # the keeper died before the prctl call took effect
             os._exit(1)
 
     argv = [sys.executable, "-m", "sky.server.server", "--host", "127.0.0.1", "--port", port]

@@ -1,4 +1,4 @@
-"""Constants shared by the daemon and its plugin inside SkyPilot's API server. Needs no SkyPilot to be imported."""
+"""Constants shared by the daemon and its plugin inside SkyPilot's API server. The import needs no SkyPilot."""
 
 import hashlib
 from importlib.resources import files
@@ -23,7 +23,7 @@ CLOUDS = ("aws", "lambda", "runpod", "vast")
 """Clouds that the broker buys from, by SkyPilot's names."""
 
 LOCK = "GPUBROKER_SKY_SERVER"
-"""Variable with the server's id. It marks each process of a server and names the file on which each holds an flock."""
+"""Variable with the server's id in each process of the server. Each process holds an flock on the file of that name."""
 STATE = "GPUBROKER_SKY_STATE"
 """Variable with the folder that holds the locks of servers and of launches."""
 TOKEN = "GPUBROKER_SKY_TOKEN"

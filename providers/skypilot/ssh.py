@@ -16,11 +16,11 @@ from typing import Any
 ANSWER_S = 600.0
 """Seconds within which a machine that its cloud lists as ready must answer by SSH; SkyPilot uses the same limit."""
 COMMAND_RETRY_S = 30.0
-"""Seconds for which a command that fails is repeated on a machine that answers, because it may still be booting."""
+"""Seconds for which a failing command is repeated on a machine that answers but may still be booting."""
 TRY_S = 60.0
 """Timeout of one SSH call in seconds."""
 RETRY_DELAY_S = 1.0
-"""Seconds between two calls."""
+"""Seconds between two SSH calls."""
 DELIVER = "umask 077; mkdir -p ~/.gpubroker && tar -xf - -C ~/.gpubroker --no-same-owner"
 START = "umask 077; exec bash ~/.gpubroker/start.sh"
 _OPTIONS = (
@@ -28,7 +28,7 @@ _OPTIONS = (
     "BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
 )  # fmt: skip
 _SSH_FAILED = 255
-"""Exit exit_code of ssh for a connection that failed."""
+"""Exit code of ssh for a failed connection."""
 
 
 def argv(login: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
@@ -68,9 +68,9 @@ def _on_all(
     nodes: Sequence[tuple[Sequence[str], bytes]],
     do: Callable[[tuple[Sequence[str], bytes], threading.Event], None],
 ) -> None:
-    """Call `do` for all nodes at once: for the first one in this thread, for the others in a pool.
+    """Call `do` for all nodes at once: in this thread for the first node, in a pool for the other nodes.
 
-    A cancelled launch interrupts this thread.
+    A cancelled launch interrupts this thread, which then stops the retries in the pool.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(max(1, len(nodes) - 1)) as pool:

@@ -48,7 +48,7 @@ async def read_job(ssh: Sequence[str]) -> SkyJob | None:
     """Return the state of the machine's task, or None if the machine does not answer.
 
     `ssh`: argv to which a word for the machine's shell may be appended.
-    The answer uses an own pipe, because with asyncio's PIPE `wait` hangs once its reader is full and paused.
+    A separate pipe carries the answer, because with asyncio's PIPE `wait` hangs once the reader is full and paused.
     """
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as answers:
@@ -108,7 +108,7 @@ def start_result(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:
 
 
 def _failure_message(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> str:
-    """Return the last line of the broker's scripts and the last line of the program that they called."""
+    """Return the cause from the last line of the broker's scripts and the last line of the program that they called."""
     script_lines = [line for line in lines if line.startswith(_SCRIPT_PREFIXES)]
     program_lines = [line for line in lines if not line.startswith(_SCRIPT_PREFIXES)]
     if not script_lines:

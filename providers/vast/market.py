@@ -60,8 +60,8 @@ class VastMarket:
     def query(self, gpu: str | None = None) -> Mapping[str, Any]:
         """Return the body of a search, for all asks or those with one `gpu`.
 
-        The search includes asks that `fill` drops with a reason that users see. All asks are sorted by price. Those of
-        one GPU are sorted by performance per dollar, because the cheapest machines all have a single GPU.
+        The search does not exclude asks that `fill` drops, because users see the reasons. All asks are sorted by price.
+        Asks with one `gpu` are sorted by performance per dollar, because the cheapest machines all have a single GPU.
         """
         query: dict[str, Any] = {
             "rentable": {"eq": True},
@@ -109,6 +109,7 @@ class VastMarket:
         ask_offers = _AskOffers(ask, region, disk, on_demand, now)
         sieve.add(ask_offers.offer(on_demand, spot=False))
         if ask.get("min_bid") is not None:
+            # A floor above on-demand stays, so that the offer filter drops the row.
             floor = Decimal(str(ask["min_bid"]))
             sieve.add(
                 ask_offers.offer(
@@ -136,7 +137,7 @@ class _AskOffers:
         share = min(1.0, ask["cpu_cores_effective"] / ask["cpu_cores"])
         memory = int(ask["gpu_ram"]) * MIB
         self._ask, self._disk, self._on_demand, self._now = ask, disk, on_demand, now
-        # SkyPilot splits the type at its hyphens.
+        # Replace hyphens in the GPU's name, because SkyPilot splits the type at hyphens.
         gpu = re.sub(r"[^0-9A-Za-z.]+", "_", ask["gpu_name"])
         self._kind = f"{ask['num_gpus']}x-{gpu}-{int(ask['cpu_cores'])}-{int(ask['cpu_ram'])}"
         self._region = region
@@ -189,7 +190,7 @@ def _facts(ask: Mapping[str, Any]) -> HostFacts:
 
 
 def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:
-    """Return the price of `DISK_GB`: the search's own price, or the price per GB and month if it is missing."""
+    """Return the dollars per hour of `DISK_GB`, from the monthly price per GB if the search has no total."""
     total = ask.get("storage_total_cost")
     if total is not None:
         return Decimal(str(total))

@@ -184,7 +184,7 @@ class VastCloud:
 
         SkyPilot reads the first two parts and the last part of the type's name, so the ask's number is put between
         them. Two prices of one type therefore never share a row. The bid is passed explicitly, because SkyPilot would
-        send the null of an on-demand search.
+        send the null bid of its on-demand search.
         """
         purchase = offer.purchase
         first, gpu, cores, ram = offer.instance_type.split("-")

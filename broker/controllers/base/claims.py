@@ -12,7 +12,7 @@ class Claims:
     """Claims of one controller, which works on one claim at a time.
 
     A claim whose answer is lost may have leased rows, and a failed write leaves leases behind. These leases are ended
-    before the next claim, so that any broker can take the rows, also if a signal has moved them to another lane.
+    before the next claim. Any broker can then take the rows, even if a signal has moved the rows to another lane.
     """
 
     def __init__(self, context: ControllerContext, lane: Lane) -> None:

@@ -41,8 +41,8 @@ def moved_prices(context: ControllerContext, inventory: Inventory, attempt: Atte
 def surplus(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Charge | None:
     """Return the charge that records extra machines under an attempt's name, before they are destroyed.
 
-    None: there are none, they are recorded already, or no listing is recent enough. It covers no time: the next charge
-    includes their cost.
+    None: no extra machine exists, all are recorded already, or no listing is recent enough. The charge covers no time,
+    because the next charge includes the cost of the extra machines.
     """
     prices = moved_prices(context, inventory, attempt)
     has_extra = max((price.extra_machines for price in prices), default=0) > latest_price(attempt).extra_machines
@@ -60,7 +60,7 @@ def priced(attempt: Attempt, prices: Sequence[PriceChange]) -> Charge:
 def self_stopped_by(context: ControllerContext, inventory: Inventory, attempt: Attempt, job: Job) -> datetime | None:
     """Return the latest possible end of a machine that vanished while no broker was running; None: unbounded.
 
-    Its agent has sent a heartbeat. It waits for the broker's lease to move, saves, and waits to be destroyed. That time
+    An agent that has sent a heartbeat waits for the broker's lease to move, saves, and waits for the destroy. That time
     counts from the last charge, or from the last listing that showed the machine. A machine that was never charged
     counts from its create and the time for a boot, because its boot may have been recorded only later.
     """

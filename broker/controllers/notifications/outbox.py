@@ -34,7 +34,7 @@ TRIM_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxRetention:
-    """Limits of deliveries that wait for a channel that accepts nothing."""
+    """Limits of the deliveries that wait for a channel."""
 
     age_s: float = 7 * 86_400.0
     """Seconds after which a delivery is given up."""
@@ -179,7 +179,7 @@ class Outbox:
     async def _deliver(
         self, round_: _ChannelRound, progress: _StreamProgress, delivery: Delivery, rows: Sequence[int]
     ) -> bool:
-        """Deliver one notification. Return False if the following ones of the stream have to wait."""
+        """Deliver one notification. Return False if later notifications of the stream must wait."""
         channel = round_.channel
         try:
             async with asyncio.timeout(DELIVERY_S):

@@ -19,7 +19,7 @@ MISSING_S = 3.0
 class AbsenceProof:
     """Levels of absence that the listings prove for the machines of one name.
 
-    The levels have conditions of their own: a higher level does not imply the lower ones.
+    Each level has its own condition, so a higher level does not imply a lower level.
     """
 
     missing_for_seconds: bool = False
@@ -31,7 +31,7 @@ class AbsenceProof:
 
     @property
     def proven(self) -> bool:
-        """True if no machine exists, and none of an earlier create will appear."""
+        """True if no machine exists, and no earlier create will produce a machine."""
         return self.proven_at is not None
 
 
@@ -49,7 +49,7 @@ def proof_listing(without: Sequence[Listing], lag_s: float, born: float) -> List
 
     `without`: listings in a row that omit the machines. Two of them must have begun at least `lag_s` after the first;
     without lag the first is one of the two. Earlier listings may lag, and a single one may omit an existing machine.
-    `born`: monotonic time at which all machines existed. Listings within a lag of it may omit a machine that is young.
+    `born`: monotonic time at which all machines existed. Listings within a lag after `born` may omit a young machine.
     """
     if len(without) < 2 or without[-2].begun - without[0].begun < lag_s:
         return None

@@ -41,13 +41,13 @@ class ObservedFacts:
     watched_from: float
     """Time from which this process has watched the attempt; its machines existed by then."""
     machines: tuple[Observed, ...] = ()
-    """Its machines in the latest listing; empty as well if the cloud did not answer."""
+    """Machines of the attempt in the latest listing; also empty if the cloud did not answer."""
     proof: AbsenceProof = field(default_factory=AbsenceProof)
-    """Nothing is proven if the cloud did not answer."""
+    """Absence that listings prove; no level holds if the cloud did not answer."""
     peers_silent_s: float | None
     """Longest silence of a node other than the first that is not done; None: there is no such node."""
     store_ok_s: float | None
-    """Seconds for which heartbeats have been readable; None: they, or the final report, cannot be read now."""
+    """Seconds for which heartbeats have been readable; None: heartbeats or the final report cannot be read now."""
     final: Final | None = None
     """Final report; None: there is none, or it was not looked for."""
     finished: int = 0

@@ -51,7 +51,8 @@ class Inventory:
         self._others: dict[str, set[InstanceName]] = {name: set() for name in context.providers}
         """Names that belonged to no live attempt at the latest call of `keep`."""
         self._times: dict[str, deque[tuple[float, float]]] = {n: deque(maxlen=TIMES) for n in context.providers}
-        """Begin and answer of listings, the forgotten ones included. None of them has shown a name not in `_followed`.
+        """Begin and answer of listings, including forgotten listings. Every name that a listing showed is in
+        `_followed`.
         """
         self._unanswered = dict.fromkeys(context.providers, 0)
         """Number of listings in a row without an answer."""
@@ -71,8 +72,8 @@ class Inventory:
     def turns(self) -> Mapping[str, float]:
         """Seconds for which due rows of each cloud are left to other brokers first.
 
-        A broker that is cut off from a cloud would otherwise hold the rows that another broker could work on. It waits
-        longer with each listing that fails, because the other brokers may get few answers too.
+        A broker that is cut off from a cloud would otherwise hold the rows that another broker could work on. The wait
+        grows with each failed listing, because the other brokers may get few answers too.
         """
         turn_s = self._context.rhythm.others_s
         return {name: turn_s * min(MAX_TURNS, count // UNANSWERED) for name, count in self._unanswered.items()}
@@ -126,8 +127,9 @@ class Inventory:
     def _born_after(self, provider: str, machine: Observed, shown: datetime) -> datetime | None:
         """Return the latest time at which a machine that was just listed for the first time did not exist.
 
-        It did not exist a lag before the two previous listings began, nor before the cloud's creation time, less a
-        possible error of the cloud's clock. None: neither is known.
+        The later of two limits applies: a list lag before the two previous listings began, and the cloud's creation
+        time less a possible error of its clock. Before the third listing, only the creation time applies, uncorrected.
+        The result is at most `shown`. None: neither limit is known.
         """
         times, born = self._times[provider], machine.created_at
         if len(times) > 2:

@@ -20,17 +20,17 @@ from trainer.contract.documents import Desired, Final, Outcome
 
 
 class RestoredAttempts:
-    """Looks for such attempts. Its methods may raise BlobsUnavailable: then the answer is unknown."""
+    """Finds attempts bought after the backup. Methods raise BlobsUnavailable if the blob store does not answer."""
 
     def __init__(self, context: ControllerContext, inventory: Inventory) -> None:
         self._context = context
         self._inventory = inventory
         self._since: dict[InstanceName, float] = {}
-        """Monotonic time at which the name of such an attempt was first checked. Later listings prove its absence."""
+        """Monotonic time of the first check, by name of an attempt without a row. Later listings prove its absence."""
         self._began: datetime | None = None
         """Start of this process. A backup holds no later row, since every broker stops before a restore."""
         self._clear: set[JobId] = set()
-        """Jobs without such attempts. None can appear later."""
+        """Jobs without attempts bought after the backup. No further attempt of this kind can appear."""
 
     async def start(self) -> None:
         """List every cloud once, so that existing machines are known before anything is bought."""
@@ -70,7 +70,7 @@ class RestoredAttempts:
         return await self._context.blobs.get(keys.spec(attempt.id)) is not None
 
     async def was_superseded(self, job: Job, attempt: Attempt) -> bool:
-        """Return True if a later attempt was bought, although this one is the last in the database."""
+        """Return True if a later attempt was bought, although `attempt` is the last of the job in the database."""
         if not self._may_be_older(attempt.created_at):
             return False
         blobs = self._context.blobs
@@ -115,7 +115,10 @@ class RestoredAttempts:
 
 
 async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, final: Final) -> Reason | None:
-    """Return the reason of the drain that ended an attempt; see `drained_for`. Raises BlobsUnavailable."""
+    """Return the reason of the drain request that ended an attempt and its job; None: the job continues.
+
+    Raises BlobsUnavailable.
+    """
     if final.outcome is not Outcome.DRAINED:
         return None
     data = await context.blobs.get(keys.desired(attempt))

@@ -47,7 +47,7 @@ class Intents:
             end = AttemptEvent.QUOTE_EXPIRED, "another attempt was bought after the backup that the database comes from"
         if end is not None:
             return self._end_unsent(row, *end), False
-        # No row holds the time of the create. It is not before the attempt was planned, so charges begin there.
+        # No row holds the time of the create. Charges begin at the planning time, because no create is sent earlier.
         at = attempt.created_at if was_sent else self._context.clock.now()
         sent = step(attempt, AttemptEvent.LEASE_TAKEN, at).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id(), detail="")

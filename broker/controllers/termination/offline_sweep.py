@@ -1,7 +1,8 @@
 """Sweep without a daemon: lists the installation's machines, and judges which of them are orphans.
 
 With a database, the judgement is the daemon's own. Without it, only the lease in the blob store shows whether a broker
-of this installation is alive. While one is, nothing is destroyed. Otherwise every machine is an orphan.
+of this installation is alive. While a broker is alive, the sweep destroys no machine. Otherwise every machine is an
+orphan.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ class FoundMachine:
 class Survey:
     machines: tuple[FoundMachine, ...]
     silent: Mapping[str, str]
-    """Errors of clouds that did not answer, by name. Their machines are unknown."""
+    """Errors of clouds that did not answer, by cloud name. The machines of these clouds are unknown."""
     judged_by: str
     """Source of the judgement, in words."""
 

@@ -186,8 +186,8 @@ class Sweep:
     async def _charge(self, provider: str, key: str, orphan: Orphan) -> None:
         """Charge an extra or late machine to its job, as the cloud does.
 
-        The charge is fenced, so no second is charged twice. A machine that is not listed any more is charged once, and
-        no further while its destroy is not answered.
+        The charge is fenced, so each second is charged once. A machine that is no longer listed is charged once, and
+        not again while its destroy is unanswered.
         """
         if orphan.attempt is None or key in self._paid:
             return

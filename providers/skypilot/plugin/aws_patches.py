@@ -1,4 +1,4 @@
-"""Changes of the plugin in SkyPilot's AWS: no instance role, and options that SkyPilot has no setting for."""
+"""Changes that the plugin makes in SkyPilot's AWS code: no instance role, and options that SkyPilot lacks."""
 
 from contextlib import suppress
 from email.utils import parsedate_to_datetime

@@ -28,7 +28,7 @@ from providers.skypilot.shared import CLOUDS, COMMUNITY_ZONE, NOTHING_REQUESTED,
 def _launch_under_lock(original: Replacement) -> Replacement:
     """Return `launch` under the cluster's lock, with the clouds' own errors in its exception.
 
-    SkyPilot's exception says only that no option is left.
+    SkyPilot's own exception reports only that no option is left.
     """
 
     def launch(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,8 @@ class _GuardedVast:
     def create_instance(self, **kwargs: Any) -> Any:
         key = self._sdk.client.api_key
         kwargs["onstart_cmd"] = kwargs.get("onstart_cmd", "").replace(f'echo "{key}" > ~/.vast_api_key;', "")
-        kwargs["cancel_unavail"] = True  # Otherwise Vast creates a stopped instance if the machine is no longer free.
+        # Without this option Vast creates a stopped instance if the machine is no longer free.
+        kwargs["cancel_unavail"] = True
         if key in json.dumps(kwargs, default=str):
             raise RuntimeError("gpubroker: the account key would have reached the machine; nothing was created")
         return self._sdk.create_instance(**kwargs)
