@@ -199,7 +199,7 @@ class SkyServer:
             )  # fmt: skip
         os.close(lock)
         server_record = RunningServer(
-            **asdict(running) | {"keeper": self._child.pid, "made_of": self._fingerprint(running.id)}
+            **asdict(running) | {"keeper": self._child.pid, "fingerprint": self._fingerprint(running.id)}
         )
         write_private(self._state / "server.json", json.dumps(asdict(server_record)).encode())
         self._running = server_record
