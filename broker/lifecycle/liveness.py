@@ -146,8 +146,8 @@ def _stopped_machines(observation: AttemptObservation) -> set[str]:
 def poll_share(observation: AttemptObservation, timeouts: LivenessTimeouts) -> float:
     """Return the share of the cloud's call budget for polling this attempt's machines; 0: no more than usual.
 
-    A missing heartbeat may be a death. If no machine is listed either, a few listings decide. Otherwise it is a
-    suspicion that expires.
+    A missing heartbeat may be a death. If no machine is listed either, a few listings decide. While machines are
+    listed, the share is 0.5 until the heartbeat age reaches 12 intervals.
     """
     age_s = observation.beat_age_s
     if age_s is None or not observation.store_ok:
