@@ -69,7 +69,7 @@ class InvoiceVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One machine (or type) on both sides."""
+    """Amounts of the invoice and the ledger for one machine, or for one machine type."""
 
     machine: str
     verdict: InvoiceVerdict
@@ -77,7 +77,7 @@ class Difference:
     ledger_usd: Decimal
     job_id: JobId | None = None
     attempt_id: AttemptId | None = None
-    """The attempt that it belongs to; None: several or none."""
+    """The attempt of the machine; None: several attempts or none."""
 
     @property
     def usd(self) -> Decimal:

@@ -13,7 +13,7 @@ from broker.domain.job import Attempt, Reason
 from broker.domain.offer import ACCOUNT, Offer
 
 BLOCK_S = 600.0
-"""Seconds for which an account is not used after its first refusal; doubled after each further one."""
+"""Seconds for which an account is not used after its first refusal; doubled after each further refusal."""
 MAX_BLOCK_S = 3600.0
 """Longest block: a user who has repaired an account waits no longer than this."""
 
@@ -79,7 +79,8 @@ def account_refusal(offer: Offer, message: str) -> AccountRefusal | None:
 def refused_by_account(attempt: Attempt) -> bool:
     """Return True if the account refused the create and no machine exists: it costs neither money nor a retry.
 
-    Its detail then begins with the words of the refusal. A refusal before any cloud was asked has other words.
+    The attempt's detail then begins with the text of the refusal. A refusal before any cloud was asked has another
+    text.
     """
     if attempt.reason is not Reason.REJECTED or not refused(attempt):
         return False

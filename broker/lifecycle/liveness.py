@@ -14,7 +14,7 @@ from broker.lifecycle.state_machine import AttemptEvent
 from trainer.contract.documents import Final, Heartbeat
 
 TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
-"""States of a machine that was taken away: we did not stop it. A stopped one bills until it is destroyed."""
+"""States of a machine that was taken away, since the broker stops none. A stopped machine bills until its destroy."""
 MEMORY_SHARE = 0.9
 """Share of the offer's memory that a machine must show; the driver reserves the rest."""
 
@@ -62,8 +62,8 @@ class LivenessTimeouts:
 class AttemptObservation:
     """Facts that one poll gathered about an attempt.
 
-    `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, without the time in which it could see
-    none. None: there is no heartbeat. For several machines both are those of node 0.
+    `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, excluding the time in which the observer
+    could not see changes. None: there is no heartbeat. For several machines both are those of node 0.
     """
 
     beat: Heartbeat | None = None
@@ -78,12 +78,14 @@ class AttemptObservation:
     lost: frozenset[str] = frozenset()
     """Machines, of several, whose absence is confirmed in the same way."""
     peers_silent_s: float | None = None
-    """Longest heartbeat age of the unfinished machines other than node 0; infinite: one has sent none. None: no others.
+    """Longest heartbeat age of the unfinished machines other than node 0; infinite: a machine has sent none. None: no
+    other machine.
     """
     finished: int = 0
     """Number of other machines with a final report. Each may end itself while node 0 delivers."""
     store_ok_s: float | None = math.inf
-    """Seconds for which our own probe of the blob store has succeeded; None: it fails, and silence proves nothing."""
+    """Seconds for which the broker's probe of the blob store has succeeded; None: it fails, so silence is no
+    evidence."""
 
     @property
     def store_ok(self) -> bool:
@@ -144,8 +146,8 @@ def _stopped_machines(observation: AttemptObservation) -> set[str]:
 def poll_share(observation: AttemptObservation, timeouts: LivenessTimeouts) -> float:
     """Return the share of the cloud's call budget for polling this attempt's machines; 0: no more than usual.
 
-    A missing heartbeat may be a death. If no machine is listed either, a few listings decide. Otherwise it is a
-    suspicion that expires.
+    A missing heartbeat may be a death. If no machine is listed either, a few listings decide. While machines are
+    listed, the share is 0.5 until the heartbeat age reaches 12 intervals.
     """
     age_s = observation.beat_age_s
     if age_s is None or not observation.store_ok:

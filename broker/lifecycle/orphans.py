@@ -52,7 +52,7 @@ def _orphan_message(attempt: Attempt | None, machine: Observed) -> str | None:
 def _first_created_at(listed: Sequence[Observed], machine: Observed) -> datetime | None:
     """Return the earliest creation time of the machines with this name.
 
-    Each of them is charged as if all machines of the attempt existed.
+    Each machine is charged as if all machines of the attempt existed.
     """
     times = [
         other.created_at

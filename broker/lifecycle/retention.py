@@ -2,7 +2,7 @@
 
 Nothing of an unfinished job is deleted here; see `superseded_checkpoints.py` for running ones. A deletion is marked
 first, so that no new job is offered data that is being deleted. Within a checkpoint the manifest is deleted first: a
-checkpoint without one does not count.
+checkpoint without a manifest does not count.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

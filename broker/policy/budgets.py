@@ -110,8 +110,8 @@ class Refusal:
     policy: str
     """Name of the policy."""
     reason: str
-    """One line for users. For a policy that covers several teams it states no amounts, since they belong to other
-    teams.
+    """One line for users. For a policy that covers several teams, the line states no amounts, because the amounts
+    belong to other teams.
     """
 
 
@@ -127,7 +127,7 @@ class Reached:
 def judge(ask: BudgetRequest, applied: Sequence[Applied], now: datetime) -> Refusal | None:
     """Return why the job may not start; None: every policy allows it.
 
-    Approval is requested first, because users take time.
+    Approval is checked before limits, because a user's answer takes time.
     """
     approved = ask.approved_usd is not None and ask.approved_usd >= ask.cap_usd
     if not approved:

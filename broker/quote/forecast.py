@@ -131,7 +131,7 @@ def _late(left_s: float, job: Job, now: datetime, *, was_late: bool) -> bool:
 def sufficient_cap_usd(expected: Forecast, job: Job, room: Decimal) -> Decimal:
     """Return a cap in whole cents under which the job is expected to finish.
 
-    It has a margin on the rest of the spending, and `room` for the drain that would otherwise begin earlier.
+    The cap includes a margin on the rest of the spending, and `room` for the drain that would otherwise begin earlier.
     """
     rest = max(Decimal(0), expected.usd - job.spent_usd)
     return (job.spent_usd + rest * MARGIN + room).quantize(CENT, rounding=ROUND_CEILING)

@@ -185,10 +185,10 @@ class MachineCost:
     def p90(self, rate: float, certainty: float) -> float:
         """Return the seconds within which nine of ten runs finish.
 
-        It covers the spread of the speed, of the number of preemptions, and of their rate, whose standard deviation is
-        `rate / sqrt(certainty)` (`hazard`).
+        The margin covers the spread of the speed, of the number of preemptions, and of the preemption rate. The rate's
+        standard deviation is `rate / sqrt(certainty)` (`hazard`).
 
-        With work w, m = λ w / (1 - λ l) losses of l each are expected. Their number is Poisson distributed with
+        With work w, m = λ w / (1 - λ l) losses of l each are expected. The number of losses is Poisson distributed with
         variance m. The rate changes the elapsed time by its derivative w l / (1 - λ l)² (delta method).
         """
         spread, lost = self.fit.pace.spread if self.fit.pace else 1.0, self.lost(rate)
@@ -204,8 +204,8 @@ class MachineCost:
     def usd(self, price: float, rate: float) -> float:
         """Return expected dollars to finish, or infinity.
 
-        `price`: dollars an hour of all nodes; `rate`: preemptions a second. It repeats `p50`, `billed` and `traffic` in
-        one call, because it is called for tens of thousands of offers.
+        `price`: dollars an hour of all nodes; `rate`: preemptions a second. The code repeats `p50`, `billed` and
+        `traffic` in one call, because quotes call it for tens of thousands of offers.
         """
         work = self.worked(rate)
         if work == inf:

@@ -193,6 +193,6 @@ def apply_rules(case: GroupCase, drops: list[DropReason | None]) -> None:
 
 
 def drop_message(ask: QuoteRequest, offer: Offer, kind: MachineCost, drop: DropReason) -> str:
-    """Return why an offer was dropped, by its rule or by that of its kind of machine."""
+    """Return why an offer was dropped: by a rule for offers, or because its kind of machine is excluded."""
     rule = _RULE_OF.get(drop)
     return kind.reason if rule is None or kind.drop is not None else rule.message(ask, offer, kind)

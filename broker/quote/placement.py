@@ -65,7 +65,7 @@ def _passing_count(quote: Quote) -> int:
 def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
     """Return the cheapest line to finish that the cap would not end at once.
 
-    `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.least_usd`.
+    `attempt_number`: number of the attempt to buy, for the reason. `least`: see `billing.caps.min_budget_usd`.
     """
     if quote.best is None:
         return queue_verdict(quote, cap_left=cap_left)
@@ -100,8 +100,8 @@ def foresee(
 ) -> Refusal | None:
     """Return the refusal that policies would give a new job with this cap now; None: none.
 
-    None also means that nothing can be bought for other reasons. `least`: see `billing.caps.least_usd`; `reserve`: see
-    `billing.caps.reserved`.
+    None also means that nothing can be bought for other reasons. `least`: see `billing.caps.min_budget_usd`; `reserve`:
+    see `billing.caps.reserved`.
     """
     entry_refusal = judge(entry(cap_usd, None), applied, now)
     if entry_refusal is not None or not applied:

@@ -25,8 +25,8 @@ MAX_BYTES = 16 * GIB
 def rows_bytes(workload: Workload, offer: Offer, nodes: int) -> int:
     """Return the most bytes of tokenised rows that an attempt on this offer may upload, counted in its cap; 0: none.
 
-    A spot machine is expected to be preempted once. An on-demand machine is not, so its rows are uploaded only where
-    traffic is free.
+    A spot machine is expected to be preempted once. An on-demand machine is expected to run to the end, so its rows are
+    uploaded only where traffic is free.
     """
     if not workload.data_bytes:
         return 0

@@ -22,7 +22,7 @@ from trainer.contract.documents import Outcome
 METADATA = "http://169.254.169.254"
 LOOK_S = 5.0
 FILE_LOOK_S = 0.2
-"""Seconds between checks of the file; a notice of 5 s must not be wasted."""
+"""Seconds between checks of the file; short, because a notice may leave only 5 s."""
 ANSWER_S = 1.0
 GIVE_UP = 3
 """Consecutive failures from the start after which the service is assumed absent."""

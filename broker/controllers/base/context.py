@@ -20,22 +20,22 @@ class Intervals:
     """Polling intervals, batch sizes and timeouts of the controllers, in seconds unless noted."""
 
     poll_s: float = 1.0
-    """Between two polls of an idle controller."""
+    """Seconds between two polls of an idle controller."""
     look_s: float = 2.0
-    """Between two polls of one live attempt."""
+    """Seconds between two polls of one live attempt."""
     list_s: float = 2.0
-    """Between two listings of one provider."""
+    """Seconds between two listings of one provider."""
     list_limit_s: float = 10.0
     """Timeout of one listing. After it, the cloud counts as unanswered."""
     billing_s: float = 15.0
     sweep_s: float = 20.0
     market_s: float = 30.0
     grants_s: float = 15.0
-    """Between two checks for credentials that must be renewed."""
+    """Seconds between two checks for credentials that must be renewed."""
     lessons_s: float = 30.0
-    """Between two reads of the observations of ended attempts."""
+    """Seconds between two reads of the observations of ended attempts."""
     stored_s: float = 3600.0
-    """Between two checks of the stored data of a job that is not terminal."""
+    """Seconds between two checks of the stored data of a job that is not terminal."""
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200
@@ -45,7 +45,7 @@ class Intervals:
     quote_ttl_s: float = 300.0
     """Age after which a planned attempt is quoted again."""
     replace_s: float = 15.0
-    """Between two quotes of a job for which no offer fits."""
+    """Seconds between two quotes of a job for which no offer fits."""
     sold_out_s: float = 120.0
     """Time for which an offer without capacity is not bought."""
     destroy_alert: int = 30
@@ -60,7 +60,8 @@ class Intervals:
         """Return the budget of a drain.
 
         A round is the time until a controller reaches a row. One round passes before a drain begins. Four rounds follow
-        it: detect its end, destroy, and check two listings, each begun after the event that it must show.
+        the drain: detect its end, destroy, and check two listings, each begun after the event that the listing must
+        show.
         """
         round_s = self.poll_s + min(1.0, self.look_s)
         return DrainBudget(

@@ -51,8 +51,8 @@ class Inventory:
         self._others: dict[str, set[InstanceName]] = {name: set() for name in context.providers}
         """Names that belonged to no live attempt at the latest call of `keep`."""
         self._times: dict[str, deque[tuple[float, float]]] = {n: deque(maxlen=TIMES) for n in context.providers}
-        """Begin and answer of listings, including forgotten listings. Every name that a listing showed is in
-        `_followed`.
+        """Begin and answer of listings, including forgotten listings. Every name of a live attempt that these listings
+        showed is in `_followed`.
         """
         self._unanswered = dict.fromkeys(context.providers, 0)
         """Number of listings in a row without an answer."""
