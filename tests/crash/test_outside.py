@@ -131,7 +131,7 @@ async def test_offline_sweep_acts_only_when_no_broker_lives(rig: Rig, tmp_path: 
         await house.seat.serves()
         async with Within(300, "the daemon has touched its lease", house.seat.told):
             lives = await run(tmp_path, *sweep, "60")
-            while "a broker lives" not in lives.document["judged_by"]:
+            while "a live broker" not in lives.document["judged_by"]:
                 lives = await run(tmp_path, *sweep, "60")
         assert (lives.code, [(one["name"], one["orphan"]) for one in lives.document["machines"]]) == (0, [(mine, "")])
         await house.seat.leave()

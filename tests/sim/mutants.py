@@ -257,7 +257,7 @@ MUTANTS = (
         (f"{ENDS}.termination.inspection_end", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
     ),
     _mutant(
-        "no last word is looked for that no beat tells o", "no_false_death",
+        "no last word is looked for that no beat tells of", "no_false_death",
         (f"{OBSERVATION}.attempt_observer.AttemptObserver._final_is_likely", wrong_ends.only_told), aim=(),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
