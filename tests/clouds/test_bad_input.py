@@ -156,7 +156,7 @@ async def test_an_account_that_cannot_be_read_does_not_work(name: str, text: str
 
 @pytest.mark.parametrize("name", REST)
 async def test_a_cloud_that_hangs_is_left(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.common.http_json.PATIENCE_S", 0.05)
+    monkeypatch.setattr("providers.common.http_json.TIMEOUT_S", 0.05)
     async with answering(200, "", hangs=True) as url:
         cloud = provider(name, url, tmp_path)
         with pytest.raises(ProviderError, match="Timeout") as e:
