@@ -68,7 +68,7 @@ async def test_a_later_attempt_has_what_an_earlier_one_made_bit_for_bit(token_st
 async def test_they_lie_below_the_attempt_and_are_taken_for_no_checkpoint(token_store: TokenStore) -> None:
     key = await token_store.sent(1)
     found = await token_store.keys()
-    assert all(one.startswith(f"{keys.checkpoints(JOB)}a1/rows-{IDENTITY}-") for one in found)
+    assert all(one.startswith(f"{keys.checkpoints(JOB)}a1/token-cache-{IDENTITY}-") for one in found)
     assert all(map(keys.is_in_token_cache, found))
     assert not [*keys.manifests(found)]
     assert key.endswith(keys.MANIFEST)
@@ -85,7 +85,7 @@ async def test_what_was_fetched_is_not_sent_again_and_what_is_made_anew_is(
     other = token_store.tokenised(2, identity="f" * 64)
     assert rows_note(other.root) is not None
     await sending
-    assert [key for key in await token_store.manifests() if "/a2/rows-ffff" in key]
+    assert [key for key in await token_store.manifests() if "/a2/token-cache-ffff" in key]
     assert (await token_store.fetched(3))[0] == "f" * 64, "what was made last"
 
 
@@ -285,7 +285,7 @@ async def test_a_store_s_folder_that_is_gone_does_not_end_the_training(
     assert await token_store.keys() == []
 
 
-@pytest.mark.parametrize("who", [{"node": 1}, {"rows_bytes": 0}])
+@pytest.mark.parametrize("who", [{"node": 1}, {"token_cache_bytes": 0}])
 async def test_the_first_machine_sends_and_only_where_it_is_worth_it(
     token_store: TokenStore, who: dict[str, Any]
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_traced_world_is_left_as_it_was_entered() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--method", "qlora", "--sharding", "fsdp"], "qlora's base cannot be divided"),
+        (["--method", "qlora", "--sharding", "fsdp"], "FSDP cannot shard qlora's base"),
         (["--task", "text_to_image"], "a UNet is traced on one GPU"),
     ],
 )

@@ -33,8 +33,11 @@ def test_the_rows_fit_divide_the_batch_and_no_more_would(
 
 
 def in_process(argv: Sequence[str]) -> str:
+    from accelerate.state import AcceleratorState
+
     from trainer.memtrace import __main__ as memtrace_main
 
+    AcceleratorState._reset_state(True)  # another test of this process may have set another precision
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         assert memtrace_main.main(argv) == 0

@@ -73,7 +73,7 @@ def test_rows_are_counted_as_they_will_be_trained(
     assert preflight.main([str(path)]) == 0
     out = capsys.readouterr().out
     assert "25.0% of the rows are cut to 16" in out
-    assert "1 rows are duplicates" in out
+    assert "1 rows repeat an earlier one" in out
 
 
 def test_a_batch_that_is_left_open_is_told_with_its_source(

@@ -71,7 +71,7 @@ def test_without_room_it_does_not_succeed(tmp_path: Path) -> None:
     assert ended.code == ExitCode.INFRASTRUCTURE
     assert "the results could not be written" in ended.message
     assert re.search(r"about [\d.]+ [kM]B are wanted, [\d.]+ [MG]B are free at /", ended.message)
-    assert "no file may have more than 16.4 kB; raise that limit (ulimit -f), or make room there" in ended.message
+    assert "no file may have more than 16.4 kB; raise that limit (ulimit -f), or free space there" in ended.message
     assert "saved at step" not in ended.message
     assert not worker.run.waiting()
     assert [p.name for p in worker.run.snapshots.iterdir()] == [], "what could not be finished takes no room"
@@ -89,7 +89,7 @@ def test_what_was_trained_outlives_results_that_have_no_room(tmp_path: Path) -> 
     steps = tiny_jobs.STEPS
     assert (found["code"], found["left"]) == (ExitCode.INFRASTRUCTURE, [[steps, False]]), found
     assert re.search(r"about [\d.]+ [kM]B are wanted, [\d.]+ ([kM]B|bytes) are free at /", found["message"])
-    assert f"; make room there, or use a larger disk; the training itself is saved at step {steps}" in found["message"]
+    assert f"; free space there, or use a larger disk; the training itself is saved at step {steps}" in found["message"]
     assert (found["again"], found["same"]) == (ExitCode.COMPLETED, True)
 
 
@@ -114,7 +114,7 @@ def test_where_a_copy_has_no_room_the_line_says_how_much_it_wants(tmp_path: Path
     train = {"model": "owner/name", "data": {"path": "rows.csv", "prompt": "{q}", "completion": "{a}"}}
     config = tmp_path / "job.json"
     config.write_text(json.dumps({**train, "output": {"copy_to": {"url": place.as_uri()}}}))
-    limit = "and no file may have more than 16.4 kB; raise that limit (ulimit -f), or make room there"
+    limit = "and no file may have more than 16.4 kB; raise that limit (ulimit -f), or free space there"
 
     code, said = alone("trainer.publish", str(tmp_path / "done"), "--config", str(config))
     assert code == ExitCode.INFRASTRUCTURE
