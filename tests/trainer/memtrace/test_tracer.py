@@ -233,7 +233,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "trainer.memtrace.tracer",
+        "trainer.memtrace",
         "--config",
         str(config),
         "--seq",
