@@ -84,3 +84,9 @@ def test_a_file_that_is_none_is_refused_with_its_line(data: bytes, fmt: Format, 
     with pytest.raises(InvalidInput) as refused:
         read(data, fmt)
     assert message in str(refused.value)
+
+
+def test_an_invoice_too_large_when_unpacked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.billing.invoice_formats.MAX_BYTES", 10)
+    with pytest.raises(InvalidInput, match="more than 10 bytes when unpacked"):
+        read(gzip.compress(b"[" + b" " * 100 + b"]"), "runpod")

@@ -344,3 +344,10 @@ def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:
     assert mismatch_message(build.offer(), (machine(),)) is None
     assert mismatch_message(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None
     assert mismatch_message(build.offer(), (machine(gpu_memory_bytes=44 * GIB, usd_per_hour=Decimal("0.364")),)) is None
+
+
+def test_the_most_silent_machine_sets_the_poll_share() -> None:
+    """Heartbeats of the first machine do not hide that another machine is silent."""
+    fresh = AttemptObservation(beat=BEAT, beat_age_s=1.0, store_ok_s=0.0)
+    assert poll_share(fresh, PATIENCE) == 0.0
+    assert poll_share(replace(fresh, peers_silent_s=PATIENCE.late_s), PATIENCE) > 0.0
