@@ -1,4 +1,4 @@
-"""`gpubroker blobs init URL`: is this a store that the broker can rely on?"""
+"""Checks for `gpubroker blobs init URL` whether a store has the guarantees that the broker needs."""
 
 import json
 import os
@@ -18,7 +18,7 @@ class BucketCheck:
     name: str
     ok: bool
     detail: str = ""
-    """When not ok: what was seen, and the fix."""
+    """The observed fault and its fix; empty if `ok`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class BucketReport:
     url: str
     checks: tuple[BucketCheck, ...]
     policy: str
-    """The least that the broker needs: JSON for S3, words for the others."""
+    """The minimal rights that the broker needs: JSON for S3, prose for other stores."""
 
     @property
     def ok(self) -> bool:
@@ -34,9 +34,10 @@ class BucketReport:
 
 
 async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) -> BucketReport:
-    """Creates a folder or visits a bucket, tries what the protocol rests on, and cleans up. Raises InvalidInput.
+    """Check writes, conditional writes, listings and deletions, and delete the test objects. Raises InvalidInput.
 
-    The probes lie below a random prefix, so that a store in use is not disturbed and two checks do not meet.
+    A missing folder is created; a bucket must exist. The test objects have a random prefix, so a check disturbs
+    neither a store in use nor another check.
     """
     probe = Installation("check-" + base32(os.urandom(9), 13))
     blobs = ObstoreBlobs.open(url, probe, options=options)
@@ -49,9 +50,9 @@ async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) ->
 async def check_grants(
     url: str, *, options: Mapping[str, str] | None = None, grants: GrantSettings | None = None
 ) -> str | None:
-    """One line on what attempts are given, None when there is nothing to say: makes credentials once and drops them.
+    """Return one line on a problem with the credentials of attempts; None: there is no problem.
 
-    Raises InvalidInput.
+    Issues credentials once, and discards them. Raises InvalidInput.
     """
     probe = base32(os.urandom(9), ID_LENGTH)
     blobs = ObstoreBlobs.open(url, Installation("check"), options=options, grants=grants)
@@ -76,7 +77,7 @@ async def _write_and_read(blobs: ObstoreBlobs) -> BucketCheck:
 
 
 async def _conditional_put(blobs: ObstoreBlobs) -> BucketCheck:
-    """Manifests and outcomes are put once; a store that ignores the condition would let a late writer replace them."""
+    """Check that put-if-absent replaces nothing: a late writer must not replace a manifest or a final report."""
     name = "conditional put"
     try:
         await blobs.put("probe/once", b"first", if_absent=True)
@@ -91,7 +92,7 @@ async def _conditional_put(blobs: ObstoreBlobs) -> BucketCheck:
 
 
 async def _list_after_put(blobs: ObstoreBlobs) -> BucketCheck:
-    """Liveness is one LIST; a listing that lags makes living instances look silent."""
+    """Check that a LIST shows new and changed objects at once, because the broker reads heartbeats by LIST."""
     name = "list after put"
     try:
         await blobs.put("probe/listed", b"1")
@@ -124,7 +125,7 @@ async def _clean_up(blobs: ObstoreBlobs) -> BucketCheck:
 
 
 def policy(url: str) -> str:
-    """The minimal policy of the broker's own credentials on this store. Raises InvalidInput."""
+    """Return the minimal rights that the broker's own credentials need on this store. Raises InvalidInput."""
     parts = urlsplit(url)
     where = parts.path.strip("/")
     match scheme_of(url):

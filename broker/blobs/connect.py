@@ -1,4 +1,4 @@
-"""Blob stores by URL: opens them with obstore, and knows the list prices of their storage."""
+"""Opens blob stores by URL with obstore, and holds the list prices of their storage."""
 
 import os
 import re
@@ -17,10 +17,10 @@ from broker.domain.errors import InvalidInput
 from broker.runtime.private_files import private_folder
 
 CALL_S = 20.0
-"""Longest wait for one call, retries included."""
+"""Longest wait in seconds for one call, retries included."""
 
 S3, R2, GCS, AZURE = Decimal("0.023"), Decimal("0.015"), Decimal("0.020"), Decimal("0.018")
-"""List prices of a GiB-month of ordinary storage in dollars, checked 2026-11; an operator may overrule them.
+"""List prices of a GiB-month of ordinary storage in dollars, checked 2026-11; an operator may override them.
 
 S3 Standard $0.023 (us-east-1, first 50 TB), Cloudflare R2 $0.015, Google Cloud Storage Standard $0.020 (us regions),
 Azure Blob hot LRS $0.018. Other S3 services are priced as S3. Sources: docs/design/money.md.
@@ -42,23 +42,24 @@ _ALIASES = {
     "endpoint": "aws_endpoint", "endpoint_url": "aws_endpoint", "aws_endpoint_url": "aws_endpoint",
     "aws_endpoint_url_s3": "aws_endpoint", "region": "aws_region",
 }  # fmt: skip
-"""Names of S3 settings and the one name used here: obstore refuses two names of one setting."""
+"""Canonical name of each S3 setting, by alternative name. obstore refuses two names of one setting."""
 _HTTP_SETTING = re.compile(
     r"(aws_|google_|azure_)?(allow_http|allow_invalid_certificates|\w*timeout|default_content_type|http[12]_\w+"
     r"|pool_\w+|proxy_\w+|user_agent)"
 )
-"""obstore panics on these among a store's options, and a panic is no Exception."""
+"""Options that `connect` refuses. obstore panics on them, and no `except Exception` catches a panic."""
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder of a file:// URL, None for any other. Raises InvalidInput as `scheme_of`."""
+    """Return the folder of a file:// URL; None for any other URL. Raises InvalidInput like `scheme_of`."""
     return Path(unquote(urlsplit(url).path)) if scheme_of(url) == "file" else None
 
 
 def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
-    """Settings for obstore: what was configured over the cloud's usual environment variables, keys in lower case.
+    """Return the settings for obstore, with keys in lower case. `options` override the environment variables.
 
-    Made explicit because an instance that is handed these options does not see the broker's environment.
+    The environment variables are copied into the result, because a machine that receives these options does not have
+    the broker's environment.
     """
     scheme = scheme_of(url)
     names = _ENVIRONMENT.get(scheme, ())
@@ -68,14 +69,14 @@ def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
-    """A store whose paths are relative to `url`. Raises InvalidInput when it cannot be made."""
+    """Return a store whose paths are relative to `url`. Raises InvalidInput if the store cannot be opened."""
     scheme = scheme_of(url)
     if unfit := next((key for key in options if _HTTP_SETTING.fullmatch(key)), None):
         raise InvalidInput(bad_url(url, f"option {unfit!r}: leave it out; plain http follows from an http:// endpoint"))
     try:
         if (folder := folder_of(url)) is not None:
             private_folder(folder)
-            # Emptied folders are removed, or LIST of `heartbeats/` would walk every attempt that ever was.
+            # Empty folders are removed, because a LIST of `heartbeats/` would otherwise visit all past attempts.
             return from_url(folder.as_uri(), automatic_cleanup=True)
         if scheme == "memory":
             return from_url(url)
@@ -92,13 +93,13 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
 
 
 def one_line(error: BaseException) -> str:
-    """Obstore's message without its debug dump and the server's page."""
+    """Return obstore's message in one line, without its debug dump, in at most 300 characters."""
     text = str(error).split("\n\nDebug source", 1)[0]
     return " ".join(text.split())[:300] or type(error).__name__
 
 
 def storage_usd_per_gib_month(url: str, options: Mapping[str, str]) -> Decimal:
-    """Return the list price of the kind of store; 0 for a folder, which is on the operator's own disk."""
+    """Return the list price of the store; 0 for a folder, which is on the operator's own disk."""
     scheme = urlsplit(url).scheme
     if scheme == "s3":
         return R2 if any(R2_HOST in value.lower() for value in options.values()) else S3

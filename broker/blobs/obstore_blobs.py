@@ -36,8 +36,9 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 class ObstoreBlobs:
     """Objects below `<url>/<installation>/`.
 
-    A folder's objects are written to a temporary file and renamed, so a reader never sees half of one.
-    A remote `put(if_absent=True)` whose reply was lost finds its own first try: compare the content when it matters.
+    An object in a folder is written to a temporary file and renamed, so no reader gets a partial object. If the reply
+    to a remote `put(if_absent=True)` is lost, the retry raises AlreadyExists because of its own first try. A caller
+    that must tell the two cases apart compares the content.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ObstoreBlobs:
         options: Mapping[str, str],
         issuer: Issuer | str,
     ) -> None:
-        """`issuer`: of credentials for attempts, or why there is none."""
+        """Keep the store. `issuer`: issues the credentials of attempts; a string is the reason why there is none."""
         self._store = store
         self._issuer = issuer
         self._url = url
@@ -65,9 +66,9 @@ class ObstoreBlobs:
         options: Mapping[str, str] | None = None,
         grants: GrantSettings | None = None,
     ) -> Self:
-        """`url`: file:///folder, memory://, s3://bucket/prefix, gs://..., az://...; `options`: obstore's settings.
+        """Open a store without sending a request; a missing folder is created. Raises InvalidInput.
 
-        Sends nothing yet; a folder is created. Raises InvalidInput.
+        `url`: file:///folder, memory://, s3://bucket/prefix, gs://..., az://...; `options`: obstore's settings.
         """
         settled = options_of(url, options)
         store = connect(url, settled)
@@ -98,14 +99,14 @@ class ObstoreBlobs:
             return await self._ask("read", key, self._read(key, {"range": (start, start + size)}))
         except FileNotFoundError:
             return None
-        except BlobsUnavailable:  # stores call a range that begins at the end or past it an error
+        except BlobsUnavailable:  # stores refuse a range that begins at or after the object's end
             with contextlib.suppress(FileNotFoundError):
                 if await self._ask("read", key, self._size(key)) <= start:
                     return b""
             raise
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
-        """All objects below a prefix (empty, or ending in `/`: stores list whole path segments), in key order."""
+        """Return all objects below a prefix in key order. The prefix is empty or ends in `/`, as stores require."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"prefix {prefix!r} does not end in '/'")
         try:
@@ -120,7 +121,7 @@ class ObstoreBlobs:
             return
 
     async def copy(self, source: str, target: str) -> None:
-        """Server-side where the store can. Raises BlobError when `source` is absent."""
+        """Copy an object on the server if the store can. Raises BlobError if `source` is absent."""
         try:
             await self._ask(
                 "copy", source, obstore.copy_async(self._store, self._prefix + source, self._prefix + target)
@@ -153,7 +154,7 @@ class ObstoreBlobs:
         return StoreAccess(url=self._url, options=options, scoped=self._issuer.scoped, expires_at=issued.expires_at)
 
     async def sign(self, key: str, *, for_s: float) -> str:
-        """Raises BlobError for a folder and for memory, which have no URLs, and where the credentials cannot sign."""
+        """Return a signed URL. Raises BlobError for a folder or memory://, and for credentials that cannot sign."""
         if isinstance(self._store, LocalStore | MemoryStore | HTTPStore):
             raise BlobError(f"cannot sign {key}: {self._url} has no signed URLs; use s3://, gs:// or az://")
         try:
@@ -177,7 +178,10 @@ class ObstoreBlobs:
         return found
 
     async def _ask(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
-        """Raises AlreadyExists, BlobsUnavailable, or FileNotFoundError when the object, and only it, is absent."""
+        """Return the result of `call`. Raises AlreadyExists or BlobsUnavailable.
+
+        Raises FileNotFoundError if only the object is absent; an absent store is BlobsUnavailable.
+        """
         try:
             async with asyncio.timeout(within_s):
                 return await call

@@ -48,7 +48,7 @@ class Rejected(ProviderError):
 
 
 class ImageRefused(Rejected):
-    """The registry refuses the trainer's image, so no other machine can pull it either."""
+    """The registry refuses the trainer's image, so no machine can pull it."""
 
 
 class Throttled(ProviderError):
@@ -142,7 +142,7 @@ class ChannelRefused(NotifyError):
 
 
 class OverBudget(GpubrokerError):
-    """A policy forbids it now."""
+    """A policy forbids the operation now."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Formats durations and misspelt regions for display."""
+"""Formats durations, and regions that no cloud sells, for display."""
 
 import difflib
 from collections.abc import Collection, Iterable
@@ -19,10 +19,7 @@ def duration(seconds: float | None) -> str:
 
 
 def unsold_regions(requested: Iterable[str], sold: Collection[str]) -> tuple[str, ...]:
-    """Return each of `asked` that is not in `sold`, with similar names.
-
-    The result is empty while nothing at all is sold.
-    """
+    """Return each of `requested` that is not in `sold`, with similar names; empty if `sold` is empty."""
     return (
         tuple(_with_suggestions(region, sorted(sold)) for region in sorted(set(requested) - set(sold))) if sold else ()
     )

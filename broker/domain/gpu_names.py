@@ -45,10 +45,10 @@ def _canonical(words: list[str]) -> str | None:
     if model not in _BOARDS:
         return None if form == ("pcie" if model == "b200" else "sxm") else model
     size = sizes[0] if sizes else 0
-    if model == "a100":  # the 40 GB SXM board is meant if no board is named
+    if model == "a100":  # the table's name of the 40 GB SXM board has no form
         parts = [model, f"{size}gb" if size else "", "" if (size, form) == (40, "sxm") else form]
     else:
-        # which distinguishes two boards from the third
+        # without a form, 80 GB excludes the NVL board and leaves SXM and PCIe
         memory = f"{size}gb" if model == "h100" and size and not form else ""
         parts = [model, "nvl" if size == 94 else form or memory]
     return "-".join(part for part in parts if part)

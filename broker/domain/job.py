@@ -105,15 +105,12 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAdjustment:
-    """Changes of a job's plan after it ran out of memory.
-
-    The method and the global batch stay as requested.
-    """
+    """Changes of a job's plan after the job ran out of memory; the method and the global batch stay as requested."""
 
     failed_plans: tuple[str, ...]
     """The plans that ran out of memory, in words, oldest first."""
     micro_batch: int = 0
-    """The largest micro-batch allowed; 0: a script, which has no plan."""
+    """Largest micro-batch allowed; 0: the job is a script, which has no plan."""
     gradient_checkpointing: bool = False
     memory_factor: float = 1.0
     oom_device_bytes: int = 0
@@ -147,7 +144,7 @@ class Job:
     team: str = DEFAULT_TEAM
     """The team whose members see the job."""
     owner: str
-    """The user who submitted the job; their secrets and uploads are used."""
+    """The user who submitted the job; the job uses this user's secrets and uploads."""
     spec: JobSpec
     workload: Workload
     created_at: datetime
@@ -238,7 +235,9 @@ class Attempt:
     """
     handles: tuple[Handle, ...] = ()
     running_at: datetime | None = None
-    """Time at which its machines ran, or earlier; None: no listing has shown them running yet."""
+    """Lower bound of the time at which its machines began to run, from the listings. None: no listing has shown them
+    running yet.
+    """
     booted_at: datetime | None = None
     first_beat_at: datetime | None = None
     draining_since: datetime | None = None
@@ -267,7 +266,7 @@ class Attempt:
     """Why the attempt must end: set once by billing, the guard or a budget, and never cleared. None: it may run."""
     # written by the guard
     idle: IdleKind | None = None
-    """Kind of idleness that users were notified about; None: it works."""
+    """Kind of idleness that users were notified about; None: the machine works."""
     # the lease
     epoch: int = 0
 

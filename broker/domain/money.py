@@ -49,7 +49,7 @@ class LedgerCategory(StrEnum):
 class LedgerEntry:
     """One entry of the append-only ledger.
 
-    A release is negative in effect: it returns the rest of the reservation.
+    All amounts are positive or 0. A release reduces the reservation: it returns the unspent rest.
     """
 
     job_id: JobId

@@ -22,7 +22,7 @@ class Notice:
     """
 
     id: str
-    """Id chosen by the sender: a message that must be delivered once has one id, e.g. `digest-daily-2026-03-01-nlp`."""
+    """Id chosen by the sender, e.g. `digest-daily-2026-03-01-nlp`. A notice whose id was posted before is dropped."""
     kind: str
     """Dotted, e.g. `budget.threshold`."""
     message: str
@@ -81,7 +81,7 @@ class Delivery:
     event: Event | None = None
     notice: Notice | None = None
     folded: int = 0
-    """Number of earlier events of the same kind that this one replaces; no other delivery carries them."""
+    """Number of earlier events of the same kind that this delivery replaces; they are not delivered themselves."""
     attempts: int = 0
     """Number of failed attempts at this delivery so far."""
 

@@ -82,11 +82,11 @@ class Offer:
     price_moves: bool = False
     """True when the cloud charges the current market price after the purchase, at most the on-demand price."""
     available: bool | None = None
-    """None: the cloud does not say."""
+    """True if the cloud reports capacity, False if it reports that the offer is sold out; None: it reports neither."""
     preemptions_per_hour: float | None = None
     """Expected rate; None: unknown or not spot."""
     emulated_on: str | None = None
-    """Hardware on which a simulated machine computes (`cpu`), which its time is estimated for; None: its own."""
+    """Hardware on which a simulated machine computes, e.g. `cpu`; it determines the time. None: `accelerator`."""
     emulated_vcpus: int = 0
     """Cores of the emulating machine; 0: as many as `vcpus`."""
     simulated: bool = False
@@ -242,7 +242,7 @@ class Quote:
     lines: Sequence[QuoteLine]
     """Every offer once. Lines are built on access, since a market has tens of thousands."""
     considered: Callable[[], Iterable[OfferSummary]] = tuple
-    """Returns a shorter record of the same offers in the same order, in a fraction of the time."""
+    """Returns shorter records of the same offers in the same order, faster than `lines` because it builds no lines."""
     made_at: datetime
     expires_at: datetime
     proposed_cap_usd: Decimal | None
@@ -251,9 +251,9 @@ class Quote:
     drops: Mapping[DropReason, int] = field(default_factory=dict)
     """Number of dropped offers by reason."""
     cheapest_usd: Decimal | None = None
-    """Least expected dollars to finish on any offer that fits, even above the cap; None: unknown."""
+    """Lowest expected dollars to finish on any offer that fits, even above the cap; None: unknown."""
     unsold_regions: tuple[str, ...] = ()
-    """Regions of the spec that no offer is in, each with the regions it may mean."""
+    """Regions of the spec without any offer, each with similar names of regions that have offers."""
 
     @property
     def best(self) -> QuoteLine | None:

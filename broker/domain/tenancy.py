@@ -79,7 +79,7 @@ class AuditEntry:
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     usd: Decimal | None = None
-    """Most dollars that this write allows to be spent; None: it allows none."""
+    """Maximum dollars that this write allows to be spent; None: it allows no spending."""
     id: str = ""
     """Random id, assigned by the store."""
     at: datetime | None = None

@@ -35,7 +35,7 @@ def _entries() -> Mapping[str, Published]:
 
 
 def _published(name: str, rows: Mapping[str, dict[str, Any]]) -> Published:
-    """Return the entry. A tuned sibling has its base's config except for the fields in `but`."""
+    """Return the entry. A fine-tuned model has the config of its base model except for the fields in `but`."""
     base = rows[name].get("same_as", name)
     published = Published(**rows[base])
     if "but" not in rows[name]:

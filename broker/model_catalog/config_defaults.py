@@ -1,6 +1,7 @@
 """Defaults of config.json, which contains only fields that differ from the architecture's defaults.
 
-The values are those of transformers 5.17's config classes. Rotary positions have no default here: they have no end.
+The values are those of transformers 5.17's config classes. Families with rotary positions have no default number of
+positions here, because rotary positions have no limit.
 """
 
 from collections.abc import Mapping
@@ -92,9 +93,9 @@ def kind_of(config: Fields) -> str:
 
 
 def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
-    """Return (the config with its architecture's defaults, the fields that it lacked).
+    """Return (the config with its architecture's defaults, the fields that the config lacked).
 
-    The model type becomes the type with the same code.
+    The model type is replaced by the type with the same code.
     """
     known = DEFAULTS.get(str(config.get("model_type", "")), {})
     lacking = []
@@ -104,6 +105,6 @@ def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
             lacking.append(field)
     heads = config.get("num_attention_heads", known.get("num_attention_heads"))
     if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
-        lacking.remove("num_key_value_heads")  # no such model could be built: use as many heads as queries have
+        lacking.remove("num_key_value_heads")  # the default does not divide the heads; use one for each query head
     same = {"model_type": kind_of(config)} if str(config.get("model_type")) in SAME_CODE else {}
     return {**config, **{field: known[field] for field in lacking}, **same}, tuple(lacking)

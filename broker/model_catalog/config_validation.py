@@ -49,7 +49,7 @@ def check_kind(config: Mapping[str, Any]) -> None:
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raise ValueError with words that name the field, to be read after `config.json has`."""
+    """Raise ValueError for an invalid field. The message names the field, and continues `config.json has`."""
     for key, most in MOST.items():
         value = config.get(key)
         if isinstance(value, int) and value > most:

@@ -29,9 +29,9 @@ MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 
 
 def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape | None:
-    """Return the shape of an encoder with the task's head, by default a class of a text or an image.
+    """Return the shape of an encoder with the task's head; None if the model is not a supported encoder.
 
-    Return None if it is no supported encoder. Raise InvalidInput.
+    `task` None: the head classifies whole texts or images. Raise InvalidInput.
     """
     config, _ = filled(config)
     if config.get("model_type") not in ENCODERS:
@@ -73,9 +73,9 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
-    """Return the shape that a transformers config describes.
+    """Return the shape of the decoder that a transformers config describes. Raise InvalidInput for any other model.
 
-    Raise InvalidInput if it is no plain decoder; with `mixtures` it may be a mixture of experts.
+    `mixtures`: a mixture of experts is accepted too.
     """
     config, _ = filled(text_of(config))
     try:
@@ -123,7 +123,7 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _known_names(family: str, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown architecture that does not name its sizes as a llama does."""
+    """Raise ValueError for an unknown architecture whose config lacks the names that llama uses for sizes."""
     if family in FAMILIES:
         return
     names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
@@ -136,7 +136,7 @@ def _known_names(family: str, config: Mapping[str, Any]) -> None:
 
 
 def _divisible(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for heads that no model can have."""
+    """Raise ValueError for a number of heads that does not divide the hidden size, or that key heads do not divide."""
     hidden, heads = count.number(config, "hidden_size", "n_embd"), count.number(config, "num_attention_heads", "n_head")
     shared = count.kv_heads(config)
     if config.get("head_dim") is None and hidden % heads:
@@ -166,7 +166,7 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs within a family; the defaults are those of transformers' config classes."""
+    """Return the fields of the shape that differ within a family, by default as in transformers' config classes."""
     plain = {"gpt2": "gelu_new", "gpt_bigcode": "gelu_pytorch_tanh", "phi": "gelu_new"}
     activation = next((str(config[k]) for k in ACTIVATION_KEYS if config.get(k)), plain.get(family, "silu"))
     rates = "resid_pdrop", "residual_dropout", "hidden_dropout"

@@ -35,13 +35,13 @@ BUILT_FOR = {
     "ForSequenceClassification": "text_classification", "ForTokenClassification": "token_classification",
     "ForImageClassification": "image_classification",
 }  # fmt: skip
-"""Ends of the names of classes that have a head, and their tasks."""
+"""Tasks of classes with a head, by the end of the class name."""
 
 
 def built_for(config: Mapping[str, Any]) -> str | None:
     """Return the task of the class that `architectures` names, if such a head is estimated for the family.
 
-    Return None for any other class; it is treated as what its type is mostly trained for.
+    Return None for any other class; the caller then chooses the most common task of the model type.
     """
     named = config.get("architectures")
     if not (isinstance(named, list) and named and isinstance(named[0], str)):

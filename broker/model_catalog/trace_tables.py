@@ -42,7 +42,7 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
 
 @cache
 def document() -> Mapping[str, Any]:
-    """Return the content of the file."""
+    """Return the content of `trace_tables.json`."""
     read: dict[str, Any] = json.loads(FILE.read_text())
     return read
 

@@ -31,7 +31,7 @@ class Blobs(Protocol):
         ...
 
     async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """Write an object and return its e_tag. Raises AlreadyExists with `if_absent`."""
+        """Write an object and return its e_tag. Raises AlreadyExists if `if_absent` is set and the object exists."""
         ...
 
     async def put_file(self, key: str, path: Path) -> None:
@@ -54,7 +54,7 @@ class Blobs(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete an object. Absent is fine."""
+        """Delete an object; an absent object is no error."""
         ...
 
     async def copy(self, source: str, target: str) -> None:
@@ -67,10 +67,10 @@ class Blobs(Protocol):
         ...
 
     async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> "StoreAccess":
-        """Return the credentials with which an instance reaches its keys. Raises BlobsUnavailable.
+        """Return the credentials with which an attempt's machines reach its keys. Raises BlobsUnavailable.
 
-        They are renewed before `expires_at`. `origin`: the job whose checkpoints this one starts from; they become
-        readable as well.
+        The broker renews the credentials before `expires_at`. `origin`: the job whose checkpoints this job starts from;
+        the credentials can read these checkpoints too.
         """
         ...
 
@@ -88,7 +88,7 @@ class StoreAccess:
 
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Credentials and settings for obstore: transferred sealed or as secret environment."""
+    """Credentials and settings for obstore. Send them only sealed, or as secret environment."""
     scoped: bool = False
     """True when the credentials reach no more than the attempt's own keys."""
     expires_at: datetime | None = None

@@ -31,7 +31,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Leased:
-    """An attempt under our lease, with its job as read in the same statement."""
+    """An attempt under this broker's lease, with its job as read in the same statement."""
 
     attempt: Attempt
     job: Job

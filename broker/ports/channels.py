@@ -74,7 +74,7 @@ class Settlement:
 
     @property
     def moves(self) -> bool:
-        """False when the channel is as it was claimed: its row is not written."""
+        """False if the channel is unchanged since its streams were claimed, so that its row is not written."""
         was, to = self.streams[0].stream.channel, self.channel
         return (was.failures, was.reason, True) != (to.failures, to.reason, to.enabled) or self.wait_s > 0
 
@@ -137,7 +137,7 @@ class ChannelStore(Protocol):
         ...
 
     async def first_time(self, key: str, *, for_s: float) -> bool:
-        """Return True once per key within `for_s` seconds, over all brokers; it prevents replays."""
+        """Return True for the first call with this key within `for_s` seconds, over all brokers; prevents replays."""
         ...
 
 

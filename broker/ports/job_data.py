@@ -14,7 +14,7 @@ from broker.domain.spec import IdleKind
 class Note:
     """A change to a live attempt by the guard or the budgets.
 
-    It applies only if no other broker has notified users of the same.
+    The change applies only if no other broker has reported the same warning to users.
     """
 
     attempt: Attempt
@@ -24,7 +24,7 @@ class Note:
     forecast: Forecast | None
     idle: IdleKind | None
     signal: Signal | None = None
-    """Signal to raise with it; None: none."""
+    """Signal to raise with the change; None: no signal."""
     events: tuple[Event, ...] = ()
 
 
@@ -38,7 +38,7 @@ class StorageCharge:
     usd: Decimal
     """Dollars to charge now, with one ledger entry; 0: no entry."""
     due_in_s: float | None
-    """Seconds until the next check; None: nothing is left, and nothing will come."""
+    """Seconds until the next check; None: the job has no objects left, and will write no more."""
 
 
 class TenantJobData(Protocol):
@@ -47,9 +47,8 @@ class TenantJobData(Protocol):
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
         """Mark stored data of a job as deleted; a controller deletes its objects later.
 
-        The event is written when a kind is newly marked. Raises InUse, naming the job, while the job has not ended.
-        The same applies while another job that has not ended starts from its checkpoints, if those or the artifacts
-        are to be deleted.
+        The event is written if a kind is newly marked. Raises InUse, whose message names the job, if this job has not
+        ended. Checkpoints and artifacts also raise InUse while a job that starts from them has not ended.
         """
         ...
 
@@ -80,7 +79,7 @@ class GlobalJobData(TenantJobData, Protocol):
         ...
 
     async def forget_uploads(self, *, older_than_s: float, limit: int) -> Sequence[str]:
-        """Delete uploads last sent before `older_than_s`; return the hashes that no owner has any more."""
+        """Delete uploads last sent more than `older_than_s` ago; return the hashes that no owner has any more."""
         ...
 
     async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:

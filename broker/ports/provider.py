@@ -30,7 +30,7 @@ class Provider(Protocol):
         ...
 
     def launcher_id(self) -> str:
-        """Return the identity of the launcher that a create would use now; it is stored before the create."""
+        """Return the identity of the launcher that a create would use now; the broker stores it before the create."""
         ...
 
     async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
@@ -61,7 +61,7 @@ class Provider(Protocol):
         ...
 
     async def destroy(self, handle: Handle) -> None:
-        """Ask for destruction, which does not prove absence. Raises Gone when the machine is absent already."""
+        """Request the destruction of a machine; only a listing proves its absence. Raises Gone if it is absent."""
         ...
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:

@@ -42,7 +42,7 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
         """Apply each change atomically; True where its fences held and every policy allows its admission.
 
-        Admissions are judged one after the other, each including those before it.
+        Admissions are judged in order; each one counts the admissions before it against the limits.
         """
         ...
 
@@ -73,7 +73,7 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
     async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
         """Clear `launched_by` of terminating attempts where it is unchanged since it was read, leased or not.
 
-        No launcher can create their machines any more, so that no lease is needed.
+        No lease is needed, because these launchers can create no more machines.
         """
         ...
 
@@ -118,11 +118,11 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
 
     # --- the installation
     async def installation(self, proposed: Installation) -> Installation:
-        """Return the installation of this database; `proposed` becomes it on a new database."""
+        """Return the installation of this database; record `proposed` first if the database is new."""
         ...
 
     async def blob_store(self, proposed: str) -> str:
-        """Return the mark of the blob store of an existing installation; `proposed` becomes it where there is none."""
+        """Return the recorded mark of the installation's blob store; record `proposed` first if there is none."""
         ...
 
     async def adopt_blob_store(self, mark: str) -> None:
@@ -130,7 +130,7 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
         ...
 
     async def master_key(self, proposed: str | None) -> str | None:
-        """Return the mark of the key that seals the secrets; `proposed` becomes it where there is none."""
+        """Return the recorded mark of the key that seals the secrets; record `proposed` first if there is none."""
         ...
 
     async def adopt_master_key(self, mark: str) -> None:

@@ -43,10 +43,7 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
         ...
 
     async def request_stop(self, job_id: JobId, event: Event) -> Job | None:
-        """Set `stop_requested` and make the job and its attempts due.
-
-        The event is written only the first time.
-        """
+        """Set `stop_requested` and make the job and its attempts due; the event is written only the first time."""
         ...
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
@@ -64,9 +61,9 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
         ...
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
-        """Return True when a change of `topic` was signalled ("jobs", or "job/<id>").
+        """Return True if a change of `topic` ("jobs", or "job/<id>") was signalled within the timeout.
 
-        A signal only shortens a wait and never replaces a read.
+        A signal carries no data, so the caller reads the rows again.
         """
         ...
 

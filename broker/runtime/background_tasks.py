@@ -1,4 +1,4 @@
-"""Concurrent work, and background tasks that are kept until they are done and whose errors are logged."""
+"""Concurrent coroutines, and background tasks whose errors are logged."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, T]]) -> Sequence[T]:
 
 
 class Tasks:
-    """Set of background tasks."""
+    """Set of background tasks; it references each task until the task is done, so that none is garbage-collected."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()

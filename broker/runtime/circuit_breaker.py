@@ -13,7 +13,7 @@ class BreakerState:
     """State of the circuit breaker for one kind of calls to a cloud."""
 
     again_at: float = float("-inf")
-    """Time of a monotonic clock in seconds before which the cloud accepts no call."""
+    """Earliest time of the next call after a refusal, in seconds of a monotonic clock."""
     throttled: int = 0
     """Refusals in a row."""
     silent: int = 0

@@ -1,7 +1,7 @@
 """Clocks of the daemon: the host's clock, and the database's clock that all brokers of an installation share.
 
-Charges, caps, expiry and deadlines are judged by times that another broker may have written. No broker uses its own
-wall clock for them. Each one reads the database's time now and then, and advances it by its monotonic clock.
+Charges, caps, expiry and deadlines compare times that different brokers wrote, so no broker uses its own wall clock for
+them. Each broker reads the database's time every `READ_S` seconds, and advances it by its monotonic clock.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class DatabaseClock:
 
 
 def clock_skew_message(skew_s: float) -> str | None:
-    """Return one line about a wall clock that is `skew_s` seconds ahead (negative: behind); None: it is right."""
+    """Return one line about a wall clock that is `skew_s` seconds ahead (negative: behind); None: within MAX_SKEW_S."""
     if abs(skew_s) <= MAX_SKEW_S:
         return None
     where = "ahead of" if skew_s > 0 else "behind"

@@ -1,8 +1,9 @@
 """Checks at the start that no other live broker has other clouds or another database.
 
-Any broker may handle any row, so each one must be able to query any machine. A broker that lacks a cloud would leave
-the machines there uncharged while the others are down. A broker whose `local` is another computer would report its
-machines as gone. A broker on a copy of the database would treat the other's machines as its own, or as orphans.
+Any broker may handle any row, so each broker must be able to query any machine. A broker that lacks a cloud would leave
+that cloud's machines uncharged while the other brokers are down. A broker on another computer would report the machines
+of the first broker's provider `local` as gone. A broker on a copy of the database would treat the machines of the
+original as its own, or as orphans.
 """
 
 import hashlib
@@ -36,13 +37,13 @@ class BrokerIdentity:
     home: str = ""
     """Hash of host name and home folder; empty: unknown."""
     clouds: Mapping[str, str] = field(default_factory=dict)
-    """For each provider: the value of `home` if its machines are processes of this computer, otherwise empty."""
+    """Value by provider: `home` if the provider's machines are processes of this computer, otherwise empty."""
     database: str = ""
     """Hash that identifies the database; empty: unknown."""
 
 
 def seat_of(home: Path, providers: Mapping[str, Provider], database: str) -> BrokerIdentity:
-    """Return this broker's identity, as hashes: every machine reads the lease, and names of hosts are private."""
+    """Return this broker's identity as hashes, because every machine reads the lease and host names are private."""
     place = _mark(f"{socket.gethostname()}\n{home.resolve()}")
     here = {name: place if provider.caps.reaches_local_files else "" for name, provider in providers.items()}
     return BrokerIdentity(home=place, clouds=here, database=_mark(database) if database else "")
@@ -55,9 +56,9 @@ def _mark(name: str) -> str:
 async def refuse_conflicting_brokers(blobs: Blobs, clock: Clock, own: BrokerIdentity) -> None:
     """Raise OtherBroker if a conflicting broker renews its lease within two of its intervals.
 
-    A broker conflicts if it has another home, and other clouds or another database. The wait uses the interval in its
-    lease, which may differ from this broker's own; without such a lease there is no wait. An unreachable blob store
-    does not keep the daemon from starting.
+    A broker conflicts if it has another home, and also other clouds or another database. The wait lasts two of the
+    intervals in that broker's lease plus `LOOK_S`. Without a conflicting lease there is no wait. If the blob store is
+    unreachable, the daemon logs a warning and starts.
     """
     try:
         other = _parsed(await blobs.get(keys.BROKER_LEASE))

@@ -50,8 +50,8 @@ def full_jitter_s(failures: int) -> float:
 
 Silence = tuple[type[BaseException], ...]
 _NO_ANSWER: Silence = (OutcomeUnknown, TimeoutError)
-"""Errors that mean that the cloud does not answer. A cancelled call is not among them, because its caller's time may
-have begun long before the call."""
+"""Errors that mean that the cloud does not answer. A cancelled call does not mean this, because the caller's timeout
+may have begun long before the call."""
 
 
 class CallPriority(IntEnum):

@@ -82,7 +82,7 @@ class SecretBox:
 
 
 async def sealing(store: Store, path: Path, environ: Mapping[str, str]) -> SecretBox:
-    """Return the box of the database's secrets; a master key is created only for a new database.
+    """Return the SecretBox for the secrets of the database; a master key is created only for a new database.
 
     Raises SecretsError if the key is missing, or is not the key that sealed the secrets.
     """
@@ -118,7 +118,10 @@ def master_key(path: Path, environ: Mapping[str, str]) -> bytes:
 
 
 def _create(path: Path) -> bytes:
-    """Create the key file by linking a draft: a crash leaves no partial key, and one of two concurrent starts wins."""
+    """Create the key file as a link to a complete draft, and return the key.
+
+    A crash therefore leaves no partial key. Of two concurrent starts, the second one uses the first one's key.
+    """
     key = os.urandom(KEY_BYTES)
     draft = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -100,7 +100,7 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
 
 
 def _candidates(gpu: str) -> list[Hardware]:
-    """Return all GPUs of the table that the name may mean, the most common first."""
+    """Return all GPUs of the table that the name may mean, in the order of the table."""
     asked = gpu_name(gpu)
     return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
 
@@ -173,7 +173,7 @@ def estimate(
 
 
 class EstimateRequest(BaseModel):
-    """Arguments of `estimate`, checked by type; it documents them."""
+    """Arguments of `estimate`, checked by type; `estimate` documents their meaning."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
 
@@ -219,7 +219,7 @@ class EstimateRequest(BaseModel):
 
     def options(self, optimizer: str, version: str | None) -> EstimateOptions:
         """Return the options of the memory estimate for the optimizer and version of transformers."""
-        # `sizes.check` refuses unknown choices in one line that names the known ones.
+        # `memory_estimate.check` refuses unknown choices in one line that names the known ones.
         choices: Any = {
             "method": self.method,
             "precision": self.precision,

@@ -43,9 +43,9 @@ def stack_of(stack: str | None) -> tuple[str | None, tuple[str, ...]]:
 
 
 def unquantised(config: Mapping[str, Any], method: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return (the config, notes) without a quantisation that the method itself applies.
+    """Return (config, notes); with method `qlora`, the config lacks its quantisation to 4 bits by bitsandbytes.
 
-    That is bitsandbytes' 4 bits for `qlora`.
+    `qlora` applies the same quantisation itself, so the estimate would otherwise refuse the config.
     """
     quantization = config.get("quantization_config")
     if method != "qlora" or not isinstance(quantization, Mapping) or quantization.get("load_in_4bit") is not True:

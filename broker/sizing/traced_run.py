@@ -24,7 +24,7 @@ TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq
 
 
 def _targets(shape: ModelShape | None, ask: EstimateOptions) -> str:
-    """Return the targets that match something, in the tracer's terms. `shape`: None for a model with trace tables."""
+    """Return the LoRA targets in the tracer's terms. `shape`: None for a model with trace tables."""
     if shape is None or ask.method == "full":
         return "all-linear"
     adapted, names = memory_estimate.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
@@ -48,7 +48,7 @@ def _installed() -> str | None:
 
 
 def _check(ask: EstimateOptions, task: str | None) -> None:
-    """Raise InvalidEstimate for any step but the trainer's own."""
+    """Raise InvalidEstimate for a step that the trainer itself does not run."""
     installed = _installed()
     for wrong, what in (
         (ask.method not in ("full", "lora", "qlora"), f"--method {ask.method}"),

@@ -125,6 +125,6 @@ def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:
 
 
 def _update(by: Mapping[str, int], trained: int, *, foreach: bool) -> dict[str, int]:
-    """Return the optimizer's own segment. The foreach kernels make the roots of all second moments at once."""
+    """Return the optimizer's own segment. Foreach kernels hold the square roots of all second moments at once."""
     unchanged = {c: by.get(c, 0) for c in ("weights", "optimizer")}
     return {**unchanged, "gradients": 4 * trained, "temporary": 4 * trained if foreach else 0}

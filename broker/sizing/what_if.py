@@ -38,8 +38,8 @@ def what_if(
 
     Raise EstimateError with one line.
 
-    `global_batch`: rows of a step; by default the largest number of GPUs times `ask.rows`. `rows`: of the data set, for
-    the hours and dollars of one epoch.
+    `global_batch`: rows of a step; by default the largest number of GPUs times `ask.rows`. `rows`: number of rows of
+    the data set, for the hours and dollars of one epoch; None: the table has neither.
     """
     name, given = config_of(model, config)
     given, _ = unquantised(given, ask.method)

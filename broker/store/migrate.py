@@ -127,7 +127,7 @@ async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migr
     """Run one file and record it, in one transaction. Raises MigrationError."""
     try:
         async with connection.transaction():
-            # Rather fail than queue behind a long transaction with every other broker queueing behind us.
+            # Fail early: while a migration waits for a long transaction, all other brokers wait for the migration.
             await connection.execute("SET LOCAL lock_timeout = '10s'")
             await connection.execute(migration.sql)
             await connection.execute(

@@ -1,7 +1,7 @@
 """Azure: a shared access signature for the container, made with the account's key.
 
-It cannot be scoped to an attempt: a signature is for the account, one container, one directory or one blob, and an
-attempt's part lies in several. So it takes the account's key out of the machine and ends by itself, no more.
+The signature cannot be limited to an attempt. It covers the account, one container, one directory or one blob, and an
+attempt's objects are in several directories. Its benefits: no machine has the account's key, and it expires.
 https://learn.microsoft.com/rest/api/storageservices/create-service-sas, version 2020-12-06 and later.
 """
 
@@ -22,7 +22,7 @@ PERMISSIONS = "rwdl"
 
 @dataclass(frozen=True, kw_only=True)
 class AzureIssuer:
-    """Signs here; nothing is asked of Azure."""
+    """Issuer that computes signatures locally, without a request to Azure."""
 
     account: str
     key: str = field(repr=False)
@@ -42,11 +42,11 @@ class AzureIssuer:
 
 
 def container_signature(account: str, key: str, container: str, expires_at: datetime, protocol: str) -> str:
-    """The signature's query string. Raises BlobsUnavailable when the key is not base64."""
+    """Return the query string with the signature. Raises BlobsUnavailable if the key is not base64."""
     ends = expires_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     resource = f"/blob/{account}/{container}"
-    # permissions, start, expiry, resource, identifier, address, protocol, version, kind; then snapshot, encryption
-    # scope and five response headers, which stay empty
+    # Permissions, start, expiry, resource, identifier, address, protocol, version, kind. The last seven lines are
+    # empty: snapshot, encryption scope and five response headers.
     to_sign = "\n".join([PERMISSIONS, "", ends, resource, "", "", protocol, VERSION, "c", *[""] * 7])
     try:
         secret = base64.b64decode(key, validate=True)

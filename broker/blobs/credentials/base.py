@@ -16,25 +16,25 @@ CALL_S = 10.0
 @dataclass(frozen=True, kw_only=True)
 class Issued:
     options: Mapping[str, str] = field(repr=False)
-    """Over the store's own options, from which the daemon's credentials are taken out."""
+    """Options that replace the daemon's credentials; they are added to the other options of the store."""
     expires_at: datetime
 
 
 class Issuer(Protocol):
-    """Makes credentials that reach a scope and end by themselves."""
+    """Issuer of credentials that are limited to a scope and expire."""
 
     @property
     def scoped(self) -> bool:
-        """True when they reach the attempt's own part only."""
+        """True if the credentials reach the attempt's own objects only."""
         ...
 
     async def issue(self, scope: Scope) -> Issued:
-        """Raises BlobsUnavailable saying who refused and what to do."""
+        """Return credentials for the scope. Raises BlobsUnavailable, whose message names the service and the fix."""
         ...
 
 
 async def post(who: str, url: str, *, headers: Mapping[str, str], body: bytes) -> tuple[int, bytes]:
-    """Status and body of one POST. Raises BlobsUnavailable when there was no answer."""
+    """Send one POST and return (status, body). Raises BlobsUnavailable if there is no answer."""
     timeout = aiohttp.ClientTimeout(total=CALL_S)
     try:
         async with (
@@ -47,7 +47,7 @@ async def post(who: str, url: str, *, headers: Mapping[str, str], body: bytes) -
 
 
 def refused(who: str, why: str, fix: str = "") -> BlobsUnavailable:
-    """One line; `why` is what the service said, which holds no secret of ours."""
+    """Return the error in one line. `why`: the service's message, which must contain no secret."""
     return BlobsUnavailable(
         f"{who}: no credentials for the attempt: {' '.join(why.split())[:300]}" + (fix and f"; {fix}")
     )

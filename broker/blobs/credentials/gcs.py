@@ -1,4 +1,4 @@
-"""Google Cloud Storage: the daemon's own access token, exchanged for one within a Credential Access Boundary.
+"""Google Cloud Storage: exchanges the daemon's access token for a token with a Credential Access Boundary.
 
 https://cloud.google.com/iam/docs/downscoping-short-lived-credentials; the bucket needs uniform bucket-level access.
 """
@@ -26,13 +26,13 @@ STORAGE = "https://www.googleapis.com/auth/devstorage.read_write"
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 ASSERTION_S = 3600
-"""A token of a service account lives for an hour, and one exchanged for it no longer."""
+"""Lifetime in seconds of a service account's token; an exchanged token lives no longer."""
 FIX = "give the service account access to the bucket, and enable the Security Token Service API"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GcsIssuer:
-    """`account`: the service account's key file, decoded."""
+    """Issuer by Google's STS. `account`: the decoded key file of the service account."""
 
     account: Mapping[str, str] = field(repr=False)
     exchange: str
@@ -53,12 +53,12 @@ class GcsIssuer:
             "options": json.dumps({"accessBoundary": {"accessBoundaryRules": boundary(scope)}}),
         }
         got = await _token(self.exchange, asked)
-        # Absent for a token of a service account: then it lives as long as the token that was exchanged.
+        # The answer may lack `expires_in`; the token then lives as long as the service account's token.
         life = timedelta(seconds=float(got.get("expires_in") or own.get("expires_in") or ASSERTION_S))
         return Issued(options={"google_bearer_token": got["access_token"]}, expires_at=began + life)
 
     async def _own_token(self, now: datetime) -> dict[str, Any]:
-        """RFC 7523: a signed assertion for an access token."""
+        """Return the service account's access token, in exchange for a signed assertion (RFC 7523)."""
         uri = self.account.get("token_uri", TOKEN_URI)
         begun = int(now.timestamp())
         claims = {
@@ -74,7 +74,10 @@ class GcsIssuer:
 
 
 def boundary(scope: Scope) -> list[dict[str, object]]:
-    """Rules of the boundary, at most ten. To overwrite an object is to delete it, hence objectUser for one's own."""
+    """Return the rules of the boundary; Google allows at most ten.
+
+    The attempt's own prefixes need the role objectUser, because overwriting an object counts as deleting it.
+    """
     resource = f"projects/_/buckets/{scope.bucket}"
 
     def starts(prefix: str) -> str:
@@ -106,7 +109,7 @@ def boundary(scope: Scope) -> list[dict[str, object]]:
 
 
 def service_account(options: Mapping[str, str]) -> dict[str, str] | None:
-    """The key of the service account that a store's options name; None when they name none that can be read."""
+    """Return the service account's key that a store's options name; None: they name no readable key."""
     text = options.get("google_service_account_key")
     if not text:
         named = ("google_service_account", "google_service_account_path", "google_application_credentials")

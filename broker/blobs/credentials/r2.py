@@ -24,7 +24,7 @@ FIX = "give the API token of CLOUDFLARE_API_TOKEN the permission to edit R2 stor
 
 @dataclass(frozen=True, kw_only=True)
 class R2Issuer:
-    """`parent`: the access key id of the daemon's own R2 keys; what is issued can do no more than it."""
+    """Issuer by Cloudflare's API. `parent`: access key id of the daemon's own R2 keys, whose rights are the maximum."""
 
     api: str
     account: str
@@ -80,6 +80,6 @@ def _errors(said: Any) -> str:
 
 
 def account_of(endpoint: str | None) -> str | None:
-    """The account of `https://<account>[.eu|.fedramp].r2.cloudflarestorage.com`; None for any other endpoint."""
+    """Return the account of `https://<account>[.eu|.fedramp].r2.cloudflarestorage.com`; None for other endpoints."""
     host = (endpoint or "").removeprefix("https://").split("/", 1)[0]
     return host.split(".", 1)[0] if host.endswith(HOST) else None

@@ -1,6 +1,7 @@
 """S3: temporary credentials from STS, limited by a session policy.
 
-The session policy is intersected with what the role (AssumeRole) or the user (GetFederationToken) may do.
+The credentials have the rights that the session policy and the identity both allow. The identity is a role for
+AssumeRole, and a user for GetFederationToken.
 https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html, API_GetFederationToken.html
 """
 
@@ -17,7 +18,7 @@ from broker.blobs.credentials.scope import Scope
 from broker.blobs.credentials.sigv4 import Keys, signed_headers
 
 LEAST_S, MOST_S = 900, 43_200
-"""AssumeRole's range; GetFederationToken takes the same least and more."""
+"""Lifetimes in seconds that AssumeRole accepts. GetFederationToken has the same minimum and a higher maximum."""
 POLICY_LIMIT = 2048
 FIX = {
     "role": "let the daemon's identity call sts:AssumeRole on the role, for the asked time",
@@ -27,7 +28,7 @@ FIX = {
 
 @dataclass(frozen=True, kw_only=True)
 class StsIssuer:
-    """`role_arn`: what is assumed; without one the user's own long-lived keys are federated."""
+    """Issuer by AWS STS. `role_arn`: the role that is assumed; None: the user's long-lived keys are federated."""
 
     endpoint: str
     region: str
@@ -68,7 +69,10 @@ class StsIssuer:
 
 
 def session_policy(scope: Scope, region: str, *, kms: bool) -> dict[str, object]:
-    """The least that an agent needs. `kms`: also for buckets that encrypt with a key of one's own, through S3 only."""
+    """Return the minimal policy of an agent.
+
+    `kms`: allow also the use of customer-managed encryption keys, through S3 only.
+    """
     bucket = f"arn:{partition(region)}:s3:::{scope.bucket}"
 
     def below(*prefixes: str) -> list[str]:
@@ -94,19 +98,19 @@ def _allow(actions: list[str], resources: list[str], like: dict[str, list[str]] 
 
 
 def partition(region: str) -> str:
-    """The first part of an ARN there."""
+    """Return the partition in the ARNs of a region."""
     if region.startswith("cn-"):
         return "aws-cn"
     return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
 def endpoint_of(region: str) -> str:
-    """STS of a region."""
+    """Return the URL of a region's STS."""
     return f"https://sts.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}/"
 
 
 def static_keys(options: Mapping[str, str]) -> Keys | None:
-    """The keys among a store's options, if there are any."""
+    """Return the keys among a store's options; None: there are none."""
     access, secret = (options.get(f"aws_{n}") or options.get(n) for n in ("access_key_id", "secret_access_key"))
     if not access or not secret:
         return None

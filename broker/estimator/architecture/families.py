@@ -25,7 +25,9 @@ class FamilySpec:
     because autocast then does not recognise its earlier copies.
     """
     normed_first: bool = False
-    """Both norms are computed first if attention and MLP are parallel, and Python names them until the layer ends."""
+    """Both norms are computed first if attention and MLP are parallel, and Python variables hold them until the layer
+    ends.
+    """
     masked: bool = False
     """A mask is made for each row, even where a kernel could derive it."""
     mask_buffer: bool = False
@@ -35,9 +37,9 @@ class FamilySpec:
     behind: bool = False
     """Each norm follows its residual connection (BERT), instead of preceding attention and MLP."""
     named: bool = False
-    """Python names the input of the last matrix of attention and MLP until the norm after it is done."""
+    """Python variables hold the inputs of the last matrices of attention and MLP until the norm after each is done."""
     names_attended: bool = False
-    """Python names the output of attention until the layer ends, where the MLP follows it."""
+    """A Python variable holds the output of attention until the layer ends, if the MLP follows attention."""
     unquantised: frozenset[str] = frozenset()
     """Roles of the matrices that are never quantised."""
     drops: bool = True
@@ -133,7 +135,7 @@ def stacks(shape: ModelShape) -> tuple[ModelShape, ...]:
 
 
 def copies(shape: ModelShape, role: str) -> int:
-    """Return the number of such matrices in a layer: one, or one for each expert."""
+    """Return the number of matrices of that role in a layer: one, or one for each expert."""
     return 1 if not shape.experts or role in ("q", "k", "v", "qkv", "o") else shape.experts
 
 

@@ -20,9 +20,9 @@ def host_bytes(work: Workload, plan: Plan, *, states: int, nodes: int = 1) -> in
     """Return the host memory, in bytes, of the machine that needs most; `states`: bytes of a checkpoint.
 
     At start every process reads all weights; for a sharded model only the first process does. Then each machine holds a
-    copy of the state to save. For a sharded model, all machines that hold it share this copy. If the best weights are
-    kept, they are held and copied as well. At the end, the first process holds a sharded model whole, and adapters are
-    merged into another copy of the base.
+    copy of the state to save; with `fsdp`, each machine holds its part of this copy. With `keeps_best`, the machine
+    also holds the best weights and a copy of them. At the end, the first process holds the whole of a sharded model,
+    and merging needs another copy of the base.
     """
     assert work.shape is not None
     each, divided = -(-plan.devices // nodes), plan.parallelism in DIVIDED

@@ -32,7 +32,7 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
         wanted = tuple(workload.lora_targets.split(","))
         try:
             return choose(shape, wanted, linear).roles
-        except ValueError:  # such as the head of a T5, whose adapter is not estimated
+        except ValueError:  # a target without an estimated adapter, such as the head of a T5
             return choose(shape, tuple(name for name in wanted if name in names.values()), linear).roles
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)

@@ -86,7 +86,7 @@ class Corrections:
     def need(self, workload: Workload, need: MemoryNeed, gpu: bool, sharded: bool) -> MemoryNeed:
         """Return the corrected estimate, with a margin that follows the evidence.
 
-        It is never below the observed memory of a run with at most as many rows of at most the same length. Sharded
+        It is at least the observed memory of every run with at most as many rows of at most the same length. Sharded
         models have no observations.
         """
         if sharded:
@@ -98,7 +98,7 @@ class Corrections:
         margin = expm1(log1p(need.margin) * min(1.0, belief.scale))
         if belief.runs:
             source += f"; {100 * expm1(belief.shift):+.0f} % by {observed_runs(belief.runs)}"
-        if failed > 1:  # after such a failure, the success of other runs is no reason to narrow the margin
+        if failed > 1:  # after such a failure the margin stays wide, even if other runs succeeded
             factor, margin = max(factor, failed), need.margin
             source += "; such a run has run out of memory"
         floors = self.floors.get(memory_key(workload)[0], ())

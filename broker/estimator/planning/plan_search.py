@@ -49,7 +49,7 @@ def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool)
 
 
 def dividers(rows: int, most: int) -> list[int]:
-    """Return the micro-batches to try for that many rows per device, ascending; each divides the rows."""
+    """Return the micro-batches to try, ascending: divisors of `rows`, the rows of one device and step, up to `most`."""
     sizes = [1]
     for size in range(2, min(rows, most) + 1):
         if rows % size == 0 and size >= MICRO_BATCH_RATIO * sizes[-1]:
@@ -65,7 +65,7 @@ def devices_of(workload: Workload, there: int, nodes: int = 1) -> int:
 
 
 def parallelism_candidates(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
-    """Return ways in which that many devices can work together, in the order of preference.
+    """Return groups of parallelisms for that many devices, in the order of preference.
 
     The search stops at the first group with a plan that fits. `divided`: the model may be sharded.
     """
@@ -190,8 +190,8 @@ class Planner:
             for way, checkpointing in product(ways, self._checkpointings()):
                 plans = [timed.plan(way, devices, rows, checkpointing) for rows in self._rows(devices, computing)]
                 needs = [self.need(plan, hardware, nodes).required for plan in plans]
-                # Check every plan: the whole batch at once accumulates no gradients, and may need less than a part of
-                # it.
+                # Check every plan: a micro-batch of all rows accumulates no gradients, so it may need less memory than
+                # a smaller one.
                 fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= has]
                 fitting += timed.fastest([plan for plan in fit if not self._failed(plan, has, nodes)], hardware)
                 if smallest is None or min(needs) < smallest.memory.required:
@@ -203,7 +203,10 @@ class Planner:
         return min((planned for planned in fitting if planned.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
 
     def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
-        """Return whether a plan with no more rows and no more shards already ran out of memory on such a device."""
+        """Return whether the plan is excluded because the job ran out of memory on a device of at least this size.
+
+        A plan with more shards is allowed, if its micro-batch is at most `oom_micro_batch`.
+        """
         work = self._workload
         most = work.oom_micro_batch or plan.micro_batch
         more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= most
@@ -267,8 +270,8 @@ def world(plan: Plan | None, *, nodes: int, gpus: int) -> World:
 
     Without a plan, as for a script, each process holds the whole model.
 
-    `gpus`: of each node, 0 for a process on its CPU. GPUs that the plan leaves idle get no process, because it would
-    take unplanned memory on the GPU and on the host.
+    `gpus`: number of GPUs of each node; 0: one process on the CPU. A GPU that the plan leaves idle gets no process,
+    because a process would take unplanned memory on the GPU and on the host.
     """
     if plan is not None:
         gpus = min(gpus, -(-plan.devices // nodes))

@@ -95,7 +95,7 @@ GPU_PRIOR = Prior(levels=(0.05, 0.03, 0.03), run=0.04)
 library.
 """
 CPU_PRIOR = Prior(levels=(0.4, 0.1, 0.1), run=0.15)
-"""Deviations of CPUs, which differ and share their load: nearly as wide as `SPREAD_CPU`."""
+"""Deviations of CPUs, nearly as wide as `SPREAD_CPU`, because CPUs differ and other processes share them."""
 FREEDOM = 4.0
 """Degrees of freedom of Student's t, as Lange, Little and Taylor advise for small samples."""
 WORTH = 8.0

@@ -30,7 +30,7 @@ outputs.
 
 
 def through(shape: ModelShape, role: str) -> int:
-    """Return the number of such matrices of a layer that a token passes through: one, or one per active expert."""
+    """Return how many matrices of that role a token passes through in a layer: one, or one per active expert."""
     return shape.active_experts if copies(shape, role) > 1 else 1
 
 

@@ -131,9 +131,9 @@ def _parts(run: RooflineStep) -> list[RooflineStep]:
 
 
 def _share(run: RooflineStep, role: str) -> float:
-    """Return how many tokens pass through such a matrix for each token of the layer.
+    """Return how many tokens pass through the matrix of that role for each token of the layer.
 
-    A decoder's cross attention makes keys and values from the tokens of the source.
+    A decoder's cross attention computes keys and values from the tokens of the source.
     """
     cross = role in (f"{CROSS}k", f"{CROSS}v")
     return run.target_tokens / run.tokens if cross and run.tokens else through(run.shape, role)
@@ -172,7 +172,7 @@ def _products(run: RooflineStep) -> tuple[float, float]:
 def _adapter_flop(run: RooflineStep) -> float:
     """Return the FLOP per token of the adapters.
 
-    They are trained, so each has three products, and the recomputed one.
+    Each adapter is trained, so it has three products, and one more if checkpointing recomputes it.
     """
     each = linears(run.shape).items()
     widths = (sum(size) * through(run.shape, role) for role, size in each if role in run.numerics.adapted)

@@ -139,12 +139,12 @@ def _spread_of(run: RooflineStep, hardware: Hardware) -> Basis:
 
 
 def speed(run: RooflineStep, hardware: Hardware, *, cores: int = 1) -> Speed:
-    """Return the speed of a step; the only function that states it.
+    """Return the speed of a step. All speeds that users see come from this function.
 
-    `cores`: of a CPU.
+    `cores`: number of cores of a CPU.
 
-    The time that a host takes to launch a layer is known for one H100's host. If a step on a host that is twice as slow
-    would leave the interval, the interval is widened to include it.
+    The time to launch a layer was measured on the host of one H100. If a step on a host that is twice as slow would be
+    outside the interval, the interval is widened to include that step.
     """
     at_best = ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))
     step_terms, slow_host_s = terms(at_best), _late(at_best)

@@ -1,4 +1,4 @@
-"""Runs a PostgreSQL program as a child: an ordinary user's, tied to this process's life, reaped."""
+"""Runs a PostgreSQL program as a child process of an ordinary user that ends with this process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STOP_TIMEOUT_S = 20.0
 OUTPUT_BYTES = 1 << 20
 
 _EXEC = Path(__file__).with_name("exec_postgres.py")
-# What the server answers to our own early connections; of no use in explaining its end.
+# The server's answers to connections while it starts; they do not explain why it ended.
 _CHATTER = re.compile(r'FATAL:  (the database system is|database "\w+" does not exist)')
 
 
 class PostgresChild:
-    """A running PostgreSQL program, and its end. What it says goes to a file, so that it can speak when we are gone."""
+    """A running PostgreSQL program. Its stderr is a file, because the program may outlive this process."""
 
     def __init__(self, process: asyncio.subprocess.Process, output: Path, offset: int) -> None:
         self.process = process
@@ -28,14 +28,14 @@ class PostgresChild:
 
     @classmethod
     async def spawn(cls, binary: Path, folder: Path, output: Path, *arguments: str) -> PostgresChild:
-        """Start `binary` as an ordinary user that owns `folder`, in its own session; it ends with this process.
+        """Start `binary` as an ordinary user that owns `folder`, in its own session.
 
-        Its stderr is appended to `output`.
+        The program ends with this process. Its stderr is appended to `output`.
         """
         if output.exists() and output.stat().st_size > OUTPUT_BYTES:
             output.rename(output.with_suffix(".log.1"))
         with output.open("ab") as stderr:
-            offset = stderr.tell()  # before the child, which shares the position, writes
+            offset = stderr.tell()  # read now, because the child shares the position and moves it
             starting = asyncio.create_task(
                 asyncio.create_subprocess_exec(
                     sys.executable,
@@ -44,20 +44,20 @@ class PostgresChild:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=stderr,
-                    start_new_session=True,  # a terminal's Ctrl-C is the daemon's to handle
+                    start_new_session=True,  # so that Ctrl-C in a terminal signals the daemon only
                     cwd="/",
                 )
             )
             try:
                 process = await asyncio.shield(starting)
-            except asyncio.CancelledError:  # event loops differ in what they leave behind here
+            except asyncio.CancelledError:  # some event loops leave the child running here
                 process = await starting
                 await cls(process, output, offset).stop()
                 raise
             return cls(process, output, offset)
 
     async def wait(self) -> str:
-        """Reap it and say in one line why it ended."""
+        """Reap the program and return in one line why it ended."""
         code = await self.process.wait()
         if code < 0:
             return f"killed by signal {-code}"
@@ -69,7 +69,7 @@ class PostgresChild:
         return "; ".join(lines[fatal[-1] :][:5] if fatal else lines[-3:]) or f"exit status {code}"
 
     async def stop(self) -> None:
-        """Fast shutdown (SIGINT), then immediate (SIGQUIT), then SIGKILL; reaped when this returns."""
+        """End and reap the program: by SIGINT (fast shutdown), SIGQUIT (immediate shutdown), then SIGKILL."""
         for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)

@@ -1,11 +1,12 @@
 """Script that becomes a PostgreSQL program; `broker.store.embedded.server` runs it, and no module imports it.
 
-    python -I -S _pg_exec.py PARENT_PID FOLDER BINARY [ARGUMENT...]
+    python -I -S exec_postgres.py PARENT_PID FOLDER BINARY [ARGUMENT...]
 
-The process gives up root, because PostgreSQL refuses to run as root. It requests SIGINT for the death of its parent,
-and replaces itself, so its PID is the postmaster's. There are two ways to give up root. The first is a user namespace
-that shows root as `nobody`; files stay root's. Container runtimes commonly forbid it; then the process becomes uid
-`nobody` and keeps CAP_DAC_OVERRIDE alone. Neither way changes the mode of a parent folder or copies a binary.
+The process gives up root, because PostgreSQL refuses to run as root. It requests SIGINT for the death of its parent.
+Then it executes the binary in its place, so its PID is the postmaster's. There are two ways to give up root. The first
+is a user namespace that shows root as `nobody`; files still belong to root. Container runtimes commonly forbid
+namespaces. Then the process becomes uid `nobody` and keeps the capability CAP_DAC_OVERRIDE only. Neither way changes
+the mode of a parent folder or copies a binary.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> None:
-    """Raise OSError from errno when a libc call answered non-zero."""
+    """Raise OSError with errno if the result of a libc call is not 0."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -45,7 +46,7 @@ def enter_user_namespace() -> None:
 
 
 def user_namespace_works(folder: str, binary: str) -> bool:
-    """Try it in a forked child: allowed here, and both paths can be reached without root's override?"""
+    """Return True if a forked child may enter a user namespace and can still reach both paths from there."""
     child = os.fork()
     if child == 0:
         reachable = False
@@ -71,7 +72,7 @@ def become_nobody() -> None:
 
 
 def give(folder: str, uid: int) -> None:
-    """Make `uid` the owner of the tree; the top changes last, so a broken-off run is done again."""
+    """Make `uid` the owner of the tree. The top folder changes last, so an interrupted run is repeated."""
     if os.stat(folder).st_uid == uid:
         return
     for parent, _, files in os.walk(folder, topdown=False):
@@ -81,7 +82,7 @@ def give(folder: str, uid: int) -> None:
 
 
 def leave_root(folder: str, binary: str) -> None:
-    """Stop being root; `folder` (PostgreSQL wants to own it) follows."""
+    """Give up root, and make the new user the owner of `folder`, because PostgreSQL requires that."""
     if user_namespace_works(folder, binary):
         give(folder, os.geteuid())
         enter_user_namespace()
@@ -91,12 +92,12 @@ def leave_root(folder: str, binary: str) -> None:
 
 
 def main() -> None:
-    """Leave root, tie the life to the parent's, exec."""
+    """Give up root, request SIGINT for the death of the parent, and execute the binary."""
     parent, folder, binary, *arguments = sys.argv[1:]
     try:
         if os.geteuid() == 0:
             leave_root(folder, binary)
-        # After the change of user, which clears it. SIGINT is PostgreSQL's fast shutdown.
+        # Set after the change of user, because that change clears the setting. SIGINT is PostgreSQL's fast shutdown.
         check(libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
         if os.getppid() != int(parent):
             sys.exit("FATAL:  the daemon ended while PostgreSQL was starting")

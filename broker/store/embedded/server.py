@@ -1,12 +1,12 @@
-"""The daemon's own PostgreSQL: finds the binaries, keeps one server alive under the state folder, and reaps it.
+"""The daemon's own PostgreSQL: finds the binaries, runs one server in the state folder, and restarts and reaps it.
 
     StoreError (broker.domain.errors)
     └── EmbeddedPostgresError
         ├── BinariesNotFound    no initdb and postgres on this machine
         └── StateFolderLocked   another daemon works in this state folder
 
-The server is a child of the daemon and gets SIGINT (fast shutdown) when the daemon dies, however it dies.
-A connection shows that the server runs. A PID does not: it may belong to a zombie or to another program by now.
+The server is a child of the daemon and gets SIGINT (fast shutdown) when the daemon dies for any reason. Only a
+connection proves that the server runs, because a PID may belong to a zombie or to another program.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ _SETTINGS = {
     "max_connections": "60",
     "shared_buffers": "64MB",
     "max_wal_size": "512MB",
-    "wal_level": "minimal",  # no replica hangs on this server
+    "wal_level": "minimal",  # this server has no replica
     "max_wal_senders": "0",
     "jit": "off",
     "timezone": "UTC",
-    # Statements' errors go to the client, not here: refused writes are normal, and may quote rows.
+    # Errors of statements go to the client only: refused writes are normal, and their messages may quote rows.
     "log_min_messages": "log",
     "log_checkpoints": "off",
     "log_line_prefix": "",
 }
-# synchronous_commit stays on: a killed server keeps what it has committed, only a machine's crash may lose it.
+# synchronous_commit stays on: a killed server keeps all commits, and only a crash of the machine may lose some.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
-# What a predecessor on its way out makes a new server say; it is gone a moment later.
+# Errors of a new server while an earlier one is still shutting down; a later start succeeds.
 _TRANSIENT = re.compile(r"lock file .* already exists|shared memory block .* is still in use|Address already in use")
 _NOT_YET = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
 
 
 class EmbeddedPostgresError(StoreError):
-    """The embedded PostgreSQL cannot run; the message says where, why and what to do, in one line."""
+    """The embedded PostgreSQL cannot run; the one-line message has the place, the fault and the fix."""
 
 
 class BinariesNotFound(EmbeddedPostgresError):
@@ -111,7 +111,10 @@ def _private_folder(folder: Path) -> Path:
 
 
 def _lock_folder(state_dir: Path) -> int:
-    """The descriptor that holds the state folder; the kernel lets go when the daemon dies. Raises StateFolderLocked."""
+    """Lock the state folder and return the descriptor of the lock. Raises StateFolderLocked.
+
+    The kernel releases the lock when the daemon dies.
+    """
     path = state_dir / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -129,7 +132,10 @@ def _lock_folder(state_dir: Path) -> int:
 
 
 def _socket_folder(home: Path) -> Path:
-    """`home`/run, or a private folder in the runtime folder or /tmp where that is too long for a socket's path."""
+    """Return the folder of the socket: `home`/run, unless its path is too long for a socket.
+
+    Then the folder is a private one in XDG_RUNTIME_DIR or in /tmp.
+    """
     name = f"gpubroker-{os.geteuid()}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}"
     candidates = [home / "run", Path("/tmp", name)]
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -172,8 +178,8 @@ async def _end_predecessor(data: Path) -> None:
 def _disarm_lock_files(data: Path, socket: Path) -> None:
     """Make lock files of a dead server harmless: PostgreSQL treats any live PID in them as a server.
 
-    It treats its parent's PID as stale, and then still checks for left-over backends by the shared memory that the file
-    names. That check is why the file is not removed.
+    The PID in postmaster.pid is replaced by this process's, because a new server treats its parent's PID as stale. The
+    file is not removed, because the server finds left-over backends by the shared memory that the file names.
     """
     for path in socket.glob(".s.PGSQL.*"):
         path.unlink()
@@ -192,7 +198,7 @@ class EmbeddedPostgres:
     """
 
     def __init__(self, *, state_dir: Path, bindir: Path, durable: bool) -> None:
-        """Not for callers: use `start`."""
+        """Prepare the folders without starting a server; callers use `start`."""
         self._home = _private_folder(state_dir / "postgres")
         self._data = self._home / "data"
         self._socket = _socket_folder(self._home)
@@ -236,7 +242,7 @@ class EmbeddedPostgres:
         return cls(state_dir=state_dir, bindir=find_bindir(), durable=True).dsn
 
     async def stop(self) -> None:
-        """Shut the server down, reap it and release the state folder. Harmless when called again."""
+        """Shut the server down, reap it and release the state folder. A second call does nothing."""
         try:
             if self._watcher is not None:
                 self._watcher.cancel()
@@ -264,7 +270,7 @@ class EmbeddedPostgres:
         return f"postgresql://{USER}@/{database}?{where}"
 
     async def _create_cluster(self) -> None:
-        """Initdb into a folder of its own, renamed when it is whole: a kill in between leaves only rubbish."""
+        """Run initdb in a new folder, and rename it when complete. After a kill, the next start removes the folder."""
         for rubbish in self._home.glob("initdb-*"):
             shutil.rmtree(rubbish, ignore_errors=True)
         if self._data.exists():
@@ -280,7 +286,7 @@ class EmbeddedPostgres:
         fresh.rename(self._data)
 
     async def _launch(self) -> None:
-        """Start the server and wait for its answer; a predecessor on its way out is waited for."""
+        """Start the server and wait until it answers, after an earlier server on the same data has ended."""
         settings = {**_SETTINGS, "unix_socket_directories": str(self._socket)}
         if not self._durable:
             settings |= _NOT_DURABLE
@@ -302,7 +308,10 @@ class EmbeddedPostgres:
             await asyncio.sleep(RESTART_DELAY_S[0])
 
     async def _answers(self, child: PostgresChild, deadline: float) -> bool:
-        """True when the database answers, False when the server ended. Raises EmbeddedPostgresError at the deadline."""
+        """Return True once the database answers, False if the server ends.
+
+        Raises EmbeddedPostgresError at the deadline.
+        """
         error: Exception | None = None
         while child.process.returncode is None:
             try:
@@ -331,7 +340,7 @@ class EmbeddedPostgres:
             await connection.close()
 
     async def _watch(self) -> None:
-        """Start the server again, with back-off, whenever it ends."""
+        """Start the server again each time it ends, with back-off."""
         clock = asyncio.get_running_loop().time
         delay, started = RESTART_DELAY_S[0], clock()
         while self._child is not None:

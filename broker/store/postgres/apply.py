@@ -1,4 +1,4 @@
-"""Changes in batches: lock the rows, ask the fences, write what holds, in one transaction with few round trips."""
+"""Applies changes in batches: lock the rows, check the fences, write the changes that hold, in one transaction."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class AlreadyThere(StoreError):
 
 
 class Applier:
-    """`Store.apply`."""
+    """Implementation of `Store.apply`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -224,7 +224,7 @@ class _Writes:
             self.topics[f"job/{event.job_id}"] = None
 
     async def send(self, connection: Connection) -> None:
-        """An ended attempt goes before an admitted one: a job has one live attempt at any moment."""
+        """Execute the statements. Ended attempts come before admitted ones: a job has at most one live attempt."""
         jobs = [(job_id, *write.row) for job_id, write in self.jobs.items()]
         batches = (
             ("write_jobs", jobs),
@@ -247,13 +247,13 @@ class _Writes:
 
 
 async def send_events(connection: Connection, events: Sequence[tuple[Any, ...]]) -> None:
-    """Rows of `write_events`; the database hands them to the channels."""
+    """Write rows of `write_events`; the database passes the events on to the channels."""
     if events:
         await connection.execute(QUERIES["write_events"], *columns(events))
 
 
 async def notify(connection: Connection, topics: dict[str, None]) -> None:
-    """One notification a transaction, its topics separated by spaces (more only where they do not fit)."""
+    """Send one notification with all topics, separated by spaces; several if one is too small for them."""
     payloads, line = [], ""
     for topic in topics:
         if len(line) + len(topic) >= PAYLOAD_BYTES:

@@ -58,7 +58,7 @@ class PostgresTenantChannels(PostgresPart):
 
 
 class PostgresChannels(PostgresPart):
-    """`ports.ChannelStore`, the daemon's part of channels."""
+    """`ports.channels.ChannelStore`: the outbox, as its controller uses it."""
 
     async def claim_streams(
         self, kinds: Sequence[str], *, busy: Sequence[str], owner: str, lease_s: float, limit: int, depth: int
@@ -156,7 +156,7 @@ class PostgresChannels(PostgresPart):
 
 
 def _object(text: str | None) -> dict[str, Any] | None:
-    """A jsonb object."""
+    """Return a jsonb object; None: the column is null."""
     return None if text is None else dict(json.loads(text))
 
 
@@ -204,12 +204,12 @@ def _notice(row: rows.Record) -> Notice:
 
 
 def posted(notice: Notice) -> tuple[Any, ...]:
-    """The values of `post`."""
+    """Return the values of `post`."""
     return notice.id, notice.team, notice.kind, fences.clean(notice.message), rows.summary_json(notice.data)
 
 
 def _settled(settled: DeliveryResult) -> tuple[Any, ...]:
-    """A row of `settle_streams`."""
+    """Return a row of `settle_streams`."""
     state: State | None = settled.state
     return (
         settled.stream.name, rows.summary_json(state), settled.attempts, settled.due_in_s, settled.refresh_in_s,

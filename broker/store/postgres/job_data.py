@@ -19,7 +19,8 @@ class PostgresTenantJobData(PostgresPart):
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
         if not await self._pool.read("job", job_id):
             return None
-        # Whoever starts from it locks it as well, and may be of a team that the tenant does not see.
+        # The submission of a job that starts from this job locks the row too. That job may be of another team, which
+        # the tenant's own pool does not show.
         async with self._house.transaction("delete_data") as connection:
             row = await connection.fetchrow(QUERIES["lock_job"], job_id)
             if row is None:

@@ -1,4 +1,4 @@
-"""Hints between processes: LISTEN on one connection of its own, which comes back when it is lost."""
+"""Hints from other processes: LISTEN on a separate connection, which is opened again after a loss."""
 
 import asyncio
 import logging

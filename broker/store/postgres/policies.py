@@ -1,4 +1,4 @@
-"""Policies and their standing on PostgreSQL."""
+"""Policies, and the spending and machines under them, on PostgreSQL."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -25,7 +25,7 @@ from broker.store.rules import policies as policy_rules
 
 class PostgresTenantPolicies(PostgresPart):
     _house: Pool
-    """A policy may cover other teams' jobs, which the tenant does not see: what they hold is read here."""
+    """Pool that sees all teams. A policy may cover other teams' jobs, which the tenant's own pool does not show."""
 
     async def put_policy(self, policy: Policy) -> StoredPolicy:
         policy_rules.check(self._tenant, policy)
@@ -51,7 +51,7 @@ class PostgresTenantPolicies(PostgresPart):
             return True
 
     async def _record(self, connection: Connection, row: asyncpg.Record, before: Policy | None) -> None:
-        """The new version in the history and in the audit."""
+        """Write the new version to the history and to the audit log."""
         values = row["id"], row["team"], row["version"], row["document"], row["changed_at"], row["changed_by"]
         await connection.execute(QUERIES["write_policy_version"], *values)
         after = policy_of(row["document"]) if row["document"] else None
@@ -136,7 +136,7 @@ class PostgresGlobalPolicies(PostgresPart):
 
 
 async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
-    """The reservation of the attempt that runs. Raises OverBudget."""
+    """Increase the reservation of the live attempt, if there is one. Raises OverBudget."""
     found = await connection.fetchrow(QUERIES["live_attempt"], job.id)
     attempt = rows.attempt(found) if found else None
     ask = extension(job, attempt, cap_usd)

@@ -34,11 +34,11 @@ _UNAVAILABLE = (
 
 
 class RolledBack(StoreUnavailable):
-    """A deadlock or serialization failure: definitely nothing was written, the same may be tried again."""
+    """A deadlock or serialization failure: nothing was written, so the caller may try the same again."""
 
 
 def _load(folder: Path) -> dict[str, str]:
-    """Statements of all queries*.sql by the name in their `-- name:` line."""
+    """Return the statements of all SQL files in `folder`, by the name in their `-- name:` line."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob("*.sql")):
         parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
@@ -54,7 +54,7 @@ QUERIES = _load(Path(__file__).with_name("sql"))
 
 @contextmanager
 def store_errors(doing: str) -> Iterator[None]:
-    """Errors of asyncpg as the tree of `domain.errors` knows them."""
+    """Raise errors of asyncpg as StoreError or StoreUnavailable; `doing`: the operation for the message."""
     try:
         yield
     except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError) as error:
@@ -75,12 +75,12 @@ def _line(error: BaseException) -> str:
 
 
 def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[list[Any], ...]:
-    """Rows as the arrays that `unnest` takes; at least one row."""
+    """Return at least one row as one array for each column, the form that `unnest` takes."""
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
 async def _keep(connection: object) -> None:
-    """No reset when a connection goes back: nothing here leaves session state, and it saves a round trip."""
+    """Do not reset a returned connection: no statement leaves session state, and a reset costs a round trip."""
 
 
 class Pool:
@@ -115,11 +115,11 @@ class Pool:
             return await self._pool.fetch(QUERIES[name], *values)
 
     async def read(self, name: str, *values: Any) -> list[asyncpg.Record]:
-        """A statement that may be repeated without harm: tried again while the database restarts."""
+        """Run one statement that is safe to repeat; it is retried while the database restarts."""
         return await self.retried(lambda: self.fetch(name, *values), StoreUnavailable)
 
     async def retried(self, call: Callable[[], Awaitable[T]], on: type[StoreError]) -> T:
-        """`call` again after `on`, a few times within about a second."""
+        """Return the result of `call`; after the error `on`, retry it up to four times within about a second."""
         policy = AsyncRetrying(
             retry=retry_if_exception_type(on),
             stop=stop_after_attempt(5),
@@ -127,14 +127,14 @@ class Pool:
             reraise=True,
         )
 
-        async def once() -> T:  # tenacity awaits coroutine functions only, not a lambda's answer
+        async def once() -> T:  # tenacity awaits coroutine functions only, not a coroutine that a lambda returns
             return await call()
 
         return await policy(once)
 
     @asynccontextmanager
     async def transaction(self, doing: str) -> AsyncIterator[Connection]:
-        """A transaction; StoreUnavailable out of its end means that its fate is unknown."""
+        """Open a transaction. If its end raises StoreUnavailable, the commit's outcome is unknown."""
         with store_errors(doing):
             async with self._pool.acquire() as connection, connection.transaction():
                 yield connection

@@ -1,4 +1,4 @@
-"""Between domain values and rows: what is queried or fenced is a column, whole documents are jsonb."""
+"""Conversion between domain values and rows. Queried and fenced fields are columns; documents are jsonb."""
 
 import re
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def _json(adapter: TypeAdapter[Any], value: Any) -> str:
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
-# What never changes after its first write is parsed once: a job is read with each of its transitions.
+# These documents never change, but are read with every transition of a job, so each text is parsed once.
 @lru_cache(maxsize=4096)
 def _spec(text: str) -> JobSpec:
     return _SPEC.validate_json(text)
@@ -87,7 +87,7 @@ def _line(text: str) -> QuoteLine:
 
 
 def job(row: Record, prefix: str = "") -> Job:
-    """A job; `prefix` "j_" reads it from a row that begins with an attempt. `due_at` is None while it is leased."""
+    """Return a job; `prefix` "j_" reads it from a row that begins with an attempt. While leased, `due_at` is None."""
     get = row.__getitem__ if not prefix else lambda name: row[prefix + name]
     return Job(
         id=JobId(get("id")),
@@ -117,7 +117,7 @@ def job(row: Record, prefix: str = "") -> Job:
 
 
 def attempt(row: Record) -> Attempt:
-    """An attempt from its whole row."""
+    """Return an attempt from its whole row."""
     return Attempt(
         id=AttemptId(row["id"]),
         job_id=JobId(row["job_id"]),
@@ -214,7 +214,7 @@ def upload(row: Record) -> Upload:
 
 
 def summary_json(summary: Mapping[str, Any] | None) -> str | None:
-    """An upload's summary as jsonb."""
+    """Return an upload's summary as jsonb."""
     return None if summary is None else _json(_OBJECT, dict(summary))
 
 
@@ -222,7 +222,7 @@ def summary_json(summary: Mapping[str, Any] | None) -> str | None:
 
 
 def submitted(value: Job, key: str | None, body_sha256: str, events: int) -> tuple[Any, ...]:
-    """A row of `submit`."""
+    """Return a row of `submit`."""
     return (
         value.id, value.team, value.owner, _json(_SPEC, value.spec), _json(_WORKLOAD, value.workload),
         value.state.value, clean(value.reason), value.attempts, value.retries_used,
@@ -232,7 +232,7 @@ def submitted(value: Job, key: str | None, body_sha256: str, events: int) -> tup
 
 
 def written_job(value: Job, due_in_s: float) -> tuple[Any, ...]:
-    """The controllers' part of a row of `write_jobs`, after the id."""
+    """Return the controllers' columns of a row of `write_jobs`, after the id."""
     return (
         value.state.value, clean(value.reason), value.attempts, value.retries_used,
         _json(_REMEDY, value.remedy) if value.remedy else None, value.finished_at, value.machine_s, due_in_s,
@@ -240,7 +240,7 @@ def written_job(value: Job, due_in_s: float) -> tuple[Any, ...]:
 
 
 def written_attempt(read: Attempt, value: Attempt, due_in_s: float) -> tuple[Any, ...]:
-    """A row of `write_attempts`; a launcher that the change does not change is None, and left as it is."""
+    """Return a row of `write_attempts`. An unchanged `launched_by` becomes None, which leaves the stored value."""
     launched_by = None if value.launched_by == read.launched_by else value.launched_by
     return (
         value.id, value.state.value, value.reason and value.reason.value, clean(value.detail), value.create_sent_at,
@@ -252,7 +252,7 @@ def written_attempt(read: Attempt, value: Attempt, due_in_s: float) -> tuple[Any
 
 
 def admitted(value: Attempt, stop_requested: bool) -> tuple[Any, ...]:
-    """A row of `admit_attempts`."""
+    """Return a row of `admit_attempts`."""
     return (
         value.id, value.job_id, value.number, value.name, _json(_LINE, value.line), value.created_at,
         value.reserved_usd, _json(_TEXTS, value.resume_from), value.state.value,
@@ -262,12 +262,12 @@ def admitted(value: Attempt, stop_requested: bool) -> tuple[Any, ...]:
 
 
 def written_entry(value: LedgerEntry) -> tuple[Any, ...]:
-    """A row of `write_ledger`."""
+    """Return a row of `write_ledger`."""
     return (value.job_id, value.attempt_id, value.kind.value, value.usd, clean(value.note), value.category.value)
 
 
 def audited(value: AuditEntry) -> tuple[Any, ...]:
-    """A row of `write_audit`."""
+    """Return a row of `write_audit`."""
     before, after = (None if side is None else _json(_OBJECT, dict(side)) for side in (value.before, value.after))
     return (
         value.team, value.actor, value.token_id, value.action, clean(value.target), before, after, value.usd,
@@ -275,7 +275,7 @@ def audited(value: AuditEntry) -> tuple[Any, ...]:
 
 
 def written_observation(value: RunObservation) -> tuple[Any, ...]:
-    """A row of `write_observations`."""
+    """Return a row of `write_observations`."""
     family = value.workload.shape.family if value.workload.shape else ""
     return (value.attempt_id, value.hardware, value.workload.method, family, _json(_OBSERVATION, value))
 
@@ -293,5 +293,5 @@ def stored_json(value: StoredData) -> str:
 
 
 def written_event(value: Event, seq: int) -> tuple[Any, ...]:
-    """A row of `write_events`."""
+    """Return a row of `write_events`."""
     return (value.job_id, seq, value.kind, clean(value.message), value.attempt_id, _json(_OBJECT, value.data))

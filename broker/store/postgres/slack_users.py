@@ -1,4 +1,4 @@
-"""Links of Slack's people on PostgreSQL."""
+"""Links of Slack users to owners, on PostgreSQL."""
 
 from collections.abc import Sequence
 

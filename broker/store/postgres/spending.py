@@ -1,4 +1,4 @@
-"""`ports.spending.SpendingStore` on PostgreSQL."""
+"""`ports.tenant_store.SpendingStore` on PostgreSQL."""
 
 from decimal import Decimal
 
@@ -11,7 +11,7 @@ from broker.store.postgres.base import PostgresPart
 
 class PostgresSpending(PostgresPart):
     async def paid(self, window: SpendWindow) -> Paid:
-        """Three statements, each on its own: a charge between them is in the next report."""
+        """Read slices, attempts and jobs in three transactions; the next report shows a charge made in between."""
         found = await self._pool.read("paid_slices", window.since, window.until, window.zone)
         slices = [
             Slice(

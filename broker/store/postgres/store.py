@@ -29,9 +29,10 @@ API_ROLE = "gpubroker_api"
 
 
 class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, PostgresGlobalJobData):
-    """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
+    """Store of the daemon; create it with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
-    Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.
+    The daemon's connections see every team. The API's connections use the role `API_ROLE`, which sees the rows of one
+    tenant only.
     """
 
     def __init__(self, pool: Pool, api: Pool, dsn: str) -> None:
@@ -133,7 +134,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
 
     async def installation(self, proposed: Installation) -> Installation:
         found = await self._pool.read("installation", proposed)
-        # Another broker's insert that committed meanwhile is seen by the next statement only.
+        # Empty if another broker inserted its row meanwhile; only a new statement sees that row.
         found = found or await self._pool.read("installation", proposed)
         return Installation(found[0]["id"])
 

@@ -1,4 +1,4 @@
-"""Submissions in groups: those that arrive while one transaction commits share the next one."""
+"""Commits submissions in groups: all that arrive while one transaction commits share the next transaction."""
 
 import asyncio
 from collections import defaultdict
@@ -80,7 +80,7 @@ class Submitter:
                         one.answer.set_result(outcome)
             finally:
                 for one in group:
-                    one.answer.cancel()  # no caller waits for ever after an error here
+                    one.answer.cancel()  # otherwise a caller would wait for ever after an error here
 
     async def _commit(self, group: list[_Submission]) -> _Answers:
         """Return all outcomes; if one submission is refused, each is committed alone."""

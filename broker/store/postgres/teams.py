@@ -1,4 +1,4 @@
-"""Teams, tokens and the audit on PostgreSQL."""
+"""Teams, tokens and the audit log on PostgreSQL."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""`ports.TenantStore` on PostgreSQL: what the API asks, as one tenant.
+"""`ports.TenantStore` on PostgreSQL: the operations of the API, restricted to one tenant.
 
-A concern of its own is a `Part` in postgres_<concern>.py, added to the bases of `PostgresTenant`.
+A separate concern, such as policies, is a `PostgresPart` in its own module, and a base of `PostgresTenant`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class PostgresTenant(
     PostgresSpending,
     PostgresPart,
 ):
-    """View of one tenant, made by `PostgresStore.as_tenant`; `house` is the daemon's view, which sees every team."""
+    """View of one tenant, created by `PostgresStore.as_tenant`. `house`: the daemon's pool, which sees every team."""
 
     def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:
         super().__init__(pool, tenant)

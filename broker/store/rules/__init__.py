@@ -1,1 +1,1 @@
-"""Rules of the store that both implementations share."""
+"""Rules that every implementation of the store shares: PostgreSQL, and the in-memory store of the tests."""

@@ -1,6 +1,6 @@
 """Fences: checks of a change against the locked rows, shared by all stores.
 
-The schema's CHECKs repeat `broken_job_rule` and `broken_attempt_rule`, so that no other writer can break them either.
+The schema's CHECKs repeat `broken_job_rule` and `broken_attempt_rule`, so that they also bind other writers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptSt
 
 
 def place_in_queue(job: Job) -> tuple[int, datetime, JobId]:
-    """Higher priorities first, and the older of equals."""
+    """Return the sort key of a job: higher priorities first, older jobs first among equals."""
     return -job.spec.priority, job.created_at, job.id
 
 
 class JobNow(Protocol):
-    """A job's row as locked; a `Job` is one."""
+    """Fields of a job's locked row; `Job` has them too."""
 
     @property
     def epoch(self) -> int: ...
@@ -44,7 +44,7 @@ class JobNow(Protocol):
 
 
 class AttemptNow(Protocol):
-    """An attempt's row as locked; an `Attempt` is one."""
+    """Fields of an attempt's locked row; `Attempt` has them too."""
 
     @property
     def epoch(self) -> int: ...
@@ -55,7 +55,7 @@ class AttemptNow(Protocol):
 
 
 def lane_of(state: AttemptState, signal: bool) -> Lane | None:
-    """The lane of an attempt; `signal`: its own, or its job is asked to stop. None when it has ended."""
+    """Return the lane of an attempt; None: it has ended. `signal`: it has a signal, or its job has a stop request."""
     if state in (AttemptState.PLANNED, AttemptState.LAUNCHING):
         return Lane.LAUNCH
     if state in (AttemptState.BOOTING, AttemptState.TRAINING):
@@ -105,14 +105,14 @@ def _job_holds(change: Change, read: Job, jobs: Mapping[JobId, JobNow]) -> bool:
     row = jobs.get(read.id)
     if row is None or row.state is not read.state:
         return False
-    # The reservation and the end at the cap were decided by the cap as read, which may have been raised meanwhile.
+    # Admission and the state capped were decided by the cap as read; a user may have raised the cap meanwhile.
     by_cap = change.admit is not None or (change.job is not None and change.job[1].state is JobState.CAPPED)
     if by_cap and row.cap_usd != read.cap_usd:
         return False
     # A capped job waits for a user, so a stop that came meanwhile would never take effect.
     if change.job is not None and change.job[1].state is JobState.CAPPED and row.stop_requested != read.stop_requested:
         return False
-    # Under an active job the lease is the attempt's; its number shows that it is still the current one.
+    # An active job is leased through its attempt; the number shows that this attempt is still the current one.
     with_attempt = change.attempt is not None or change.admit is not None
     if with_attempt and read.state is JobState.ACTIVE:
         return row.attempts == read.attempts
@@ -120,7 +120,7 @@ def _job_holds(change: Change, read: Job, jobs: Mapping[JobId, JobNow]) -> bool:
 
 
 def jobs_written(change: Change) -> set[JobId]:
-    """The jobs whose rows `change` locks: their state, their money or their event counter changes."""
+    """Return the jobs whose rows `change` locks, because their state, money or event counter changes."""
     ids = {event.job_id for event in change.events}
     if change.job is not None:
         ids.add(change.job[0].id)
@@ -132,13 +132,13 @@ def jobs_written(change: Change) -> set[JobId]:
 
 
 def attempts_written(change: Change) -> set[AttemptId]:
-    """The attempts whose rows `change` locks; an admitted one has no row yet."""
+    """Return the attempts whose rows `change` locks; an admitted attempt has no row yet."""
     ids = {change.attempt[0].id} if change.attempt is not None else set()
     return ids | ({change.charge.attempt_id} if change.charge is not None else set())
 
 
 def broken_attempt_rule(attempt: Attempt) -> str | None:
-    """The rule of an attempt's row that `attempt` breaks."""
+    """Return the schema rule that `attempt` breaks; None: it breaks none."""
     if attempt.state in _AFTER_CREATE and attempt.create_sent_at is None:
         return "attempts_create_sent"
     if (attempt.state is AttemptState.ENDED) != (attempt.ended_at is not None):
@@ -156,7 +156,7 @@ def _sound(usd: Decimal) -> bool:
 
 
 def broken_job_rule(job: Job) -> str | None:
-    """The rule of a job's row that `job` breaks."""
+    """Return the schema rule that `job` breaks; None: it breaks none."""
     if job.state in TERMINAL_JOB_STATES and job.finished_at is None:
         return "jobs_finished"
     if job.state is JobState.ACTIVE and job.attempts < 1:
@@ -167,7 +167,7 @@ def broken_job_rule(job: Job) -> str | None:
 
 
 def broken_ledger_rule(entries: Sequence[LedgerEntry]) -> str | None:
-    """The rule of the ledger that one of `entries` breaks."""
+    """Return the schema rule that one of `entries` breaks; None: they break none."""
     return None if all(_sound(entry.usd) for entry in entries) else "ledger_money"
 
 
@@ -194,22 +194,22 @@ def wakes(change: Change) -> bool:
 
 
 def cannot_run_again(job: Job) -> bool:
-    """True for a capped job whose own copy of its input was deleted: a machine bought for it would find nothing."""
+    """Return True for a capped job whose own copy of its input was deleted: a new machine would have no input."""
     return job.state is JobState.CAPPED and "data" in job.deleted
 
 
 def refused(what: str, rule: str) -> StoreError:
-    """The error for a row that the schema refuses: a programming error of the writer."""
+    """Return the error for a row that the schema refuses, which is a programming error of the writer."""
     return StoreError(f"{what}: the rule {rule} of the schema refuses it; nothing of this step was written")
 
 
 def key_conflict(key: str) -> IdempotencyConflict:
-    """The error for one idempotency key with two bodies."""
+    """Return the error for one idempotency key with two bodies."""
     return IdempotencyConflict(f"idempotency key {key!r} was used with another body: send the same body, or a new key")
 
 
 def clean(text: str) -> str:
-    """`text` as PostgreSQL can hold it: NUL and lone surrogates become replacement characters."""
+    """Return `text` in a form that PostgreSQL can store: NUL becomes U+FFFD, and a lone surrogate becomes `?`."""
     if text.isprintable():
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

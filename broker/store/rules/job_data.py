@@ -12,7 +12,7 @@ from broker.ports import Note, StorageCharge
 
 
 def note_holds(note: Note, job: Job, attempt: Attempt) -> bool:
-    """Return True if the attempt is live, and its reported warnings are the same as when it was read."""
+    """Return True if the attempt is live and current, and no warning was reported since it was read."""
     read = note.attempt
     same = (attempt.live, attempt.idle, attempt.signal) == (True, read.idle, read.signal)
     same = same and job.attempts == note.job.attempts

@@ -117,7 +117,7 @@ class DecoderSimulator:
         self.settled = self.tape.live["gradients"]
 
     def _embed(self) -> tuple[Tensor, Tensor]:
-        """Return the first layer's input, and the embeddings, which transformers' models name until they return."""
+        """Return (the first layer's input, the embeddings). A variable of the model holds the embeddings to the end."""
         step, n, tape, build = self.step, self.step.numerics, self.tape, family_spec(self.shape)
         grad = n.full or step.checkpointing
         count = self.tokens * self.shape.hidden
@@ -128,7 +128,7 @@ class DecoderSimulator:
             x, grad = adapt_embeddings(self.ends, x, accumulated=step.accumulated), False
         if build.scaled_embeddings and not build.scaled:  # inside the embedding module
             x = self.tape.after(x, tape.op([x], count, x.width))
-        if grad and not n.full:  # it is set to require a gradient, so the graph holds it to the end
+        if grad and not n.full:  # x is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
         if build.scaled:
@@ -218,7 +218,7 @@ class DecoderSimulator:
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Return the loss; consumes the logits. Tensors that the loss function names live until it returns."""
+        """Return the loss; consumes the logits. Tensors in variables of the loss function live until it returns."""
         step, tape, form, count = self.step, self.tape, self.step.loss, logits.count
         if form == "trainer":  # the model has returned; its logits are cast, and the positions with a loss are selected
             self._forget()
@@ -234,14 +234,14 @@ class DecoderSimulator:
                 logits = self.tape.after(logits, self._same(raised))
             flat = self._same(raised) if form == "padded" else tape.op([raised], count, raised.width)
             named = [raised]
-            if form == "own":  # the model itself names them; elsewhere a function does, which has returned
+            if form == "own":  # a variable of the model still holds this one; other forms use a function's variable
                 named.append(self._same(flat))
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
             flat = self.tape.after(flat, self._raised(flat))
         log_probabilities = tape.op([flat], flat.count, flat.width, saves_out=True)
         loss = tape.op([log_probabilities], 1, 4)
         tape.drop(log_probabilities, flat, logits)
-        if form != "trainer":  # the loss is computed inside the model, which names its last hidden states
+        if form != "trainer":  # the loss is computed inside the model, whose variable holds the last hidden states
             tape.drop(*named, self.normed)
         self._forget()
         return loss
@@ -286,7 +286,7 @@ class DecoderSimulator:
         tape.category = "temporary"
         tape.adjust("temporary", -ahead)
         y.gradient, out.gradient = out.gradient, None
-        # The reentrant form's own backward names the recomputed output and its gradient until it returns.
+        # The reentrant form's own backward function holds the recomputed output and its gradient until it returns.
         named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
         for t in named:
             t.retain()

@@ -58,7 +58,7 @@ class EncoderPlayer(DecoderSimulator):
         pixels = self.batch = tape.new(self.step.rows * s.pixels, 4)
         matrix = self._weight(s.vocabulary * s.hidden)  # one number for each number of a patch
         patches = self.tokens - self.step.rows
-        self.named = self.head_layer.cast(pixels, n.weight)  # the model names it until it returns
+        self.named = self.head_layer.cast(pixels, n.weight)  # a variable of the model holds it until the model returns
         into = self.head_layer.cast(self.named, n.compute)
         copy = [tape.new(matrix.count, n.compute)] if n.autocast and n.weight != n.compute else []
         trained = [(matrix, n.compute)] if n.full else []

@@ -56,7 +56,7 @@ class Unit:
     reduced: int
     """Bytes of the unsharded gradients in the type of the reduction."""
     named: int = 0
-    """Bytes of the last gradient, which a loop of torch's names until the reduction is done."""
+    """Bytes of the last gradient, which a loop variable of torch holds until the reduction is done."""
 
 
 class Sharded(NoSharding):
@@ -140,11 +140,11 @@ class Sharded(NoSharding):
 
 
 def world_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSharding:
-    """Return the exchange during the simulated step. `trained`: number of trained weights of all devices."""
+    """Return the model of gathers and reductions in the simulated step. `trained`: trained weights of all devices."""
     if not step.divided:
         return NoSharding()
     n = step.numerics
-    # Hybrid: until the pass ends, a unit names the gradients that its machines have summed.
+    # Hybrid: a variable of each unit holds the gradients that its machines have summed until the pass ends.
     keeps = step.replicas > 1 or not (step.accumulated or step.offload)
     root, layer = units(shape, n, trained, step.shards, offload=step.offload)
     return Sharded(tape, root, layer, step.shards, keeps=keeps)

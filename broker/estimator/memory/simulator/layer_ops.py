@@ -75,8 +75,8 @@ class LayerOps:
     def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
         """Return `x` times a quantised matrix.
 
-        bitsandbytes unpacks the matrix for each use; the result has the type of the input. A matrix of 8 bits is always
-        computed with in fp16.
+        bitsandbytes unpacks the matrix for each use; the result has the type of the input. Products with an 8-bit
+        matrix are always computed in fp16.
         """
         width = 2 if self.numerics.bits == 8 else self.numerics.compute
         into = self.cast(x, width)

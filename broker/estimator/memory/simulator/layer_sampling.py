@@ -11,7 +11,7 @@ from broker.estimator.architecture.families import family_spec
 
 @dataclass(frozen=True, kw_only=True)
 class Depth:
-    """The first layer, one layer of every kind in between, and the last. A layer's kind is whether it needs a mask."""
+    """Layers to simulate: the first, one of every kind in between, and the last. Two kinds: with and without a mask."""
 
     kinds: tuple[bool, ...]
     """Kinds of all layers of the model."""
@@ -33,13 +33,14 @@ class Depth:
         return self.kinds[1:-1]
 
     def others(self, played: int) -> int:
-        """Return how many further middle layers have the kind of that simulated layer."""
+        """Return the number of middle layers that the simulated layer represents, without itself."""
         return self._between().count(self.played[played]) - 1
 
     def extremes(self, played: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
         """Yield (place, offsets) of the first and the last layer to run of those that the simulated layer represents.
 
-        Each offset is by how many layers of a kind more have run before than on the tape, by simulated layer.
+        `offsets` maps each simulated middle layer to a count: how many more layers of its kind have run in the model
+        at that moment than on the tape.
         """
         between, kind = self._between(), self.played[played]
         positions = [i for i, other in enumerate(between) if other == kind]

@@ -6,7 +6,7 @@ from broker.domain.workload import ModelShape
 from broker.estimator.memory.simulator.types import Loss
 
 READ = (4, 45), (4, 57)
-"""First and last of the 4.x releases that were checked: 4.45 to 4.48, 4.50, 4.52 to 4.55, 4.57."""
+"""First and last checked release of 4.x. The checked ones are 4.45 to 4.48, 4.50, 4.52 to 4.55 and 4.57."""
 OWN = 5, 17
 """The trainer's release, whose code the simulator follows."""
 SHARED_BY_SDPA = 4, 54

@@ -76,7 +76,7 @@ def _at_once(layer: Mlp, x: Tensor, scores: Tensor) -> Tensor:
 def _in_turn(layer: Mlp, x: Tensor, scores: Tensor) -> Tensor:
     """Run one expert after another, as transformers 4 does (MixtralSparseMoeBlock).
 
-    Tensors that a turn names live until the next turn replaces them.
+    Tensors in the variables of a turn live until the next turn replaces them.
     """
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     turns = min(s.experts, MOST_TURNS)

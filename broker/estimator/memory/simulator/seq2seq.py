@@ -26,7 +26,7 @@ class _Stack:
     inputs: list[Tensor] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     named: list[Tensor] = field(default_factory=list)
-    """Tensors that Python names until the stack returns."""
+    """Tensors that Python variables hold until the stack returns."""
 
     forth: dict[int, Bytes] = field(default_factory=dict)
     back: dict[int, Bytes] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Seq2SeqSimulator(DecoderSimulator):
             for s, word, length in ((encoder, "encoder ", step.length), (decoder, "decoder ", step.target))
         )
         self.stack = self.encoder
-        self.embedding.gradient = None  # two stacks read it, and their gradients wait for each other
+        self.embedding.gradient = None  # two stacks read it, and the gradient exists once both have contributed
 
     def play(self) -> StepPeak:
         """Return the worst moment of every segment."""
@@ -107,7 +107,10 @@ class Seq2SeqSimulator(DecoderSimulator):
         return x
 
     def _given(self, stack: _Stack, number: int) -> list[Tensor]:
-        """Return what a checkpointed layer saves besides its input. The first layer makes the biases itself."""
+        """Return the tensors that a checkpointed layer saves in addition to its input.
+
+        The first layer computes the biases itself, so it saves only the encoder's output.
+        """
         return [t for t in stack.shared.tensors if number or t is stack.shared.source]
 
     def _back_through(self, stack: _Stack) -> None:
@@ -146,7 +149,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         x = self._looked_up(self.embedding, count)
         if not self.shape.buckets:
             x = tape.after(x, tape.op([x], count, x.width))
-        if self.step.checkpointing and not n.full:  # it is set to require a gradient, so the graph holds it to the end
+        if self.step.checkpointing and not n.full:  # x is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
         stack.named.append(self._same(x))

@@ -41,7 +41,7 @@ class Seq2SeqLayer(Layer):
         super().__init__(tape, stack, numerics, rows, length)
         self.shared, self.first = shared, first
         self.named: list[Tensor] = []
-        """Tensors that Python still names."""
+        """Tensors that Python variables still hold."""
         self.learnt = learnt
         """T5 requires a gradient even of biases that are only zeros, as it does under checkpointing."""
 
@@ -164,14 +164,14 @@ class Seq2SeqLayer(Layer):
             bias = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
             tape.drop(buckets)
         if kind and self.learnt and kind not in self.shared.biases:
-            bias.retain()  # the graph holds to its end what requires a gradient
+            bias.retain()  # the bias requires a gradient, so the graph holds it to the end
         if kind in self.shared.biases:
             bias.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
         self.shared.biases[kind] = bias
         return bias
 
     def _attention(self, heads: list[Tensor], kind: str) -> Tensor:
-        """Apply scaled dot-product attention. The caller, the module, still names the heads."""
+        """Apply scaled dot-product attention. Variables of the calling module still hold the heads."""
         n, tape = self.numerics, self.tape
         keys = heads[1].count // self.rows // (self.shape.heads * self.shape.head_dim)
         bias = self._bias(kind, heads[0], keys)

@@ -28,7 +28,7 @@ class Step:
     reentrant: bool = False
     """Use the form of checkpointing that recomputes a layer before any of its backward pass."""
     accumulated: bool = False
-    """Gradients of earlier micro-batches exist from the start."""
+    """True if gradients of earlier micro-batches exist from the start."""
     optimizer: str = "adamw_fused"
     whole_states: int = 0
     """Weights whose states stay in float32 under an 8-bit optimizer."""
@@ -58,10 +58,10 @@ class Step:
 
     @property
     def gathered(self) -> "Step":
-        """The step as it is computed.
+        """Return the step in the types that one device computes in.
 
-        Under FSDP 2 a full fine-tune has gradients in the type of the gathered weights. They are not added to earlier
-        ones, because those are sharded.
+        Under FSDP 2 a full fine-tune has gradients in the type of the gathered weights. New gradients are not added to
+        those of earlier micro-batches, because the earlier ones are sharded.
         """
         if not self.divided:
             return self
@@ -88,5 +88,5 @@ class StepPeak:
 
     @property
     def worst(self) -> str:
-        """The segment of the peak."""
+        """Return the name of the segment with the highest peak."""
         return max(self.segments, key=lambda name: sum(self.segments[name].values()))
