@@ -42,9 +42,7 @@ BODY_BYTES = 4 * 1024**2
 """Maximum size of a JSON body in bytes. Uploads are streamed under their own limit."""
 DEFAULT_LIMITS = StreamLimits()
 REQUESTS = 256
-"""Maximum number of requests answered at once, not counting open streams. More would only wait for each other in
-memory.
-"""
+"""Maximum number of concurrent requests, not counting open streams. More requests would only wait in memory."""
 PROBES = frozenset({"/healthz", "/readyz"})
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
@@ -88,7 +86,7 @@ def build_app(
 
 
 def _observed(measured: Metrics) -> Middleware:
-    """Measure latency by route, and log method, path and status, but no query, header or body."""
+    """Measure latency by route, and log only method, path and status: other parts may hold secrets."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -131,7 +129,7 @@ def _bounded(streams: Streams, requests: int) -> Middleware:
 
 
 LEFT = 499
-"""Status that is counted when the client left before the answer."""
+"""Status that the metrics count when the client disconnected before the answer."""
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

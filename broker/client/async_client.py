@@ -46,9 +46,10 @@ class LogChunk(Wire):
 class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Client of one daemon, for `async with`. Calls raise ApiError for refusals, DaemonUnreachable without an answer.
 
-    `patience_s`: seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. Only calls that
-    are safe to repeat are repeated. `locate` returns the daemon's current address before each retry. `certificate`:
-    file of the trusted certificate of a daemon on this machine. An invalid address or token raises Misconfigured.
+    `patience_s`: seconds for which a call is repeated without an answer, or after 429, 502, 503, 504. `submit` and
+    `retry` have a key against duplicates; `create_token`, `rotate_channel` and `test_channel` may take effect twice.
+    `locate` returns the daemon's current address before each retry. `certificate`: file of the trusted certificate of
+    a daemon on this machine. An invalid address or token raises Misconfigured.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
         """Return a client of the daemon at `url`, by default of the daemon that the command line uses.
 
-        Raises DaemonUnreachable if there is none, Misconfigured.
+        Raises DaemonUnreachable if no daemon was ever started or logged in to, and Misconfigured.
         """
         if url is not None:
             return cls(url, token or "", patience_s=patience_s)
@@ -117,7 +118,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("POST", "/v1/providers/check", ProviderList)
 
     async def submit(self, spec: Mapping[str, Any], *, key: str) -> JobView:
-        """Submit a job. It is stored when this returns; the same key with the same spec returns the same job."""
+        """Submit a job, which is stored when this returns. The same key with the same spec returns the same job."""
         return await self._call("POST", "/v1/jobs", JobView, json=spec, headers={"Idempotency-Key": key})
 
     async def job(self, job: str) -> JobDetail:
@@ -164,7 +165,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     # --- feeds
 
     async def events(self, job: str, *, after: int = 0) -> AsyncIterator[EventView]:
-        """Yield every event after `after`, once and in order, until the job ends. A lost connection is resumed."""
+        """Yield every event after `after`, once and in order, until the job ends. A lost connection is restored."""
         async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
             yield EventView.model_validate_json(message.data)
 
@@ -184,7 +185,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return (await self._http.read("GET", f"{_job(job)}/logs", params=params)).decode("utf-8", "replace")
 
     async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.ReceivedEvent]:
-        """Yield messages of a stream, and resume it after a broken connection. Each message resets the retry time."""
+        """Yield messages of a stream, and resume it after a broken connection. Each message resets `patience_s`."""
         async for attempt in self._http.tries():
             with attempt:
                 headers = {"Last-Event-ID": last} if last else {}
@@ -209,7 +210,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     # --- files
 
     async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> UploadView:
-        """Store a data set or a .tar of code; equal bytes are stored once. A file is read while it is sent."""
+        """Store a data set or a .tar of code. Equal bytes are stored once. A file is streamed, not read into memory."""
         headers = {"Content-Type": "application/octet-stream"}
         sent: dict[str, Any] = {
             "params": plain({"name": name, "format": fmt}),
@@ -226,7 +227,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("GET", f"{_job(job)}/artifacts", ArtifactList)
 
     async def artifact(self, job: str, file: ArtifactView) -> bytes:
-        """Return the bytes of a small file, checked. Raises as `download`, except NotSaved."""
+        """Return the verified bytes of a small file. Raises Damaged, BrokenOff."""
         async for attempt in self._http.tries():
             with attempt:
                 return b"".join([piece async for piece in self._pieces(job, file)])
@@ -244,7 +245,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                         part.write(piece)
 
     async def _pieces(self, job: str, file: ArtifactView) -> AsyncGenerator[bytes]:
-        """Yield a file's bytes; the iterator ends only if all were right. Raises Damaged, BrokenOff."""
+        """Yield a file's bytes, then check size and SHA-256 against the manifest. Raises Damaged, BrokenOff."""
         digest, got, began = hashlib.sha256(), 0, False
         try:
             async with self._http.once("GET", f"{_job(job)}/artifacts/{escape(file.path)}") as response:
@@ -277,7 +278,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         return await self._call("GET", "/v1/me", models_tenancy.Identity)
 
     async def ready(self) -> Health:
-        """Return the state of each part; raises only if the daemon does not answer."""
+        """Return the state of each part, also of an unready daemon."""
         try:
             return await self._call("GET", "/readyz", Health)
         except ApiError as e:

@@ -14,7 +14,7 @@ RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "t
 def chosen(artifacts: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
     """Return the results of a fine-tune.
 
-    Returns every file with `every`, for a script, and for a checkpoint of an unfinished job.
+    Return every file if `every` is set, if the job is unfinished, or if the job has no such results (a script).
     """
     results = [f for f in artifacts.items if f.path.startswith(RESULTS)]
     return list(artifacts.items) if every or not artifacts.complete or not results else results
@@ -27,7 +27,7 @@ async def save(
     folder: Path,
     saved: Callable[[ArtifactView], None] = lambda file: None,
 ) -> list[Path]:
-    """Save files, each checked before it is renamed to its final name.
+    """Save files. Each file is verified before it gets its final name.
 
     Raises NotSaved, Damaged, BrokenOff, ApiError, DaemonUnreachable.
     """
@@ -41,7 +41,7 @@ async def save(
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """Return the path below the folder. Raises NotSaved for any other, because a rented machine chose the path."""
+    """Return the path below the folder. Raises NotSaved for a path outside, because a rented machine chose the path."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise NotSaved(f"the file {path!r} would lie outside of {folder}; nothing more was written")

@@ -1,4 +1,4 @@
-"""`Client`: `AsyncClient` for programs without an event loop. Calls have the same signatures."""
+"""`Client`: the calls of `AsyncClient`, with the same signatures, for programs without an event loop."""
 
 import asyncio
 import functools
@@ -39,14 +39,14 @@ def _stream(
 
 
 async def _next(source: AsyncGenerator[R, None]) -> tuple[R] | None:
-    """Return None at the end, because StopAsyncIteration cannot leave a task."""
+    """Return the next item in a tuple, or None at the end."""
     async for item in source:
         return (item,)
     return None
 
 
 class Client:
-    """Client of one daemon; use with `with`, from any thread. Without `url` it uses the command line's daemon.
+    """Client of one daemon, for `with`, usable from any thread. `url` None: the daemon that the command line uses.
 
     Calls raise the errors of AsyncClient: ApiError for refusals, DaemonUnreachable without an answer.
     """
@@ -70,7 +70,7 @@ class Client:
         self._loop.close()
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the client's own loop. Ctrl-C cancels it."""
+        """Run a coroutine on the client's own loop and return its result. Ctrl-C cancels the coroutine."""
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("use the client with `with`")

@@ -1,1 +1,1 @@
-"""Wires the daemon: configuration, home directory, listeners."""
+"""Builds and runs the daemon: configuration, home directory, listeners."""

@@ -117,7 +117,7 @@ async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lamb
 
 
 def calm_garbage_collector() -> None:
-    """Exclude existing objects from garbage collection: they live as long as the process, and a scan takes 10-30 ms."""
+    """Exclude existing objects from garbage collection, because a scan takes 10-30 ms and frees none of them."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -155,7 +155,7 @@ async def _cancel(task: asyncio.Task[object]) -> None:
 
 @asynccontextmanager
 async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
-    """Build everything but the listening sockets and the running controllers; closed in reverse order."""
+    """Yield the components of a daemon that neither listens nor runs controllers. They are closed in reverse order."""
     make_home(config.home)
     check_blobs(folder_of(config.blobs_url), config.home)
     image = image_of(config.trainer, os.environ)
@@ -194,7 +194,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
 
 
 async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[ControllerContext, DatabaseClock, bool]:
-    """Build the context of the controllers; its clock is the database's."""
+    """Return (context of the controllers, the database's clock, True if the sweep must only report)."""
     dsn = config.database_url or await _embedded(stack, config.home)
     await migrate(dsn, before=partial(mark_new, config.home))
     store = await PostgresStore.connect(dsn)
@@ -233,7 +233,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
 
 
 async def _market(context: ControllerContext, config: DaemonConfig) -> MarketPoller:
-    """Start the market, with its first prices if they arrive soon."""
+    """Return a market poller. Its first prices are present if the clouds answer within `FIRST_PRICES_S`."""
     market = MarketPoller(context.providers, context.clock, MarketIntervals(poll_s=config.rhythm.market_s))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PRICES_S):
@@ -249,7 +249,7 @@ async def _embedded(stack: AsyncExitStack, home: Path) -> str:
 async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
     """Raise ProviderMissing if a live attempt uses a provider that is not configured.
 
-    Without its provider, its machine could be neither watched nor destroyed.
+    Without this provider, the broker could neither watch nor destroy the attempt's machine.
     """
     for live in await store.live_attempts():
         provider = live.attempt.line.offer.provider
@@ -279,9 +279,9 @@ def costs_of(config: DaemonConfig) -> CostSettings:
 
 
 def rhythm_of(config: DaemonConfig) -> Intervals:
-    """Return the polling intervals, with no more creates at once than SkyPilot launches at once.
+    """Return the polling intervals, with at most as many concurrent creates as SkyPilot has concurrent launches.
 
-    A create that waits here is not sent yet: it costs nothing, and its price is checked again.
+    A create that waits in the broker costs nothing, and the broker checks its price again before it sends the create.
     """
     rhythm = Intervals(**config.rhythm.model_dump())
     if not config.providers.rented():
@@ -328,7 +328,7 @@ def _service(
 
 
 async def _reach(providers: Mapping[str, Provider], handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
-    """Return the command line that runs `command` on a machine, whose provider may no longer be configured."""
+    """Return the command line that runs `command` on a machine. Raises Rejected if its provider is not configured."""
     if (provider := providers.get(handle.provider)) is None:
         return await nowhere(handle, command, tty)
     return await provider.reach(handle, command, tty=tty)
@@ -341,7 +341,7 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
                 return await provider.check()
         except TimeoutError:
             return f"no answer within {CHECK_S:.0f} s; check the network"
-        except Exception as e:  # a cloud whose code breaks must not hide the others
+        except Exception as e:  # a fault in one provider must not hide the results of the others
             log.exception("checking %s failed", provider.name)
             return f"{type(e).__name__} while it was checked; see the daemon's log"
 
@@ -352,9 +352,9 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
 
 
 async def write_client_file(components: DaemonComponents, at: Addresses) -> None:
-    """Write the file by which this user's CLI finds the daemon.
+    """Write the file from which this user's CLI reads the daemon's address and token.
 
-    A token that is still valid is kept, so that clients survive a restart.
+    A token in the file that is still valid stays, so that clients work after a restart.
     """
     file = components.config.home / CLIENT_FILE
     text = await _known_token(components.store, file) or await _new_token(components)

@@ -1,4 +1,4 @@
-"""Folders of the daemon: created private, locked by one daemon, and refused if other users can change them."""
+"""Home and blob folder of the daemon: creates them private, locks the home, refuses folders that others can change."""
 
 import fcntl
 import logging
@@ -51,7 +51,7 @@ def with_room(home: Path) -> Iterator[None]:
 
 
 def make_home(home: Path) -> None:
-    """Create the home with mode 0700. An existing home that others could read is closed to them, with a log line.
+    """Create the home with mode 0700. Remove the permissions of other users from an existing home, with a log line.
 
     Raises InvalidInput for a folder that cannot be created or closed, that every user can change, or that is not the
     home of a daemon.
@@ -80,8 +80,8 @@ def make_home(home: Path) -> None:
 def holding(home: Path) -> Iterator[None]:
     """Lock the home against other daemons, which would use the same address, launchers and SkyPilot server.
 
-    The kernel releases the lock of a dead daemon. Half-written files that a killed daemon left, keys and tokens among
-    them, are removed. Raises HomeInUse.
+    The kernel releases the lock of a dead daemon. Half-written files of a killed daemon, such as keys and tokens, are
+    removed. Raises HomeInUse.
     """
     lock = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -110,8 +110,9 @@ def is_held(home: Path) -> bool:
 def check_blobs(folder: Path | None, home: Path) -> None:
     """Check a blob store that is a folder outside of the home, and create it with mode 0700 if it is missing.
 
-    A folder that others can read is only logged, because they may be meant to read results. `folder` None: the store
-    is a bucket. Raises InvalidInput for a folder that every user can change, and for the folder of pending uploads.
+    A folder that others can read is only logged, because the operator may want others to read results.
+    `folder` None: the store is a bucket. Raises InvalidInput for a folder that every user can change, and for the
+    folder of pending uploads.
     """
     if folder is None:
         return

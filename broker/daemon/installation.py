@@ -34,7 +34,7 @@ class OtherBlobs(GpubrokerError):
 async def installation_of(store: Store, home: Path) -> Installation:
     """Return the installation id that names the machines: the database's, or the home's if the database is new.
 
-    Raises OtherInstallation if the two differ, because no broker would list the home's machines any more.
+    Raises OtherInstallation if the two ids differ, because then no broker would list the home's machines.
     """
     file = home / INSTALLATION_FILE
     home_id = file.read_text().strip() if file.exists() else None
@@ -59,7 +59,7 @@ async def mark_of(blobs: Blobs) -> str:
         if await blobs.get(keys.BLOB_STORE) is None:
             await blobs.put(keys.BLOB_STORE, new.encode(), if_absent=True)
     except AlreadyExists:
-        pass  # another broker has just written its mark
+        pass  # another broker has written its mark since the check
     mark = (await blobs.get(keys.BLOB_STORE) or b"").decode(errors="replace").strip()
     if not MARK.fullmatch(mark):
         raise OtherBlobs(
@@ -72,8 +72,8 @@ async def mark_of(blobs: Blobs) -> str:
 async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
     """Raise OtherBlobs if the blob store is not the one that the database's jobs use.
 
-    A broker with another blob store sees no heartbeat of the other broker's machines, and destroys them. An unreachable
-    blob store does not keep the daemon from starting.
+    A broker with another blob store would receive no heartbeat of the machines, and destroy them. If the blob store
+    cannot be reached, the daemon starts anyway, with a warning.
     """
     try:
         mark = await mark_of(blobs)
@@ -91,8 +91,8 @@ async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
 def mark_new(home: Path, migrations: Sequence[str]) -> None:
     """Restrict the sweep to reports if the database is new and the home is not.
 
-    Machines of the home may exist that a new database does not list. The mark is written before the first migration,
-    because afterwards a new database looks like any other. It remains until a user removes it.
+    A new database does not list machines that this home created before. The mark is written before the first
+    migration, because afterwards a new database cannot be recognised. The mark stays until a user removes it.
     """
     if FIRST_MIGRATION in migrations and (home / INSTALLATION_FILE).exists():
         text = "The sweep only reports orphans (see the log) until this file is removed.\n"

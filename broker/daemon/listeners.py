@@ -28,7 +28,7 @@ class CannotListen(GpubrokerError):
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
-    """Addresses at which programs of this host reach the daemon; `url` is that of the HTTP API."""
+    """Addresses at which programs of this host reach the daemon. `url`: address of the HTTP API."""
 
     url: str
     grpc: str | None
@@ -110,11 +110,11 @@ async def _grpc(
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """Return credentials that read the certificate at each handshake, so that a renewed one is used."""
+    """Return credentials that read the certificate at each handshake, so that a renewed certificate takes effect."""
     known = certificate.pem()
 
     def configuration() -> Any:
-        """Return the new certificate; None: unchanged."""
+        """Return the new configuration, or None if the certificate is unchanged."""
         nonlocal known
         now = certificate.pem()
         if now == known:

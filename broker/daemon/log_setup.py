@@ -1,4 +1,4 @@
-"""Logging of the daemon: one line a record, without tokens, passwords and keys."""
+"""Logging of the daemon: one line per record, without tokens, passwords and keys."""
 
 import logging
 import re

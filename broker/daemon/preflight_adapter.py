@@ -1,7 +1,7 @@
 """Adapter of `broker.preflight` for the API: checks run on stored summaries, and their results are cached.
 
-Many jobs are alike, and a submit must be cheap. A result for a spec and data set is reused for a minute, because a
-model's folder or its licence may change later.
+Many jobs have the same spec and data set, and a submit must be cheap, so a result is reused. It expires after a
+minute, because a model's folder or its licence may change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ REMEMBERED = 256
 class _FoundModel:
     checked: Checked
     summary: Mapping[str, Any] | None
-    """The very object it was found for; held, so that no other one can take its identity."""
+    """Checked summary. The reference keeps the summary alive, because the cache key contains its `id()`."""
     until: float
 
 
 def forbidden(remote_code: Sequence[str], spec: JobSpec) -> str:
-    """Return why the installation does not allow this job, in one line; empty: it does."""
+    """Return why the installation forbids this job, in one line; empty if the job is allowed."""
     try:
         code.check(spec.train, remote_code)
     except InvalidInput as error:
@@ -43,7 +43,10 @@ def forbidden(remote_code: Sequence[str], spec: JobSpec) -> str:
 
 
 class Checks:
-    """`api.needs.Preflight`. `hub` None: no network is asked. `remote_code`: as the daemon's configuration has it."""
+    """Implements `broker.api.service.interfaces.Preflight`.
+
+    `hub` None: models are looked up without network. `remote_code`: patterns of models whose code may run.
+    """
 
     def __init__(self, hub: HubClient | None, clock: Clock, remote_code: Sequence[str] = ()) -> None:
         self._hub = hub

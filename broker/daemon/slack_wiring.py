@@ -22,7 +22,7 @@ DAEMON = Caller(team=OPERATOR.team, owner=OPERATOR.owner, scopes=frozenset({"adm
 
 
 class SlackIntegration:
-    """Both directions of Slack. Before `serving` is called, the notifier draws no loss curves."""
+    """Outgoing messages and incoming requests of Slack. Until `serving` is entered, loss curves are empty."""
 
     def __init__(self, box: SecretBox, clock: Clock, *, api_url: str) -> None:
         self.notifier = SlackNotifier(box, clock, self._losses, api_url=api_url)
@@ -33,7 +33,7 @@ class SlackIntegration:
 
     @asynccontextmanager
     async def serving(self, service: Service) -> AsyncIterator[tuple[Slack, SlackSockets]]:
-        """Return the handler of clicks and commands, and the controller that keeps Socket Mode open for it."""
+        """Yield the handler of clicks and commands, and the controller that keeps its Socket Mode connections open."""
         self._content = Content(service)
         incoming = Slack(service, self._app)
         sockets = SlackSockets(self._app, incoming.channels, incoming.take, self._clock, api_url=self._api_url)

@@ -12,15 +12,13 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """A certificate chain and its key, read again when a file changes.
+    """A certificate chain and its key, read again when a file changes. Thread-safe.
 
-    If the new files do not match, the previous pair stays in use.
-
-    Safe to use from several threads.
+    If the changed files cannot be used, the previous certificate and key stay in use.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Raises InvalidInput naming the file."""
+        """Load both files. Raises InvalidInput naming the file."""
         self._paths = (certificate, key)
         self._lock = threading.Lock()
         try:

@@ -59,7 +59,7 @@ class TrainerSource:
     async def _upload(self) -> str:
         data = await asyncio.to_thread(bundle)
         name = sha256(data).hexdigest()
-        with contextlib.suppress(AlreadyExists):  # by another broker, or this one before a restart
+        with contextlib.suppress(AlreadyExists):  # another broker, or an earlier process, has uploaded it
             await self._blobs.put(_key(name), data, if_absent=True)
         return name
 
@@ -69,7 +69,7 @@ def _key(name: str) -> str:
 
 
 def bundle() -> bytes:
-    """Return the trainer and its install recipe as a tar: the same code gives the same bytes on every host."""
+    """Return the trainer and its install recipe as a tar. The same code gives the same bytes on every host."""
     root = files("broker") / "_trainer"
     recipe: Traversable = root if root.is_dir() else Path(__file__).parents[2]
     members = {path: (recipe / path).read_bytes() for path in RECIPE} | _package(files("trainer"), "trainer")

@@ -33,7 +33,8 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
 def scaling_png(table: dict[str, Any]) -> bytes | None:
     """Return throughput with its interval, and utilisation, over the number of GPUs as PNG.
 
-    `found`: the result of `broker.sizing.what_if.table`. None if matplotlib is not installed, or nothing fits.
+    `table`: the result of `broker.sizing.what_if.table`. Return None if matplotlib is not installed, or if no number of
+    GPUs fits.
     """
     rows, figure = [row for row in table["points"] if row["plan"]], _figure()
     if figure is None or not rows:

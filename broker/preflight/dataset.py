@@ -30,9 +30,9 @@ from trainer.dataset.prompts import (
 from trainer.dataset.readers import read_rows
 
 BYTES_PER_TOKEN = 3.6
-"""UTF-8 bytes per token of prose: an estimate for ASCII text, and roughly right for other text."""
+"""UTF-8 bytes per token of prose. Estimated for ASCII text; roughly right for other text."""
 DENSE_BYTES_PER_TOKEN = 2.4
-"""UTF-8 bytes per token of the longest row, which decides the fit: names, numbers and code take more tokens."""
+"""UTF-8 bytes per token of the longest row, which decides the fit. Names, numbers and code need more tokens."""
 EXAMPLE_CELL = 400
 LONGEST_LABEL = 256
 
@@ -96,7 +96,7 @@ class DataReport(Document):
 
 
 class _Column:
-    """Running statistics of one column. Counting rows by length bounds the memory by the distinct lengths."""
+    """Running statistics of one column. Rows are counted by length, so memory grows only with the distinct lengths."""
 
     def __init__(self) -> None:
         self.lengths: Counter[int] = Counter()
@@ -226,14 +226,14 @@ def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
 
 
 def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[int]:
-    """Return percentiles of a row's bytes. Columns are added rank by rank, to not underestimate the long tail."""
+    """Return percentiles of a row's bytes. Columns are added rank by rank, which may overestimate long rows."""
     return [literal + sum(summary.columns[n].percentiles[rank] for n in names) for rank in range(101)]
 
 
 def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     """Return the row lengths that the estimators need. Raises InvalidInput like `check`."""
     whole = _all_columns(train, summary)
-    if train.data.chosen:  # two sequences per row, each the prompt with one answer
+    if train.data.chosen:  # two sequences per row: the prompt with each answer
         prompt = _template(train, "data.prompt", train.data.prompt, summary)
         answers = [_template(train, field, template, summary) for field, template in _learned(train)]
         parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]

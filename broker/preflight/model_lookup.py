@@ -107,7 +107,7 @@ class FoundModel:
     name: str
     config: Mapping[str, Any]
     bundled: bool = False
-    """True if the config comes from the bundled catalogue, not from the Hub; users are shown this."""
+    """True if the config comes from the bundled catalogue, not from the Hub; shown to users."""
 
 
 def _folder(path: Path, files: Sequence[str]) -> FoundModel:
@@ -165,11 +165,12 @@ async def find(
     """Return the config of a folder or a Hub id. Raises InvalidInput.
 
     `files`: files that a folder must contain, the config first. `hub` None: search folders and the catalogue only.
-    The Hub is also asked about gated models of the catalogue, so that a missing licence is found before a purchase.
+    The Hub is also asked about gated models of the catalogue, so that the user learns of a missing licence before a
+    purchase.
     """
     if is_folder(model):
         path = Path(os.path.expanduser(model))
-        if not os.path.isdir(path):  # False, not an error, for a name that is too long
+        if not os.path.isdir(path):  # os.path.isdir returns False for a name that is too long, Path.is_dir raises
             raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
         return _folder(path, files)
     if not HUB_ID.fullmatch(model):

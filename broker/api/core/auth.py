@@ -1,4 +1,4 @@
-"""Bearer tokens `gb_<id>_<secret>`: stored as hashes, with scopes, and cached so that a request needs no query."""
+"""Bearer tokens `gb_<id>_<secret>` with scopes: stored as hashes, and cached so that most requests need no query."""
 
 import hashlib
 import re
@@ -118,7 +118,7 @@ class Authenticator:
             raise RateLimited(f"this token calls more than {self._rate.per_s:g} times a second; slow down", wait_s)
 
     def forget(self) -> None:
-        """Clear the cache after a token was deleted here, so that it is refused at once."""
+        """Clear the cache after this process deleted a token, so that the token is refused at once."""
         self._cache.clear()
 
 

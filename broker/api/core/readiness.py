@@ -12,7 +12,7 @@ from trainer.contract import object_keys as keys
 log = logging.getLogger(__name__)
 
 OK, FAILING = "ok", "failing"
-"""The only texts that callers without a token see: reasons name hosts and databases."""
+"""The only texts that callers without a token get, because reasons name hosts and databases."""
 REPORTED_ONLY = frozenset({"clock"})
 """Parts whose faults are reported but do not make the installation unready."""
 
@@ -28,9 +28,10 @@ def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class Readiness:
-    """Checks the parts.
+    """Checks database, blob store, broker and clock.
 
-    A lease is fresh while it changes, by this process' monotonic clock: see docs/design/architecture.md.
+    The broker is ready if its lease changed within `stale_s` of this process' monotonic clock; see
+    docs/design/architecture.md.
     """
 
     def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float, skew: Callable[[], float]) -> None:
@@ -47,7 +48,7 @@ class Readiness:
     async def check(self) -> dict[str, str]:
         """Return `ok` or the fault of each part; never raises.
 
-        Concurrent callers share one check, because it needs no token.
+        Concurrent callers share one check, because callers without a token could otherwise overload the database.
         """
         if self._asked is None or self._asked.done():
             self._asked = asyncio.create_task(self._ask())

@@ -19,7 +19,7 @@ from broker.domain.errors import (
 )
 
 AGAIN_S = 2.0
-"""Seconds after which a client may repeat a call that failed by an outage."""
+"""Seconds after which a client may repeat a call that failed because of an outage."""
 
 
 @dataclass(frozen=True)

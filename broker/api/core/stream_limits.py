@@ -1,6 +1,6 @@
 """Limits of connections and open streams (followers, transfers, shells) of HTTP and gRPC.
 
-A stream ends with its token.
+A stream ends when its token expires or is deleted.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 4096
 """Connections of one port that may be open at once."""
 
 ANSWER_S = 5.0
-"""Seconds to wait for the database; then the stream continues until the known expiry."""
+"""Seconds to wait for the database. Without an answer, a stream may continue until its token's known expiry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Streams:
     async def _until_over(self, caller: Caller, authorization: str | None) -> None:
         """Return when the token is invalid.
 
-        If the database does not answer, wait on, at most until the known expiry.
+        While the database does not answer, keep waiting, but return at the token's known expiry.
         """
         while (left_s := self._left_s(caller)) > 0:
             await self._clock.sleep(min(left_s, self._limits.recheck_s))

@@ -1,4 +1,4 @@
-"""Files of running uploads, below the daemon's home until the blob store has them, so that none is held in memory.
+"""Temporary files of running uploads below the daemon's home, so that no upload is held in memory.
 
 `sweep` removes files that a killed daemon left.
 """
@@ -31,7 +31,7 @@ NAME = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, kw_only=True)
 class Spooled:
-    """A complete file. It exists until `spooled` exits."""
+    """A complete temporary file, which exists until `spooled` exits."""
 
     path: Path
     bytes: int
@@ -39,7 +39,7 @@ class Spooled:
 
 
 def sweep(folder: Path) -> None:
-    """Remove files that an earlier daemon left, and no other files. Only one daemon uses a home."""
+    """Remove uploads that an earlier daemon left, and no other files. Only one daemon uses a home."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if NAME.fullmatch(path.name):
@@ -50,7 +50,7 @@ def sweep(folder: Path) -> None:
 def sweep_halves(folder: Path) -> None:
     """Remove unfinished files that a killed daemon left in a folder used as blob store. No listing shows them.
 
-    Files of the last hour may be another broker's and stay.
+    Files of the last hour stay, because another broker may still be writing them.
     """
     for path in folder.glob("*#*"):
         with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ async def _written(path: Path, body: AsyncIterable[bytes], most: int) -> Spooled
 
 
 async def _settled(call: Callable[[], T]) -> T:
-    """Run a call in a thread to its end, also if this task is cancelled: the file must not be closed meanwhile."""
+    """Run a call in a thread to its end, even if this task is cancelled, because the call still uses the open file."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)

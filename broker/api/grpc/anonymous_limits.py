@@ -1,4 +1,4 @@
-"""Limits of calls without a token: a few of each method at once, and idle callers are dropped first."""
+"""Limits the concurrent calls of each method that needs no token. Callers without a message are dropped first."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -13,11 +13,11 @@ HEALTH = "grpc.health.v1.Health"
 OPEN = frozenset({f"/{HEALTH}/Check", f"/{HEALTH}/Watch", f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"})
 """Methods that need no token."""
 PLACES = 64
-"""Maximum number of open calls of each method."""
+"""Maximum number of open calls per method."""
 
 
 class AnonymousCallLimit:
-    """Counts open calls. At the limit, the call that has waited longest for its first message is dropped.
+    """Counts open calls. At the limit, the call that has sent no message for the longest time is dropped.
 
     Health probes send their message at once and are never dropped.
     """
@@ -39,7 +39,10 @@ class AnonymousCallLimit:
 
     @asynccontextmanager
     async def silent(self, method: str, seconds: float) -> AsyncIterator[None]:
-        """Wait for the first message in the body. Raises TimeoutError."""
+        """Time out the body, which waits for the first message, after `seconds` or earlier at the limit.
+
+        Raises TimeoutError.
+        """
         async with asyncio.timeout(seconds) as patience:
             waiting = self._silent[method]
             waiting[patience] = None

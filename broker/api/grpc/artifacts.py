@@ -51,7 +51,7 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
         shown = ArtifactView.model_validate(file)
         before = query.offset
         async with aclosing(pieces):
-            first = await anext(pieces)  # faults found by now are answered without any file
+            first = await anext(pieces)  # raises faults of the first piece before anything is sent
             yield pb.DownloadArtifactResponse(file=fill(pb.Artifact(), shown))
             async for piece in _and_then(first, pieces):
                 for start in range(before, len(piece), CHUNK_BYTES):

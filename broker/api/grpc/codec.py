@@ -7,8 +7,8 @@
 | an enum or literals | an enum, `PREFIX_VALUE`; `PREFIX_UNSPECIFIED` is not set |
 | Decimal | a decimal string |
 | datetime; a mapping of anything | Timestamp; Struct |
-| a tuple that is not empty by default | a message with `items`, so that an empty one differs from none |
-| a word or a tuple of texts in its place | an enum for the words, and a repeated string, `<name>_named` |
+| a tuple that is not empty by default | a message with `items`, so that an empty tuple differs from an absent one |
+| a word, or a tuple of texts | an enum for the words, and a repeated string `<name>_named` for the texts |
 | a number or a word that replaces it | an optional number; the word is "not set" if it is the default, otherwise 0 |
 """
 

@@ -27,7 +27,7 @@ class HealthServicer(stubs.HealthServicer):  # type: ignore[misc]  # the package
         return pb.HealthCheckResponse(status=await self._status())
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Send the status when it changes. By its protocol an unknown service is an answer, not an error."""
+        """Send each change of the status. For an unknown service, the protocol requires SERVICE_UNKNOWN, no error."""
         if request.service not in self._known:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()

@@ -29,12 +29,12 @@ MALFORMED = object()
 MESSAGE_S = 30.0
 """Seconds that a call may be open without its first message."""
 OUTAGE_S = 5.0
-"""Seconds for which the database is not asked again for a token after it did not answer."""
+"""Seconds between two checks of a token while the database does not answer."""
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def scope(needed: Scope) -> Callable[[F], F]:
-    """Declare the scope that a token needs for this call. A method without it needs `admin`."""
+    """Declare the scope that a token needs for a method. A method without a declaration needs `admin`."""
 
     def mark(method: F) -> F:
         setattr(method, MARK, needed)
@@ -72,7 +72,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         method = _Method.of(handler_call_details.method, registered)
 
         # Register every method as a stream: gRPC calls the handler of a single message only when the message has
-        # arrived, so a caller without a token could hold a place by sending none.
+        # arrived, so a caller without a token could hold a place by sending no message.
         kind = grpc.stream_stream_rpc_method_handler if method.tells_many else grpc.stream_unary_rpc_method_handler
         serve = self._many(method, given) if method.tells_many else self._one(method, given)
         read, write = _tolerant(registered.request_deserializer), registered.response_serializer
@@ -110,9 +110,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return serve
 
     async def _look(self, given: str | None) -> float:
-        """Check the token again and return the time of the next check. Raises Unauthenticated.
+        """Check the token again and return the time of the next check; 0.0: before the next message.
 
-        If the database does not answer, the call continues until the known expiry; `Streams` ends it then.
+        If the database does not answer, the call may continue until the known expiry, when `Streams` ends the call.
+        Raises Unauthenticated.
         """
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -125,7 +126,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     async def _entered(
         self, method: "_Method", given: str | None, requests: Any, context: Any
     ) -> AsyncIterator[tuple[Any, Any]]:
-        """Yield (the request, the handler's context)."""
+        """Check token and limits, then yield (the request, the handler's context)."""
         if method.open:
             with self._guests.one_more(method.name):
                 yield await method.request(requests, context, self._guests.silent(method.name, MESSAGE_S)), context
@@ -133,7 +134,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         caller = await self._auth.caller(given, method.needed)
         async with self._streams.one_more(caller, given) if method.streams else nullcontext():
             request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
-            await self._auth.still(given)  # the message may arrive long after the token
+            await self._auth.still(given)  # the token may have ended before the message arrived
             yield request, GrpcCall(caller=caller)
 
 
@@ -229,7 +230,7 @@ async def _abort(context: Any, code: grpc.StatusCode, status: status_pb2.Status)
 
 
 def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Wrap a deserializer: gRPC reports invalid bytes as a fault of the server, but it is the client's."""
+    """Wrap a deserializer to return MALFORMED for invalid bytes, which gRPC would report as a fault of the server."""
 
     def tolerant(raw: bytes) -> Any:
         try:

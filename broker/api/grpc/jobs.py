@@ -129,7 +129,7 @@ class JobServicer(stubs.JobServiceServicer):
 def _log_chunks(piece: LogPiece, before: str) -> list[pb.LogChunk]:
     """Split log text into messages of allowed size.
 
-    Only the last message moves the position, so that no text is lost with a connection.
+    Only the last message carries the new position, so that a client misses no text after a lost connection.
     """
     texts = [piece.text[i : i + CHUNK_CHARACTERS] for i in range(0, len(piece.text), CHUNK_CHARACTERS)] or [""]
     chunks = [pb.LogChunk(position=before, attempt=piece.attempt, node=piece.node, text=text) for text in texts]

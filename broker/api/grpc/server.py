@@ -48,7 +48,7 @@ SERVICES = frozenset(service.full_name for file in FILES for service in file.DES
 MESSAGE_BYTES = 4 * 1024**2
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", -1),  # the client limits what it receives
+    ("grpc.max_send_message_length", -1),  # unlimited: the client limits what it receives
     ("grpc.max_concurrent_streams", 256),  # per connection
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.so_reuseport", 0),  # otherwise two daemons could share a port, and each would get half of the calls
@@ -60,7 +60,7 @@ OPTIONS = (
     ("grpc.server_handshake_timeout_ms", 20_000),  # time for the HTTP/2 preface
 )
 CALLS_AT_ONCE = 4096
-"""Maximum number of open calls of all connections, followers included. More are refused with RESOURCE_EXHAUSTED."""
+"""Maximum number of open calls of all connections, followers included. Others are refused: RESOURCE_EXHAUSTED."""
 
 
 class AddressUnavailable(Exception):
@@ -90,9 +90,9 @@ async def serving(
     connections: int = MAX_CONNECTIONS,
     grace_s: float = 2.0,
 ) -> AsyncIterator[int]:
-    """Serve until the body exits, then wait `grace_s` for running calls. Yields the port, also if 0 chose a free one.
+    """Serve until the body exits, then wait `grace_s` for running calls. Yield the bound port.
 
-    Raises Taken.
+    `port` 0 binds a free port. Raises AddressUnavailable.
     """
     doorkeeper = AuthInterceptor(parts.auth, parts.streams, parts.metrics)
     options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded_connections(connections)))

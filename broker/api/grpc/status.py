@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses with google.rpc details, as problem documents are for HTTP."""
+"""Converts errors to gRPC statuses with google.rpc details, the counterpart of HTTP's problem documents."""
 
 import re
 from collections.abc import Sequence
@@ -14,8 +14,7 @@ DOMAIN = "gpubroker"
 DETAILS = "grpc-status-details-bin"
 TEXT_CHARACTERS = 1000
 DETAIL_BYTES = 4096
-"""Maximum bytes of the details. Many clients refuse metadata of more than 8 KiB, and base64 and the text must fit too.
-"""
+"""Maximum bytes of the details. Many clients refuse metadata above 8 KiB, which also has to hold text and base64."""
 
 
 def status_of(error: GpubrokerError) -> status_pb2.Status:
@@ -34,7 +33,7 @@ def status_of(error: GpubrokerError) -> status_pb2.Status:
 
 
 def fault() -> status_pb2.Status:
-    """Return the status of an internal error. Details are in the log only."""
+    """Return the status of an internal error. Only the log has the details."""
     made = status_pb2.Status(code=code_pb2.INTERNAL, message="an internal error; the server's log has the details")
     made.details.add().Pack(error_details_pb2.ErrorInfo(reason="FAULT", domain=DOMAIN))
     return made
@@ -47,7 +46,7 @@ def _text(error: GpubrokerError) -> str:
 
 
 def _bad_request(problems: Sequence[Problem]) -> error_details_pb2.BadRequest:
-    """Return as many field violations as fit; the message says how many there are."""
+    """Return as many field violations as fit into DETAIL_BYTES; the status message has their total number."""
     details = error_details_pb2.BadRequest()
     for problem in problems:
         details.field_violations.add(field=_short(problem.field), description=_short(problem.message))

@@ -55,7 +55,7 @@ async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.St
     async with request.app[STREAMS].one_more(call.caller, call.authorization):
         file, pieces = await request.app[CONTENT].artifact(call.caller, job_id, path)
         async with aclosing(pieces):
-            first = await anext(pieces)  # faults found by now can still be answered
+            first = await anext(pieces)  # faults of the first piece can still be answered with a status
             response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
             response.content_length = file.bytes
             try:

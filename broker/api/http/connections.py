@@ -1,6 +1,6 @@
 """Limits and error answers of HTTP connections.
 
-Replaces aiohttp's own answers, which are no problem documents, and its log lines, which repeat tokens.
+Replaces aiohttp's error answers, which are not problem documents, and its log lines, which repeat tokens.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from broker.api.core.stream_limits import MAX_CONNECTIONS, bounded_connections
 
 log = logging.getLogger(__name__)
 IDLE_S = 75.0
-"""Seconds that a connection may wait for a complete request head, from its start or from the last answer."""
+"""Maximum seconds from the start of a connection, or from its last answer, to a complete request head."""
 LINE_BYTES = 16 * 1024
 """Maximum bytes of the request line, and of each header."""
 

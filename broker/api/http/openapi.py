@@ -195,7 +195,7 @@ async def whole_body(request: web.Request) -> bytes:
 
 
 def _not_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
-    """Return the problem of a body that is not JSON. Raises InvalidInput for JSON that breaks a rule."""
+    """Return the problem of a body that is not JSON. Raises InvalidInput if the body is JSON that breaks a rule."""
     wrong = problems.of_json(error, model, raw)
     if wrong is not None:
         raise wrong from None

@@ -1,8 +1,8 @@
-"""A program of this host behind a WebSocket: with a terminal, or with plain pipes.
+"""Runs a program of this host behind a WebSocket, with a terminal or with plain pipes.
 
-Binary frames carry bytes: from the client its input, to the client one byte that names the stream (1 output, 2 errors)
-and then what was written. Text frames are JSON: from the client `{"resize": [rows, columns]}` or `{"eof": true}`,
-to the client `{"exit": code}` as the last one.
+A binary frame from the client is input. A binary frame to the client is one byte that names the stream (1 output,
+2 errors), then the bytes. Text frames are JSON: `{"resize": [rows, columns]}` or `{"eof": true}` from the client, and
+`{"exit": code}` to the client as the last frame.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class _Terminal(_Session):
         await self.process.wait()
 
     async def _read(self) -> bytes:
-        """Return output; empty when no process uses the terminal any more."""
+        """Return output; empty once every process has closed the terminal."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._master, readable.set)

@@ -75,7 +75,10 @@ class ChannelService:
         return channel_status
 
     async def create(self, caller: Caller, wish: NewChannel) -> tuple[Channel, str | None]:
-        """Return (the channel, the generated secret, shown only now). Raises Forbidden, InvalidInput, Conflict."""
+        """Return (the channel, its generated secret or None). The secret is never shown again.
+
+        Raises Forbidden, InvalidInput, Conflict.
+        """
         team = await self._team(caller, wish)
         notifier = self._notifiers.get(wish.kind)
         if notifier is None:
@@ -128,7 +131,7 @@ class ChannelService:
         return await self.status(caller, wanted)
 
     async def rotate(self, caller: Caller, wanted: str) -> tuple[Channel, str]:
-        """Return a new generated secret, shown only now. Raises NotFound, Conflict."""
+        """Return (the channel, its new secret). The secret is never shown again. Raises NotFound, Conflict."""
         channel = (await self.status(caller, wanted)).channel
         notifier = self._notifiers.get(channel.kind)
         if notifier is None or channel.sealed is None:
@@ -145,7 +148,7 @@ class ChannelService:
             raise NotFound(f"no channel {channel.id}; `gpubroker channel ls` lists yours")
 
     async def test(self, caller: Caller, wanted: str) -> Tested:
-        """Send a real message now, without the outbox, also through a disabled channel. Raises NotFound."""
+        """Send a real message at once, bypassing the outbox, also through a disabled channel. Raises NotFound."""
         channel = (await self.status(caller, wanted)).channel
         notifier = self._notifiers.get(channel.kind)
         if notifier is None:

@@ -35,8 +35,8 @@ from trainer.dataset.readers import format_of
 log = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
-"""Uploads that run at once, in all and per team; more wait. Each takes up to `Settings.upload_bytes` of disk. The limit
-per team keeps one team from blocking the others.
+"""Maximum concurrent uploads, in all and per team. Further uploads wait. Each takes up to `Settings.upload_bytes` of
+disk. The limit per team keeps one team from blocking the others.
 """
 RANGE_BYTES = 4 << 20
 """Bytes of a file that are read into memory at once while it is sent."""
@@ -116,7 +116,7 @@ class Content:
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
         """Return the keys of all manifests, newest first: by attempt number, then by step.
 
-        Of two with the same step, the attempt's final checkpoint comes first. Folders of unknown attempts are ignored.
+        For equal steps, the attempt's final checkpoint comes first. Folders of unknown attempts are ignored.
         """
         attempts = await self._service.attempts(caller, job)
         numbers = {a.id: a.number for a in attempts}
@@ -146,12 +146,12 @@ class Content:
         while True:
             size = min(RANGE_BYTES, file.bytes - start)
             last = start + size == file.bytes
-            # one extra byte at the end, which must not exist
+            # read one byte beyond the end, to detect an object that is too long
             piece = await self._blobs.get_range(key, start, size + last)
             if piece is not None:
                 await asyncio.to_thread(digest.update, piece)
             if piece is None or len(piece) != size or (last and digest.hexdigest() != file.sha256):
-                log.error("%s", corrupt)  # the client of a large file only sees that the transfer broke off
+                log.error("%s", corrupt)  # for a large file, the client only gets a broken transfer
                 raise corrupt
             yield piece
             if last:
@@ -296,7 +296,7 @@ class LogPiece:
 def _is_tar(path: Path) -> bool:
     try:
         return tarfile.is_tarfile(path)
-    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # of a compressed archive that was cut off
+    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # a compressed archive that was cut off
         return False
 
 

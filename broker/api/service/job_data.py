@@ -19,7 +19,7 @@ class JobDataService:
         self._store = store
 
     async def delete_data(self, caller: Caller, wanted: JobId, kinds: Collection[StoredKind]) -> Job:
-        """Mark a job's data as deleted. It is unreadable at once; its objects and their cost end within minutes.
+        """Mark a job's data as deleted. The data is unreadable at once; its objects and their cost end within minutes.
 
         Raises NotFound; InUse unless the job, and every job that starts from its checkpoints, has ended.
         """
@@ -49,7 +49,7 @@ def check_data(job: Job) -> None:
 
 
 def check_time(spec: JobSpec, now: datetime, lead_s: float) -> None:
-    """Raise InvalidInput for a spec whose time only suffices to drain."""
+    """Raise InvalidInput if the deadline or `max_duration` leaves no more than `lead_s`, the time of a drain."""
     faults = []
     if spec.deadline is not None and (left_s := (spec.deadline - now).total_seconds()) <= lead_s:
         when = "is past" if left_s <= 0 else f"is in {left_s:.0f} s"

@@ -96,7 +96,7 @@ class Service:
     async def _create(
         self, caller: Caller, job: Job, source: str, sha256: str, *, key: str | None, body: str, note: str = ""
     ) -> tuple[Job, bool]:
-        """Copy the data, then write the row: an orphaned blob is harmless, a job without its data cannot run."""
+        """Copy the data, then write the row, because a job needs its data; a blob without a job is harmless."""
         target = keys.job_data(job.id, sha256)
         try:
             await self.blobs.copy(source, target)
@@ -199,7 +199,7 @@ class Service:
         return await self.rows(caller).request_stop(job.id, event) or job
 
     async def raise_cap(self, caller: Caller, job_id: JobId, cap_usd: Decimal) -> Job:
-        """Raise a job's cap. The same cap again changes nothing, so that a lost answer can be asked for again.
+        """Raise a job's cap. The same cap again changes nothing, so that a client may repeat a call without an answer.
 
         Raises Conflict for a job that has ended, and InvalidInput for a lower cap. A capped job needs a higher cap.
         """

@@ -22,11 +22,11 @@ from broker.ports import Clock, Store
 from broker.quote.placement import foresee
 
 LONGEST_WINDOW = max([*ROLLING.values(), timedelta(days=31)])
-"""Longest budget window: how much of the past affects a moment."""
+"""Longest budget window. A dry run reads this much history before its start, because earlier charges still count."""
 
 
 class Policies:
-    """Use cases of policies. A team manages its own policies; operators manage those of several teams."""
+    """Use cases of policies. A team manages its own policies; operators manage all policies."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -53,7 +53,10 @@ class Policies:
             raise InvalidInput(Problem(field="team", message=f"no team {policy.team}; `gpubroker team ls` lists them"))
 
     async def delete(self, caller: Caller, name: str, team: str | None) -> None:
-        """Delete a policy of `team`; by default the own team's, otherwise the installation's. Raises NotFound."""
+        """Delete the policy with this name. Raises NotFound.
+
+        `team` None: the caller's team, then the installation.
+        """
         rows = self._store.as_tenant(caller.tenant)
         for whose in _candidates(caller, team):
             if await rows.delete_policy(whose, name):
@@ -61,7 +64,7 @@ class Policies:
         raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
     async def history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
-        """Return all versions, newest first, of the same policy as `delete`. Raises NotFound."""
+        """Return all versions of a policy, newest first. `team` as in `delete`. Raises NotFound."""
         rows = self._store.as_tenant(caller.tenant)
         for whose in _candidates(caller, team):
             if versions := await rows.policy_history(whose, name):

@@ -1,4 +1,4 @@
-"""Use cases before a purchase: check a spec, price every offer against it, and foresee what policies would do."""
+"""Use cases before a purchase: check a spec, price every offer for it, and predict the effect of policies."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -61,10 +61,10 @@ class QuoteService:
         self._cheapest_at: Sequence[Offer] = ()
 
     async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote, Refusal | None]:
-        """Return the checks' report, every offer ranked, and what policies would do now. Raises InvalidInput."""
+        """Return (the checks' result, every offer ranked, the effect of policies now). Raises InvalidInput."""
         spec, _, checked = await self.check(caller, spec)
         excluded = await self._store.blocked_offers()
-        if not caller.admin:  # the reasons describe launches, perhaps of another team
+        if not caller.admin:  # the reasons may describe launches of another team
             excluded = dict.fromkeys(excluded, RECENTLY_UNAVAILABLE)
         ranking = self._rank(spec, checked, excluded)
         job = self.new_job(caller.team, caller.owner, spec, checked.workload)
@@ -108,7 +108,7 @@ class QuoteService:
         if not await self.has_checkpoint(job):
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
         with contextlib.suppress(InvalidInput):  # `check` reports it with the other faults
-            spec = self.preflight.permit(spec)  # the stored spec of `job` went through the same
+            spec = self.preflight.permit(spec)  # the stored spec was changed in the same way
         if (fault := incompatibility(job.spec, spec)) is not None:
             return [Problem(field=fault[0], message=fault[1])]
         return []

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 KIND = "slack"
 REPLAY_S = 900.0
-"""Seconds for which a request is remembered: longer than its signature is valid, before and after its time."""
+"""Seconds for which a request is remembered. A signature is valid for less: 5 minutes before and after its time."""
 CHANNELS_S = 5.0
-"""Seconds after which a change of a channel takes effect here at the latest."""
+"""Maximum seconds until a change of a channel takes effect in this process."""
 FIELDS = 64
 
 
@@ -171,7 +171,7 @@ class Slack:
             self._begin(Sent.of(channels, payload))
 
     def _begin(self, sent: Sent | None) -> None:
-        """Start to carry out a request.
+        """Start to carry out a request in the background.
 
         Slack waits three seconds for the first answer, so the result goes to `answer_to`.
         """
@@ -237,11 +237,11 @@ class Slack:
     async def _caller(self, sent: Sent) -> Caller | None:
         """Return the caller that a Slack user acts as, or None for a user without a link.
 
-        Who knows an app's secrets can impersonate its users, so links of other teams and the scope `admin` are
-        excluded.
+        A team that knows its app's secrets can impersonate the app's users. Links of other teams and the scope `admin`
+        are therefore excluded, unless a channel of the app belongs to the installation.
 
-        Raises Conflict for a user linked in several teams outside of their channels; Forbidden if all of the owner's
-        tokens have expired.
+        Raises Conflict if the user is linked in several teams and the conversation belongs to none or several of them,
+        and Forbidden if all of the owner's tokens have expired.
         """
         teams = {channel.team for channel in sent.channels}
         links = await self._service.store.slack_users(sent.workspace, sent.user)

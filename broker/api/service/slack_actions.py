@@ -104,7 +104,7 @@ class SlackActions:
         by = words[0].lower() if words else "user"
         if by not in get_args(SpendBy):
             raise InvalidInput(Problem(field="spend", message=f"by {', '.join(get_args(SpendBy))}, not {by}"))
-        window, report = await self._service.spending.spend(caller, SpendQuery(by=by))  # type: ignore[arg-type] # it is one
+        window, report = await self._service.spending.spend(caller, SpendQuery(by=by))  # type: ignore[arg-type] # checked
         rows = [f"{row.key}: {show(row.usd)}" for row in report.rows[:SHOWN]]
         total = f"{show(report.total.usd)} since {window.since:%Y-%m-%d}"
         lost = [f"{show(report.total.lost_usd)} of it was lost work"] if report.total.lost_usd else []
@@ -116,7 +116,9 @@ class SlackActions:
         return [await self._cancel(caller, await self._meant(caller, words[0]), "")]
 
     async def _meant(self, caller: Caller, text: str) -> Job:
-        """Return the job of a full id, or, with the scope `read`, of an id's prefix or a name among the newest jobs.
+        """Return the job with this id. With the scope `read`, `text` may also be a prefix of an id, or a name.
+
+        Prefixes and names are searched among the newest `LOOKED_AT` jobs.
 
         Raises NotFound, Forbidden; InvalidInput for an ambiguous text.
         """
@@ -135,7 +137,7 @@ class SlackActions:
 
 Button = Callable[[SlackActions, Caller, Job, str], Awaitable[str]]
 Command = Callable[[SlackActions, Caller, list[str]], Awaitable[Sequence[str]]]
-# Each button with the scope that HTTP requires; checked before any look-up.
+# The scope of each button is that of HTTP. It is checked before the job is looked up.
 BUTTONS: Mapping[str, tuple[Scope, Button]] = {
     "gpubroker.approve": ("manage", SlackActions._approve),
     "gpubroker.refuse": ("manage", SlackActions._refuse),
@@ -171,7 +173,7 @@ def _still_capped(job: Job, was: Decimal) -> None:
 
 
 def _caps(text: str, count: int) -> list[Decimal]:
-    """Return (the cap when the button was created, the cap that it offers). Raises InvalidInput."""
+    """Return `count` caps: the cap when the button was created, and for 2 also the offered cap. Raises InvalidInput."""
     try:
         caps = [Decimal(part) for part in text.split(":")]
     except InvalidOperation:

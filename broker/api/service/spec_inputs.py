@@ -83,7 +83,7 @@ class Inputs:
     def accelerators(self, spec: JobSpec, offers: Sequence[Offer]) -> list[Problem]:
         """Return a fault for each accelerator that is neither known nor for sale.
 
-        Otherwise a job with a typo would wait forever.
+        Without this check, a job with a misspelt accelerator would wait forever.
         """
         names = spec.resources.accelerators
         unknown = [(i, name) for i, name in enumerate(names) if not any(matches(name, known) for known in TABLE)]

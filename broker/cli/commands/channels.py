@@ -214,7 +214,7 @@ async def remove(channel: Channel, as_json: Json = False) -> None:
 
 
 async def _channel(c: AsyncClient, name: str) -> ChannelView:
-    """Return the channel with this id or name. Raises NotFound, and BadInput when several have the name."""
+    """Return the channel with this id or name. Raises NotFoundExit, and BadInput if several channels match."""
     matching = [view for view in (await c.channels()).items if name in (view.id, view.name)]
     if not matching:
         raise NotFoundExit(f"no channel {name}; `gpubroker channel ls` lists channels")

@@ -23,7 +23,7 @@ from trainer.contract.yaml_document import YamlDocument
 
 BAR = 20
 SHOWN = 10
-"""Launches that a dry run prints; `--json` has all."""
+"""Maximum number of thresholds, and of launches, that a dry run prints; `--json` has all."""
 File = Annotated[Path, typer.Argument(metavar="FILE", help="Policy file; see docs/guide/caps-and-budgets.md.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")]
 Team = Annotated[str | None, typer.Option(help="Team of the policy. Default: your team, otherwise the installation.")]
@@ -190,7 +190,7 @@ def _ends(line: wire.BudgetView) -> str:
 
 
 def _bar(spent: Decimal, held: Decimal, limit: Decimal) -> str:
-    """Return a bar: █ spent, ▒ reserved, · free. The bar of a limit of 0 is full."""
+    """Return a bar: █ spent, ▒ reserved, · free. With a limit of 0, any whole unit in use fills the bar."""
     total = limit or Decimal(1)
     filled = min(BAR, round(spent / total * BAR))
     reserved = min(BAR - filled, round(held / total * BAR))

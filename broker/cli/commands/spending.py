@@ -159,7 +159,7 @@ def _format(file: Path, cloud: str) -> Format:
 
 
 def _window(invoice: Invoice, since: str | None, until: str | None) -> tuple[str | None, str | None]:
-    """Return the window of the comparison. A position without an end may cover the day on which it begins."""
+    """Return the window of the comparison. A position without an end may last for the day on which it begins."""
     covered = invoice.window
     if covered is None and (since is None or until is None):
         raise BadInput("the invoice contains no times; give --since and --until")

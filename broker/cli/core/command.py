@@ -37,7 +37,7 @@ Action = Callable[Parameters, Coroutine[Any, Any, None]]
 
 
 def command(action: Action[Parameters]) -> Callable[Parameters, None]:
-    """Return a function that runs an async command; an error becomes a line on stderr and an exit code."""
+    """Return a function that runs an async command. An error becomes a message on stderr and an exit code."""
 
     @functools.wraps(action)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -85,7 +85,7 @@ def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> No
 def client(*, patience_s: float = 0.0) -> AsyncClient:
     """Return a client of the configured daemon.
 
-    Raises Unreachable when no daemon was ever started or logged in to, and Misconfigured.
+    Raises DaemonUnreachable when no daemon was ever started or logged in to, and Misconfigured.
     """
     return AsyncClient.found(patience_s=patience_s)
 

@@ -30,7 +30,7 @@ class Exit(IntEnum):
     SERVER_PROBLEM = 8
     OUTDATED = 9
     UNWRITTEN = 10
-    """The output could not be written. `broker.cli.main` exits with it; no CliError carries it."""
+    """The output could not be written. Only `main` in `broker/cli/__init__.py` exits with this code."""
     INTERRUPTED = 130
 
 

@@ -8,13 +8,13 @@ from broker.client.async_client import AsyncClient
 FULL_ID = re.compile(r"[a-z2-7]{13}")
 SEARCHED_JOBS = 500
 MIN_PREFIX = 4
-"""Characters of the shortest accepted prefix of an id. A shorter one could match a job by a typing error."""
+"""Characters of the shortest accepted prefix of an id. A shorter prefix could match a job because of a typing error."""
 
 
 async def job_id(client: AsyncClient, name: str) -> str:
-    """Return the id of the job that `name` means, searched among the newest jobs. A full id is not looked up.
+    """Return the id of the job that `name` means, searched among the newest jobs. A full id is returned unchecked.
 
-    Raises NotFound, and BadInput when several jobs match.
+    Raises NotFoundExit, and BadInput when several jobs match.
     """
     if FULL_ID.fullmatch(name):
         return name

@@ -11,7 +11,7 @@ from broker.cli.core.exit_codes import CliError, Exit
 
 Document = BaseModel | dict[str, Any] | list[Any]
 PLAIN_WIDTH = 160
-"""Width in columns if the output is no terminal: wide enough that no table is cut in a log."""
+"""Width in columns of an output that is not a terminal: wide enough that no table is cut in a log."""
 
 
 class Output:

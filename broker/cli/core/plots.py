@@ -7,7 +7,7 @@ from broker.reporting.loss_curve import Losses
 
 
 def in_terminal(losses: Losses, *, colour: bool) -> str:
-    """Return a plot of 80 x 15 characters."""
+    """Return the loss curve as a plot of 80 x 15 characters."""
     import plotext
 
     plotext.clear_figure()

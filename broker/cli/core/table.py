@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 BORDER = 3
-"""Cells that the border of each column adds; one more cell closes the table."""
+"""Terminal cells that the border adds to each column. The table's right edge takes one more cell."""
 PROSE_LINES = 2
 """Lines that a prose column shows in one row."""
 
@@ -25,7 +25,7 @@ class Column:
     name: str
     right: bool = False
     min_width: int | None = None
-    """Cells from which on the column wraps its text; None: the column never wraps."""
+    """Least width in terminal cells, to which the column may shrink by wrapping its text; None: it never wraps."""
     prose: bool = False
     """True if the text ends with an ellipsis after two lines; other columns wrap the whole text."""
     rank: int = 0

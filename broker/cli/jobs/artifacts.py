@@ -24,9 +24,9 @@ class ArtifactMessages:
 
 
 async def download(client: AsyncClient, job: str, files: list[ArtifactView], folder: Path, out: Output) -> list[Path]:
-    """Download, verify and rename each file into place.
+    """Download and verify each file, then rename it to its final name.
 
-    Raises NotFound when there is no file, and the errors of `files.save`.
+    Raises NotFoundExit when there is no file, and the errors of `files.save`.
     """
     if not files:
         raise NotFoundExit(f"job {job} has no files yet; they come with its first checkpoint")
@@ -47,7 +47,7 @@ async def read_messages(client: AsyncClient, job: str) -> ArtifactMessages:
 
 
 def read_samples(raw: bytes) -> tuple[Sample, ...]:
-    """Return the samples that the trainer wrote; a file of the same name in another format gives none."""
+    """Return the samples that the trainer wrote; empty for a file of the same name in another format."""
     try:
         return tuple(
             Sample(prompt=str(s["prompt"]), base=str(s["base"]), tuned=str(s["tuned"])) for s in json.loads(raw)

@@ -67,7 +67,7 @@ def show(out: Output, prepared: Prepared, *, every: bool = False) -> None:
 def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
     """Return the prepared job with a cap: that of the spec, or the proposed cap.
 
-    On a terminal the user confirms or changes the proposed cap; otherwise it is used and printed.
+    On a terminal the user confirms or changes the proposed cap. Otherwise the proposed cap is used and printed.
     Raises BadInput when no offer is left to propose a cap from.
     """
     if prepared.file.has_cap:
@@ -95,7 +95,7 @@ def confirm_submission(out: Output, prepared: Prepared, *, yes: bool) -> None:
 async def send(client: AsyncClient, prepared: Prepared, *, key: str | None) -> JobView:
     """Submit the job, which is durable when this returns.
 
-    Without a key of the user, a new key makes retries within this call create only one job.
+    `key` None: a new key, so that retries within this call create only one job.
     """
     try:
         return await client.submit(prepared.body, key=key or secrets.token_hex(16))

@@ -18,7 +18,7 @@ POLL_S = 1.0
 async def watch(client: AsyncClient, job: str, out: Output) -> JobDetail:
     """Follow the job and return it once it has ended or is capped.
 
-    Raises Unreachable when the daemon does not answer within the client's `patience_s`.
+    Raises DaemonUnreachable when the daemon does not answer within the client's `patience_s`.
     """
     with display(out) as shown:
         polling = asyncio.create_task(_poll(client, job, shown))
@@ -32,7 +32,10 @@ async def watch(client: AsyncClient, job: str, out: Output) -> JobDetail:
 
 
 async def _poll(client: AsyncClient, job: str, shown: Display) -> None:
-    """Show the job's progress. A daemon that does not answer is shown and awaited; the event stream raises others."""
+    """Show the job's progress, or that no daemon answers, until cancelled.
+
+    Any other error ends the polling without a message, because the event stream raises it too.
+    """
     while True:
         try:
             async with asyncio.timeout(POLL_S * 5):

@@ -52,7 +52,7 @@ async def run() -> list[DoctorCheck]:
     """Run every check, even after a failure. Checks of this machine are skipped if the daemon is remote."""
     try:
         daemon = connection.find()
-    except Misconfigured as e:  # the daemon is unknown, and so is whether it runs on this machine
+    except Misconfigured as e:  # whether the daemon runs on this machine is unknown too
         return [DoctorCheck(name="daemon", ok=False, detail=str(e))]
     checks = await _daemon(daemon)
     if daemon is None or daemon.source == str(connection.local_file()):

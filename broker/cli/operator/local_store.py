@@ -29,7 +29,7 @@ class Opened(NamedTuple):
 
     settings: DaemonConfig
     installation: Installation
-    """The installation whose machines the daemon buys."""
+    """Installation that the daemon buys machines for."""
     store: "PostgresStore"
     lives: bool
     """True if a daemon runs on this home."""
@@ -41,7 +41,7 @@ async def opened(home: Path | None, config: Path | None, named: str | None) -> "
     try:
         settings = DaemonConfig.load(config, home=home)
         async with AsyncExitStack() as stack:
-            if not _has_database(settings):  # before the installation id: a wrong home has neither
+            if not _has_database(settings):  # checked before the installation id, because a wrong home has neither
                 raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
             name = installation_of(settings, named)
             store, lives = await store_of(settings, name, stack)
@@ -56,7 +56,7 @@ async def opened(home: Path | None, config: Path | None, named: str | None) -> "
 
 
 def installation_of(settings: DaemonConfig, named: str | None) -> Installation:
-    """Return the installation id. Raises BadInput when it is unknown, so that no other machines are touched."""
+    """Return the installation id. Raises BadInput if it is unknown, to not touch another installation's machines."""
     file = settings.home / "installation"
     name = named or (file.read_text().strip() if file.exists() else "")
     if len(name) != INSTALLATION_LENGTH:
@@ -70,7 +70,7 @@ async def store_of(
 ) -> "tuple[PostgresStore | None, bool]":
     """Return (the database, or None if it does not exist; whether a daemon on this home runs it).
 
-    The stack closes the database. A new database stays without an installation.
+    The stack closes the database. An empty database is not assigned to the installation.
     Raises BadInput if the database belongs to another installation, and GpubrokerError.
     """
     from broker.store.migrate import require_current

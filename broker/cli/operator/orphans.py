@@ -1,4 +1,4 @@
-"""`gpubroker doctor --orphans`: orphaned machines, which no record explains, and the next action for each."""
+"""`gpubroker doctor --orphans`: lists orphaned machines, which belong to no live attempt, with the next action."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ BY_HAND = "`gpubroker sweep --once --destroy{}` ends it"
 
 
 async def doctor(out: Output) -> None:
-    """List orphaned machines; nothing is destroyed. Raises JobFailed if there is one, or a cloud did not answer."""
+    """List orphaned machines; destroy nothing. Raises JobFailed for any orphan, and if a cloud does not answer."""
     try:
         settings = DaemonConfig.load()
         async with surveying(settings, None, watch_s=WATCH_S) as sweep:

@@ -1,6 +1,6 @@
 """`gpubroker sweep`: find and destroy orphaned machines from any host that has the clouds' keys.
 
-It works as a safety net without the daemon.
+The command needs no daemon, so it serves as a safety net.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ async def sweep(
 def _save_time_s(settings: "DaemonConfig") -> float:
     """Return the seconds after which trainers without a broker have saved and stopped.
 
-    A broker that cannot reach its database does not renew its lease, and its trainers run on for this time.
+    A broker that cannot reach its database does not renew its lease; its trainers continue for this time.
     """
     return WATCH_S + settings.limits.deadman_s + settings.limits.drain_s
 
@@ -142,7 +142,7 @@ def _spared_message(machines: "Sequence[FoundMachine]") -> str:
 
 
 async def _warn(out: Output, context: SweepContext) -> None:
-    """Warn if a daemon runs elsewhere, because its database may be newer than this one."""
+    """Warn if a daemon runs on another host, because it may use another, newer database than this sweep."""
     from broker.runtime.peers import lease_is_renewed
 
     if context.has_daemon:

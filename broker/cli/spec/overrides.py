@@ -1,4 +1,4 @@
-"""`--set train.epochs=2`: change a spec from the command line, typed by YAML's rules, checked against the schema."""
+"""`--set train.epochs=2`: changes a spec from the command line. Values are parsed as YAML and checked by the schema."""
 
 import copy
 from typing import Any
@@ -11,7 +11,7 @@ from trainer.contract.yaml_document import parse_value
 
 
 def apply(data: dict[str, Any], settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[schema.Path, str]]:
-    """Return a copy of `data` with each `path=value` set, and the option that set a value, by path.
+    """Return (a copy of `data` with each `path=value` set, the option that set each value, by path).
 
     Raises BadInput for a path that the spec does not have.
     """

@@ -1,4 +1,4 @@
-"""Read, override and check a spec file. Every error names file and line, or the option that set the value."""
+"""Reads, overrides and checks a spec file. Every error names file and line, or the option that set the value."""
 
 import os
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class SpecFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A spec in the form of the API, its files uploaded, with its quote."""
+    """A spec as the API takes it, with uploaded files, and its quote."""
 
     file: SpecFile
     body: dict[str, Any]
@@ -60,7 +60,7 @@ class Prepared:
 
 
 def load(path: Path, settings: tuple[str, ...] = (), **options: Any) -> SpecFile:
-    """Read and check a spec file. `options`: top-level settings that have their own option, None if not given.
+    """Read and check a spec file. `options`: values of top-level settings that have their own option; None: not given.
 
     Raises BadInput naming file, line and field, or the option.
     """

@@ -27,7 +27,7 @@ VALUES: dict[Path, Any] = {
 }
 """Settings that are written with these values; all others are written as comments with their defaults."""
 CAP = 10
-"""Example of the cap in dollars, the only optional setting without a default: `submit` proposes one."""
+"""Example cap in dollars. `cap_usd` is the only optional setting without a default, because `submit` proposes a cap."""
 WIDTH = 110
 
 

@@ -34,7 +34,7 @@ class View:
     spent: Decimal
     cap: Decimal
     left_s: float | None = None
-    """Seconds of training left at the present speed."""
+    """Seconds of training left at the present speed; None: unknown."""
     warnings: tuple[str, ...] = ()
     """Warnings of the forecast, and of an idle machine."""
 

@@ -22,7 +22,7 @@ from broker.quote.summary import LABELS
 
 SHOWN = 10
 UNCHECKED = " *"
-"""Mark after a time whose speed was not compared with a similar run; lines below the table explain it."""
+"""Mark after a time whose speed was not compared with a similar run. Lines below the table explain the mark."""
 LONGEST_TEXT = 400
 
 

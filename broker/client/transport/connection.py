@@ -1,4 +1,4 @@
-"""Address and token of the daemon: found, checked and stored. Files have mode 0600.
+"""Finds, checks and stores the address and token of the daemon. Files have mode 0600.
 
 Order: `GPUBROKER_URL` (with `GPUBROKER_TOKEN`), `client.json` of a `GPUBROKER_HOME` that is set, the stored login,
 `client.json` of the default home. The daemon writes `client.json` when it starts; `gpubroker login` stores a login.
@@ -16,7 +16,7 @@ from broker.paths import CLIENT_FILE, default_home
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """Address of a daemon and the token for it. `source` names the setting or file that they come from."""
+    """Address of a daemon and its token. `source`: name of the setting or file that contains the address."""
 
     url: str
     token: str = field(default="", repr=False)
@@ -36,7 +36,7 @@ def local_file() -> Path:
 
 
 def find() -> Connection | None:
-    """Return the daemon to talk to, or None if none was ever started or logged in to. Raises Misconfigured."""
+    """Return the daemon to use, or None if no daemon was ever started or logged in to. Raises Misconfigured."""
     url, token = os.environ.get("GPUBROKER_URL"), bearer(os.environ.get("GPUBROKER_TOKEN", ""), "GPUBROKER_TOKEN")
     if url:
         return Connection(url=address(url, "GPUBROKER_URL"), token=token, source="GPUBROKER_URL")
@@ -59,7 +59,7 @@ def address(url: str, where: str) -> str:
 
 
 def bearer(token: str, where: str) -> str:
-    """Return a token unchanged. Raises Misconfigured, which names the source `where`, if no header can carry it."""
+    """Return a token unchanged. Raises Misconfigured, which names the source `where`, if it cannot be in a header."""
     if not token.isprintable():
         raise Misconfigured(f"{where}: the token has a line break or the like in it; give the token alone")
     return token

@@ -1,7 +1,7 @@
 """Errors of the client.
 
 ClientError
-├── DaemonUnreachable  no answer, or not in time; the outcome of the request is unknown
+├── DaemonUnreachable  no answer in time; the outcome of the request is unknown
 ├── ApiError           the daemon refused: an RFC 9457 problem
 ├── BrokenOff          a file's download ended early
 ├── Damaged            a file's bytes differ from its manifest

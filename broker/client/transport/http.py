@@ -21,7 +21,7 @@ BROKEN = (aiohttp.ClientError, TimeoutError)
 
 
 class Transport:
-    """Sends requests to one daemon, and repeats them for `patience_s` seconds if it does not answer or is unavailable.
+    """Sends requests to one daemon. Transient failures are repeated for `patience_s` seconds, see `passing`.
 
     `locate` returns the current address before every retry, because a restarted daemon may have another port.
     """
@@ -82,17 +82,16 @@ class Transport:
             async with self._session.ws_connect(self.url + path, heartbeat=20.0, **how, **request) as opened:
                 yield opened
         except aiohttp.WSServerHandshakeError as e:
-            # The handshake's error drops the body, which has the reason; the same request without an upgrade returns
-            # it.
+            # The handshake's error lacks the body with the reason, so send the same request without an upgrade.
             async with self.once("GET", path, **request):
                 raise DaemonUnreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
         except BROKEN as e:
             raise DaemonUnreachable(self.url, _why(e)) from None
 
     async def read(self, method: str, path: str, **request: Any) -> bytes:
-        """Return the answer's body.
+        """Return the answer's body. Raises ApiError, DaemonUnreachable.
 
-        Only requests that are safe to repeat may use this. Raises ApiError, DaemonUnreachable.
+        `tries` repeats the request, so a request that is not idempotent may take effect twice.
         """
         async for attempt in self.tries():
             with attempt:
@@ -101,7 +100,7 @@ class Transport:
         raise AssertionError("tries() returns or raises")
 
     def tries(self) -> AsyncRetrying:
-        """Return a loop that repeats transient failures.
+        """Return a loop that repeats its body after transient failures.
 
         Use: `async for attempt in tries(): with attempt: ...`.
         """
@@ -120,7 +119,7 @@ class Transport:
 
 
 def passing(error: BaseException) -> bool:
-    """Return True if the same request may succeed later: no daemon answers, or it is unavailable now."""
+    """Return True for a transient failure: no daemon answers, a download ended early, or a status in TRY_AGAIN."""
     return isinstance(error, DaemonUnreachable | BrokenOff) or (
         isinstance(error, ApiError) and error.status in TRY_AGAIN
     )
@@ -144,7 +143,7 @@ async def _problem(response: aiohttp.ClientResponse) -> ProblemView:
 
 
 def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return query parameters without those that are None. A sequence repeats its name."""
+    """Return the query parameters that are not None. A sequence becomes one parameter for each of its values."""
     pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():
         values = value if isinstance(value, list | tuple) else [value]

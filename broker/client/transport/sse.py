@@ -4,7 +4,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 
 END = "end"
-"""Event with which the server ends a stream. A stream without it was cut."""
+"""Event with which the server ends a stream. A stream that ends without this event was cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class ReceivedEvent:
 
 
 async def messages(lines: AsyncIterable[bytes]) -> AsyncIterator[ReceivedEvent]:
-    """Yield complete events. An event that a broken connection cut off is dropped; a resume delivers it again."""
+    """Yield complete events. An incomplete event of a broken connection is dropped; a resumed stream repeats it."""
     event, identity, data = "message", "", list[str]()
     async for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")

@@ -59,7 +59,7 @@ class SlackApp:
         return signing
 
     def _signed(self, secret: str, body: bytes, timestamp: str | None, signature: str | None) -> bool:
-        verifier = SignatureVerifier(secret, clock=self)  # type: ignore[arg-type] # only `now` is asked for
+        verifier = SignatureVerifier(secret, clock=self)  # type: ignore[arg-type] # it calls only `now`
         try:
             return verifier.is_valid(body, timestamp, signature)
         except (ValueError, TypeError):  # an invalid timestamp, or a body or signature that is not text
@@ -82,7 +82,7 @@ class SlackApp:
         await self._answer(url, {"text": updated.text, "blocks": list(updated.blocks), "replace_original": True})
 
     async def _answer(self, url: str, body: Mapping[str, Any]) -> None:
-        """Send an answer. Failures are only logged, because the action itself is done."""
+        """Send an answer. A failure is only logged, because the requested action has already been carried out."""
         if not self._is_slacks(url):
             log.warning("an answer was asked for at an address that is not Slack's; none is given")
             return
@@ -97,6 +97,6 @@ class SlackApp:
             log.warning("Slack did not take an answer: status %d, %s", answer.status_code, line(answer.body, 200))
 
     def _is_slacks(self, url: str) -> bool:
-        """Return True for an address of Slack. A signed request names the address, but no other host may be called."""
+        """Return True for an address of Slack, because the broker must call no other host that a request names."""
         asked, host = urlsplit(url), self._api_url.hostname or ""
         return asked.scheme == self._api_url.scheme and (asked.hostname or "") in (host, f"hooks.{host}")

@@ -34,7 +34,7 @@ CAP_MAX = Decimal(1_000_000)
 ATTEMPTS_SHOWN = 12
 GIB = 1024**3
 PHASES = frozenset({"", "starting", "training"})
-"""Phases of a heartbeat that say no more than the state."""
+"""Heartbeat phases that are not shown, because the attempt's state already implies them."""
 SYMBOL = {
     JobState.AWAITING_APPROVAL: "✋",
     JobState.QUEUED: "🕓",
@@ -149,7 +149,7 @@ def _money(job: Job, run: Attempt | None) -> list[str]:
 
 
 def extended(cap: Decimal) -> Decimal:
-    """Return the cap that the button offers: a quarter more, in whole cents."""
+    """Return the cap that the button offers: `cap` plus a quarter, rounded up to whole cents."""
     return (cap * EXTEND_BY).quantize(CENT, rounding=ROUND_CEILING)
 
 

@@ -1,7 +1,7 @@
-"""Slack's Web API through slack_sdk, with its answers as domain errors.
+"""Client of Slack's Web API through slack_sdk. Slack's errors become domain errors.
 
-No call is repeated here: a lost answer may belong to a post that succeeded, so callers search before they post again.
-slack_sdk's own retries are switched off for the same reason.
+This client repeats no call, and the retries of slack_sdk are off. A post may succeed although its answer is lost, so
+callers search for the message before they post it again.
 """
 
 import json
@@ -56,7 +56,7 @@ MISSING = frozenset({"message_not_found", "cant_update_message", "edit_window_cl
 
 
 class Missing(Exception):
-    """The message to update or answer does not exist, or is not ours any more."""
+    """The message to update or reply to was deleted, or can no longer be edited."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Allowance:
     at: float
 
     def share(self, now: float) -> float:
-        """Free share of `size`, 0 to 1."""
+        """Return the free share of `size`, 0 to 1."""
         self.left = min(self.size, self.left + (now - self.at) / self.every_s)
         self.at = now
         return self.left / self.size
@@ -97,7 +97,7 @@ class SlackClient:
         self._updates = Allowance(size=UPDATES, every_s=UPDATES_S / UPDATES, left=UPDATES, at=now)
 
     async def post(self, said: SlackMessage, *, key: Mapping[str, str], thread: str | None = None) -> str:
-        """Post a message and return its `ts`. `find` finds it by `key`. Raises Missing, NotifyError."""
+        """Post a message and return its `ts`. `key` identifies the message for `find`. Raises Missing, NotifyError."""
         await self._turn()
         answer = await self._call(
             self._web.chat_postMessage,
@@ -132,7 +132,7 @@ class SlackClient:
         return self._updates.share(self._clock.monotonic()) < KEPT_FOR_EVENTS
 
     async def find(self, key: Mapping[str, str], *, since: float) -> str | None:
-        """Return the `ts` of our message with this key, posted after `since` (Unix time) outside of any thread."""
+        """Return the `ts` of our message with this key, posted outside threads after `since` (Unix time), or None."""
         async for message in self._messages(since, None):
             metadata = message.get("metadata") or {}
             if metadata.get("event_type") == EVENT_TYPE and metadata.get("event_payload") == key:
@@ -140,7 +140,7 @@ class SlackClient:
         return None
 
     async def thread(self, root: str, *, since: float) -> set[str]:
-        """Return the identities of our replies since then: the `id` of their key, and the names of their files."""
+        """Return the identities of replies after `since` (Unix time): the `id` of gpubroker's keys, and file names."""
         identities: set[str] = set()
         async for message in self._messages(since, root):
             metadata = message.get("metadata") or {}
@@ -211,9 +211,9 @@ class SlackClient:
 
 
 def _of_answer(name: str, error: SlackApiError) -> Exception:
-    """Return the error of a Slack answer.
+    """Return the domain error of a Slack answer.
 
-    It names the error only, because slack_sdk's message repeats whole answers.
+    Its message contains only Slack's error code, because slack_sdk's message repeats the whole answer.
     """
     status, data = error.response.status_code, error.response.data
     told = str(data.get("error", "")) if isinstance(data, dict) else ""

@@ -1,7 +1,7 @@
 """Slack notifier: one thread per job. The root message shows the job's state; replies report events.
 
 A delivery may arrive twice, and Slack has no idempotency key for posts. Each message therefore carries a key as
-metadata, and a sender that is not sure searches for the key first.
+metadata, and a sender without a current record of the thread searches for the key first.
 """
 
 import contextlib
@@ -29,12 +29,13 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 30.0
 TRUST_S = 5.0
-"""Seconds for which this process trusts its own record of a thread: less than the outbox's lease, so no other process
-has written since.
+"""Seconds for which this process trusts its own record of a thread.
+
+This is less than the outbox's lease, so no other process can have posted meanwhile.
 """
 TRUSTED = 4096
 LOOK_BACK = timedelta(minutes=5)
-"""Margin of a search in time: our clock and Slack's differ by less."""
+"""Margin before the start of a search. The clocks of this host and Slack must differ by less."""
 
 Curve = Callable[[Job], Awaitable[Losses]]
 """(job) -> loss curve of its last checkpoint. Raises GpubrokerError."""
@@ -123,10 +124,10 @@ class _Thread:
     channel: Channel
     state: dict[str, object]
     replies: set[str] | None
-    """Our replies that this delivery or a later one could repeat; None: not looked up yet."""
+    """Identities of posted replies, which no delivery may post again; None: not looked up yet."""
 
     async def notice(self, delivery: Delivery) -> None:
-        """Send a notice. Its stream has two senders (outbox and channel test), so always search for it first."""
+        """Send a notice unless Slack has it. Outbox and channel test share the stream, so always search first."""
         if delivery.notice is not None:
             key = {"channel": self.channel.id, "id": delivery.id}
             if await self.client.find(key, since=_since(delivery.notice.at)) is None:
@@ -137,7 +138,7 @@ class _Thread:
             return
         try:
             await self._told(delivery, snapshot)
-        except Missing:  # a user deleted the message; posting it again lets users find the job
+        except Missing:  # a user deleted the root message; a new one lets users find the job
             self.state.clear()
             if not delivery.refresh:
                 self.replies = None
@@ -188,16 +189,16 @@ class _Thread:
             told.add(name)
 
     async def _told_since(self, event: Event, thread: str) -> set[str]:
-        """Return our replies since the oldest waiting event, looked up once.
+        """Return the identities of replies since the event, looked up once per delivery.
 
-        The previous sender may have posted more than it recorded.
+        The lookup is necessary because the previous sender may have posted more replies than it recorded.
         """
         if self.replies is None:
             self.replies = await self.client.thread(thread, since=_since(event.at))
         return self.replies
 
     async def _losses(self, job: Job) -> Losses:
-        """Return the loss curve, or nothing if it is unavailable: a summary does not wait for the blob store."""
+        """Return the loss curve, empty if it is unavailable, because a summary must not wait for the blob store."""
         try:
             return await self.curve(job)
         except GpubrokerError as e:

@@ -18,7 +18,7 @@ from broker.notify.slack.text import HEADER_MAX, Json, context, line, mrkdwn, pl
 SILENT = frozenset(
     {"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed", "training.interval", "training.best"}
 )
-"""Events without a reply: the root message or the summary shows them, or they are unimportant, such as saves."""
+"""Events without a reply, because the root message or the summary shows them, or users do not need them."""
 ENDS = frozenset({"job.succeeded", "job.failed", "job.capped", "job.cancelled"})
 """Events that are reported as a summary."""
 MESSAGE = 2400

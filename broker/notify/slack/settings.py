@@ -22,6 +22,8 @@ REQUIRED = ("bot_token",)
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
+    """Decrypted secrets of one Slack app."""
+
     bot_token: str = field(repr=False)
     signing_secret: str = field(default="", repr=False)
     """Secret that verifies Slack's requests over HTTP; empty: no requests are accepted."""

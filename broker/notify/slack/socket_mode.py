@@ -1,4 +1,4 @@
-"""Socket Mode: Slack's clicks and commands over an outgoing connection, for brokers without a public address."""
+"""Socket Mode: receives Slack's clicks and commands over an outgoing connection, without a public address."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ PING_S = 10.0
 Channels = Callable[[], Awaitable[Sequence[Channel]]]
 """() -> enabled Slack channels. Raises StoreUnavailable."""
 Take = Callable[[Sequence[Channel], str, Mapping[str, Any]], Awaitable[None]]
-"""(channels of the app, envelope id, payload) -> returns as soon as the request is certain to be carried out."""
+"""(channels of the app, envelope id, payload) -> None. Returns once the request is recorded."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class _Link:
 
 
 class SlackSockets:
-    """Keeps one connection for each app token of a channel. Every broker has its own; Slack chooses one per request."""
+    """Keeps one connection per app token. Each broker connects; Slack sends each request to one connection."""
 
     name = "slack socket"
     every_s = EVERY_S
@@ -99,7 +99,7 @@ class SlackSockets:
         link.client, link.failures = client, 0
 
     async def _received(self, token: str, client: SocketModeClient, request: SocketModeRequest) -> None:
-        """Acknowledge a request once it is recorded. Otherwise Slack sends it again, here or to another broker."""
+        """Record a request, then acknowledge it. Slack repeats other requests, perhaps to another broker."""
         channels = (await self._wanted()).get(token, [])
         await self._take(channels, request.envelope_id, request.payload)
         await client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))

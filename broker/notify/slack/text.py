@@ -1,4 +1,4 @@
-"""Escaped text for Slack. Text of users and rented machines cannot mention, link or break anything.
+"""Escapes text for Slack, so that text of users and rented machines cannot mention, link or break the layout.
 
 Slack's rule is to escape `&`, `<` and `>`, so that no `<!channel>`, `<@U…>` or `<https://…|…>` can result. Every text
 object is also `verbatim`, so that Slack makes no link or mention out of bare words.
@@ -41,7 +41,7 @@ def line(text: str, limit: int = SECTION_MAX) -> str:
 
 
 def code(text: str, limit: int = SECTION_MAX) -> str:
-    """Return one line as code. Backticks are replaced, because they would end it."""
+    """Return one line as code. Backticks are replaced, because a backtick would end the code."""
     return f"`{line(text.replace('`', chr(39)), limit - 2) or ' '}`"
 
 

@@ -1,7 +1,6 @@
-"""Check that webhooks reach only public addresses, made when the socket is created.
+"""Restricts webhooks to public addresses. The check runs when a socket is created, on the address to connect to.
 
-The checked address is the one that is connected to. A second DNS answer, an odd spelling or a literal in the URL cannot
-evade it.
+Therefore a second DNS answer, an odd spelling or a literal address in the URL cannot evade the check.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Body of a webhook: the event or notice, and the job's current state."""
+"""JSON body of a webhook: the event or notice, and the job's current state."""
 
 import json
 from typing import Any

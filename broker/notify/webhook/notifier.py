@@ -153,7 +153,7 @@ class WebhookNotifier:
         return valid
 
     def _session(self, url: URL) -> aiohttp.ClientSession:
-        """Return one of two sessions: only that for `insecure_hosts` connects to any address."""
+        """Return the session for `insecure_hosts`, which connects to any address, or the one for public addresses."""
         anywhere = (url.host or "").lower() in self._insecure
         if anywhere not in self._sessions:
             connector = aiohttp.TCPConnector(
@@ -173,7 +173,7 @@ class WebhookNotifier:
         return self._sessions[anywhere]
 
     async def _drain(self, answer: aiohttp.ClientResponse) -> None:
-        """Read a short answer, so that the connection can be reused. A longer answer closes it."""
+        """Read an answer, so that its connection can be reused. Close the connection after ANSWER_BYTES."""
         left = ANSWER_BYTES
         while left > 0 and (piece := await answer.content.read(left)):
             left -= len(piece)
@@ -221,7 +221,7 @@ def _error_message(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is refused: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        if NOT_PUBLIC in str(error.os_error):  # do not reveal the address to a user who may only name a host
+        if NOT_PUBLIC in str(error.os_error):  # do not reveal the address of a host inside the network
             return "it has no public address; name it under notify.insecure_hosts of the daemon if it is yours"
         return error.os_error.strerror or type(error.os_error).__name__
     if isinstance(error, aiohttp.ServerDisconnectedError):
