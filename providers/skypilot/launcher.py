@@ -70,6 +70,18 @@ class SkyConfig(Config):
     """Additional SkyPilot configuration for that server, e.g. `{"aws": {"use_internal_ips": true}}`."""
 
 
+def _own_server(config: SkyConfig, installation: Installation, state: Path, env: Mapping[str, str]) -> SkyServer:
+    """Return the daemon's own SkyPilot server, which is not started yet."""
+    return SkyServer(
+        state,
+        installation=installation,
+        port=config.port,
+        env={**env, **config.env},
+        config=config.config,
+        launch_s=config.launch_deadline_s,
+    )
+
+
 class SkyLauncher:
     """Launcher on SkyPilot; see `providers.common.cloud.Launcher`."""
 
@@ -89,15 +101,10 @@ class SkyLauncher:
         """
         self._config, self._state = config, state
         self._user = user_of(installation)
-        self._secrets = [
-            config.token,
-            *(word for value in (env or {}).values() for word in possible_secrets(value.encode())),
-        ]
+        words = (word for value in (env or {}).values() for word in possible_secrets(value.encode()))
+        self._secrets = [config.token, *words]
         self._remote = None if config.url is None else SkyApi(config.url, token=config.token, user=self._user)
-        self._server = None if self._remote is not None else SkyServer(
-            state, installation=installation, port=config.port, env={**(env or {}), **config.env},
-            config=config.config, launch_s=config.launch_deadline_s,
-        )  # fmt: skip
+        self._server = None if self._remote is not None else _own_server(config, installation, state, env or {})
         self._catalog = SkyCatalog(self._server.home) if self._server else None
         self._keys = KeyCopies(self._server.home, keys) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)
