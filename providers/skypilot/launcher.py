@@ -72,14 +72,8 @@ class SkyConfig(Config):
 
 def _own_server(config: SkyConfig, installation: Installation, state: Path, env: Mapping[str, str]) -> SkyServer:
     """Return the daemon's own SkyPilot server, which is not started yet."""
-    return SkyServer(
-        state,
-        installation=installation,
-        port=config.port,
-        env={**env, **config.env},
-        config=config.config,
-        launch_s=config.launch_deadline_s,
-    )
+    settings, launch_s, env = config.config, config.launch_deadline_s, {**env, **config.env}
+    return SkyServer(state, installation=installation, port=config.port, env=env, config=settings, launch_s=launch_s)
 
 
 class SkyLauncher:
