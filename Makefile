@@ -70,11 +70,12 @@ mutation: venv ## change the rules one place at a time, and count the changes th
 docs: venv ## build the documentation into site/, and fail on a broken link or anchor
 	$(BIN)/zensical build --clean --strict
 
-lint: docs ## ruff, mypy --strict, import contracts, SQL migrations, container files, the gRPC contract, the docs
+lint: docs ## ruff, mypy --strict, import contracts, prose, SQL migrations, container files, the gRPC contract, the docs
 	$(BIN)/ruff check $(ALL)
 	$(BIN)/ruff format --check $(ALL)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/prose.py broker providers trainer
 	$(BIN)/squawk broker/store/migrations/*.sql
 	$(BIN)/hadolint deploy/Containerfile.*
 	$(BIN)/python .ci/proto.py --check

@@ -33,7 +33,7 @@ class LocalConfig(Config):
     """This machine, offered as one instance."""
 
     usd_per_hour: Annotated[Decimal, Field(ge=0, le=1_000_000)] = Decimal(0)
-    """What an hour of it is worth to you; it is charged like any other."""
+    """Dollars that jobs are charged for an hour of this machine."""
     boot_s: Annotated[float, Field(ge=0)] = 10.0
     """Typical time from start to the first beat."""
 
