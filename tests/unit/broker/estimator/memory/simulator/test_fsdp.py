@@ -83,7 +83,7 @@ def test_every_gather_and_reduction_is_there_as_long_as_torch_names_it() -> None
 
 
 def test_fsdp_copies_what_is_gathered_in_another_type_or_from_the_host() -> None:
-    """What is gathered in another type is copied first and so is what comes from the host."""
+    """FSDP casts a shard, or copies a shard from the host, before it gathers the shard."""
     asked = EstimateOptions(method="full", sharding="fsdp", gpus=4)
     mixed, single = (numerics(SMOLLM2_135M, replace(asked, precision=p))[0] for p in ("bf16-autocast", "fp32"))
     whole = SMOLLM2_135M.parameters
@@ -125,7 +125,7 @@ def test_what_was_gathered_and_sent_is_let_go_again(labels: int, ask: dict[str, 
 
 
 def test_gradients_that_machines_sum_are_named_to_the_end_of_the_pass() -> None:
-    """torch keeps what hybrid sharding reduces between machines beside the gradients that it was added to."""
+    """torch keeps both the gradients that hybrid sharding reduces between machines and the sums they are added to."""
     asked = EstimateOptions(
         method="full", precision="fp32", sharding="hybrid", gpus=4, nodes=2, length=64, checkpointing=True
     )
@@ -135,6 +135,15 @@ def test_gradients_that_machines_sum_are_named_to_the_end_of_the_pass() -> None:
     share = 4 * (LLAMA_3_8B.parameters - root_parameters(LLAMA_3_8B)) // 2
     assert once == alone
     assert again - added == pytest.approx(share, rel=0.1)
+
+
+@pytest.mark.parametrize(("positions", "rows"), [(1024, 1024), (None, 0)])
+def test_learned_positions_without_a_table_belong_to_the_root(positions: int | None, rows: int) -> None:
+    """GPT-2 has learned positions, and its configuration lists no table of rows that are looked up."""
+    shape = replace(SMOLLM2_135M, family="gpt2", max_positions=positions)
+    assert not shape.looked_up
+    hidden = shape.hidden
+    assert root_parameters(shape) == (shape.vocabulary + rows) * hidden + 2 * hidden  # a LayerNorm has two vectors
 
 
 def test_shares_in_the_hosts_memory_leave_what_is_gathered() -> None:
