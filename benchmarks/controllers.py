@@ -85,7 +85,7 @@ def _fleet(store: PostgresStore, state: Path, run_s: float) -> tuple[Fleet, Simu
         blobs=blobs,
         providers={"simulated": provider},
         clock=clock,
-        rhythm=Intervals(poll_s=0.05, look_s=0.5, list_s=0.1, billing_s=2, sweep_s=10, creates=200),
+        intervals=Intervals(poll_s=0.05, look_s=0.5, list_s=0.1, billing_s=2, sweep_s=10, creates=200),
     )
     return Fleet.build(context, SecretBox(bytes(32)), market.offers, ()), provider, market
 

@@ -3,8 +3,8 @@
     python -m benchmarks.launch [--cloud aws] [--rounds 3] [--quick] [--memory]
 
 A real daemon, SkyPilot's real API server and the real trainer (SmolLM2-135M on the CPU), on machines of emulated clouds
-that share this host's cores; the daemon's rhythms are its defaults. Then the same purchase and task are launched by the
-same API server without the broker, to see what the broker adds. Before all that, what the prices of all clouds cost
+that share this host's cores; the daemon's intervals are its defaults. Then the same purchase and task are launched by
+the same API server without the broker, to see what the broker adds. Before all that, what the prices of all clouds cost
 the daemon; after it, with `--memory`, what many launches at once take. `--quick`: one round of one cloud, nothing else.
 A part that fails is reported and the others go on. The last line is JSON.
 """
@@ -28,7 +28,7 @@ import psutil
 from benchmarks import bare, crowd, offers
 from benchmarks.stages import AFTER_BOOT, first_step, launched, medians, seconds, split, table
 from broker.api.schemas.jobs import AttemptView, JobDetail
-from broker.daemon.config import LimitsConfig, RhythmConfig
+from broker.daemon.config import IntervalsConfig, LimitsConfig
 from providers.registry import CLOUD_CLASSES
 from tests.clouds.scenarios.scene import Scene, fine_tune
 from tests.clouds.state import Rented
@@ -156,9 +156,9 @@ class Report:
 
 async def clouds(report: Report, names: list[str], rounds: int) -> None:
     """Every round of every cloud in one house."""
-    rhythm, limits = RhythmConfig().model_dump(), LimitsConfig().model_dump()
+    intervals, limits = IntervalsConfig().model_dump(), LimitsConfig().model_dump()
     found = {name: Measured() for name in names}
-    async with Scene(clouds=tuple(names), rhythm=rhythm, limits=limits) as scene:
+    async with Scene(clouds=tuple(names), intervals=intervals, limits=limits) as scene:
         await report.part("a first launch, which starts the server", partial(_warm, scene, names[0], report))
         for name, into in found.items():
             for number in range(1, rounds + 1):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.controllers.market.poller import MarketIntervals, MarketPoller
-from broker.daemon.config import RhythmConfig
+from broker.daemon.config import IntervalsConfig
 from broker.domain.ids import Installation
 from broker.ports import Provider
 from broker.runtime.clock import SystemClock
@@ -117,7 +117,7 @@ def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Pr
 
 async def measure(offers: int, polls: int) -> dict[str, Any]:
     """CPU and wall seconds of a poll: the first, and the median and the worst of those that follow."""
-    clock, every_s = HastyClock(), RhythmConfig().market_s
+    clock, every_s = HastyClock(), IntervalsConfig().market_s
     async with elsewhere(offers) as at:
         with tempfile.TemporaryDirectory(prefix="gb-") as home:
             made = providers(at, clock, Path(home))

@@ -113,14 +113,14 @@ def _below(process: psutil.Process, home: Path) -> bool:
 
 
 def configure(home: Path, lifetime_s: float) -> None:
-    """A market whose first spot machine is taken after `lifetime_s`; rhythms fit for minutes, not for days."""
+    """A market whose first spot machine is taken after `lifetime_s`; intervals for minutes, not for days."""
     config: dict[str, Any] = {
         "port": free_port(),
         "providers": {
             "local": None,
             "simulated": {"seed": 1911, "sold_out": 0, "lifetimes_s": [lifetime_s, *[LONG_S] * 20]},
         },
-        "rhythm": {"poll_s": 0.5, "look_s": 1, "list_s": 1, "billing_s": 2, "sweep_s": 15, "market_s": 10},
+        "intervals": {"poll_s": 0.5, "look_s": 1, "list_s": 1, "billing_s": 2, "sweep_s": 15, "market_s": 10},
         "limits": {"heartbeat_s": 2, "poll_s": 2, "log_s": 2},
     }
     (home / MARK).touch()

@@ -61,7 +61,7 @@ class Fleet:
         keep: OutboxRetention | None = None,
         digest: DigestPlan | None = None,
     ) -> "Fleet":
-        context = replace(context, patience=replace(context.patience, beat_s=context.limits.heartbeat_s))
+        context = replace(context, timeouts=replace(context.timeouts, beat_s=context.limits.heartbeat_s))
         inventory, launchers, destroys = Inventory(context), CreatesInFlight(context), Destroys(context)
         beats, lessons = HeartbeatReader(context), ObservedRuns(context)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)

@@ -223,7 +223,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
         blobs=blobs,
         providers=providers,
         clock=clock,
-        rhythm=rhythm_of(config),
+        intervals=intervals_of(config),
         seat=seat,
         limits=Limits(**config.limits.model_dump()),
         costs=costs_of(config),
@@ -234,7 +234,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Control
 
 async def _market(context: ControllerContext, config: DaemonConfig) -> MarketPoller:
     """Return a market poller. Its first prices are present if the clouds answer within `FIRST_PRICES_S`."""
-    market = MarketPoller(context.providers, context.clock, MarketIntervals(poll_s=config.rhythm.market_s))
+    market = MarketPoller(context.providers, context.clock, MarketIntervals(poll_s=config.intervals.market_s))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_PRICES_S):
             await market.step()
@@ -278,15 +278,15 @@ def costs_of(config: DaemonConfig) -> CostSettings:
     )
 
 
-def rhythm_of(config: DaemonConfig) -> Intervals:
+def intervals_of(config: DaemonConfig) -> Intervals:
     """Return the polling intervals, with at most as many concurrent creates as SkyPilot has concurrent launches.
 
     A create that waits in the broker costs nothing, and the broker checks its price again before it sends the create.
     """
-    rhythm = Intervals(**config.rhythm.model_dump())
+    intervals = Intervals(**config.intervals.model_dump())
     if not config.providers.rented():
-        return rhythm
-    return replace(rhythm, creates=min(rhythm.creates, config.providers.sky.launches))
+        return intervals
+    return replace(intervals, creates=min(intervals.creates, config.providers.sky.launches))
 
 
 def keep_of(config: DaemonConfig) -> OutboxRetention:
@@ -302,9 +302,9 @@ def _service(
         spool=config.home / SPOOL,
         blobs=folder_of(config.blobs_url),
         upload_bytes=config.upload_max_bytes,
-        lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
+        lease_stale_s=max(90.0, 4 * config.intervals.deadman_s),
         storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
-        drain_budget=context.tempo,
+        drain_budget=context.drain_budget,
     )
     preflight = Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code)
     return Service(

@@ -32,7 +32,7 @@ PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]
 """An image reference with a digest."""
 
 
-class RhythmConfig(Config):
+class IntervalsConfig(Config):
     """Polling intervals of the daemon, in seconds."""
 
     poll_s: Annotated[float, Field(gt=0)] = 1.0
@@ -273,7 +273,7 @@ class DaemonConfig(Config):
     """Address of Slack; channels are added with `gpubroker channel add`."""
     notify: NotifyConfig = NotifyConfig()
     """Webhooks, waiting deliveries and the report of spending; channels are added with `gpubroker channel add`."""
-    rhythm: RhythmConfig = RhythmConfig()
+    intervals: IntervalsConfig = IntervalsConfig()
     """Polling intervals of the daemon."""
     limits: LimitsConfig = LimitsConfig()
     """Intervals and timeouts of every agent."""

@@ -197,19 +197,19 @@ class CloudProvider:
         Raises OutcomeUnknown if they are not listed, because a missing listing does not prove that nothing was created.
         """
         loop = asyncio.get_running_loop()
-        patience = loop.time() + self.caps.list_lag_s + 2 * APPEAR_S
+        give_up_at = loop.time() + self.caps.list_lag_s + 2 * APPEAR_S
         while True:
-            said = f"{self.name} lists too few machines"
+            trouble = f"{self.name} lists too few machines"
             try:
-                seen = [o for o in await self._seen() if o.handle.name == name]
+                listed = [o for o in await self._seen() if o.handle.name == name]
             except ProviderError as e:
-                seen, said = [], str(e)
-            if len(seen) >= nodes:
-                return [o.handle for o in seen]
-            if any(o.state is InstanceState.GONE for o in seen):
+                listed, trouble = [], str(e)
+            if len(listed) >= nodes:
+                return [o.handle for o in listed]
+            if any(o.state is InstanceState.GONE for o in listed):
                 raise NoCapacity(f"{name}: {self.name} took the machine back before it was ready")
-            if loop.time() > patience:
-                raise OutcomeUnknown(f"{name}: launched, but {len(seen)} of {nodes} machines are seen: {said}")
+            if loop.time() > give_up_at:
+                raise OutcomeUnknown(f"{name}: launched, but {len(listed)} of {nodes} machines are seen: {trouble}")
             await asyncio.sleep(APPEAR_S)
 
     async def _confirm(self, handle: Handle, purchase: Purchase) -> None:

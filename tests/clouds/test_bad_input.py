@@ -280,7 +280,7 @@ async def daemon(
         monkeypatch.setenv(name, value)
     virtual = {"body": "virtual", "hazard_scale": 0, "sold_out": 0, "virtual": {"run_s": 0.2, "boot_s": 0.05}}
     config = {
-        "port": 0, "database_url": dsn, "rhythm": {"poll_s": 0.05, "look_s": 0.1, "list_s": 0.05, "market_s": 0.5},
+        "port": 0, "database_url": dsn, "intervals": {"poll_s": 0.05, "look_s": 0.1, "list_s": 0.05, "market_s": 0.5},
         "providers": {"local": None, "simulated": virtual, **clouds},
     }  # fmt: skip
     (home / "broker").mkdir()

@@ -70,7 +70,7 @@ CREATING = {
     "vast": ("create-instance",),
 }
 INSTALLATION = Installation("test")
-RHYTHM = Intervals(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
+INTERVALS = Intervals(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
 LAG_S = 8
 """Of the emulated clouds' listings; all caps promise 10 at most."""
 PRECISION = Decimal("0.0001")
@@ -164,7 +164,7 @@ class Story:
         blobs: Any = WatchedBlobs(self.blobs, life, self.point)
         context = ControllerContext(
             installation=INSTALLATION, owner=owner, store=store, blobs=blobs,
-            providers={self._cloud: provider}, clock=clock, rhythm=RHYTHM, limits=Limits(drain_s=30),
+            providers={self._cloud: provider}, clock=clock, intervals=INTERVALS, limits=Limits(drain_s=30),
         )  # fmt: skip
         market = MarketPoller({self._cloud: provider}, clock, MarketIntervals(poll_s=300))
 

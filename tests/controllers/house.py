@@ -75,8 +75,8 @@ class House:
     store: Store
     config: SimulatedConfig
     state: Path
-    rhythm: Intervals = QUICK
-    patience: LivenessTimeouts = field(default_factory=LivenessTimeouts)
+    intervals: Intervals = QUICK
+    timeouts: LivenessTimeouts = field(default_factory=LivenessTimeouts)
     limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
     costs: CostSettings = field(default_factory=CostSettings)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
@@ -97,8 +97,8 @@ class House:
     def fleet(self, owner: str) -> Fleet:
         context = ControllerContext(
             installation=INSTALLATION, owner=owner, store=self.store, blobs=self.blobs,
-            providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
-            patience=self.patience, costs=self.costs, forbidden=self.forbidden,
+            providers={"simulated": self.provider}, clock=self.clock, intervals=self.intervals, limits=self.limits,
+            timeouts=self.timeouts, costs=self.costs, forbidden=self.forbidden,
         )  # fmt: skip
         return Fleet.build(context, BOX, self._offers, self.notifiers)
 

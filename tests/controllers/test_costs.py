@@ -31,7 +31,7 @@ async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(h
     broker = house(virtual=LONG)
     # Both are kept for the end, and taken by nobody: for a database that stands still.
     broker.limits = broker.limits.model_copy(update={"drain_s": 8})
-    broker.rhythm = replace(broker.rhythm, look_s=1.0)
+    broker.intervals = replace(broker.intervals, look_s=1.0)
     async with broker.running():
         deadline = broker.clock.now() + timedelta(seconds=25)
         job = await broker.submit(deadline=deadline.isoformat(), resources={"spot": "never"})
@@ -96,7 +96,7 @@ async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(house
 def unhurried(broker: House) -> ControllerContext:
     """Of a process whose rounds a busy machine may stretch: one that a test steps by hand has nobody to try again."""
     context = broker.fleet("keeper").context
-    return replace(context, rhythm=replace(context.rhythm, lease_s=600))
+    return replace(context, intervals=replace(context.intervals, lease_s=600))
 
 
 def keeper_of(broker: House) -> Keeper:
@@ -113,7 +113,7 @@ async def _looked(broker: House, keeper: Keeper, job: str) -> bool:
 async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build) -> None:
     """Once its successor has committed twice; what that one has is left to it."""
     broker = house(virtual=LONG)
-    broker.rhythm = replace(broker.rhythm, stored_s=0)
+    broker.intervals = replace(broker.intervals, stored_s=0)
     async with broker.running():
         job = await broker.submit()
         keeper = keeper_of(broker)
@@ -141,7 +141,7 @@ async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build)
 async def test_what_another_job_starts_from_stays_though_the_job_runs_on(house: Build) -> None:
     """As where a job at its cap was retried, and the cap is raised after that."""
     broker = house(virtual=LONG)
-    broker.rhythm = replace(broker.rhythm, stored_s=0)
+    broker.intervals = replace(broker.intervals, stored_s=0)
     async with broker.running():
         job = await broker.submit()
         keeper = keeper_of(broker)

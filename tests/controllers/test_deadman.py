@@ -77,7 +77,7 @@ async def all_done(house: Virtual, jobs: Sequence[JobId]) -> None:
 def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
     async def story() -> None:
         house, jobs, alone_s = await left_alone(tmp_path, JOBS, **WORTH)
-        assert alone_s <= DEADMAN_S + house.rhythm.deadman_s + 10
+        assert alone_s <= DEADMAN_S + house.intervals.deadman_s + 10
         await house.clock.sleep(3600)
         async with house.running("second"):
             await all_done(house, jobs)

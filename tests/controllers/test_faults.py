@@ -252,7 +252,7 @@ async def test_a_cap_too_small_to_checkpoint_in_buys_nothing(house: Build) -> No
 
 async def test_a_full_house_of_slow_creates_can_still_be_stopped(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = house()
-    broker.rhythm = replace(broker.rhythm, creates=1)
+    broker.intervals = replace(broker.intervals, creates=1)
     answered = asyncio.Event()
 
     async def hangs(*_: Any) -> Any:
@@ -275,7 +275,7 @@ async def test_a_full_house_of_slow_creates_can_still_be_stopped(house: Build, m
 
 async def test_a_submission_does_not_wait_for_the_next_poll(house: Build) -> None:
     broker = house()
-    broker.rhythm = replace(broker.rhythm, poll_s=600)
+    broker.intervals = replace(broker.intervals, poll_s=600)
     async with broker.running():
         await asyncio.sleep(0.5)  # the controllers have found nothing, and rest
         job = await broker.submit()

@@ -42,7 +42,7 @@ async def test_a_wrong_or_lost_machine_is_given_back_before_it_is_set_up(
 ) -> None:
     """Its launcher is told, and the call that waits for it holds no slot."""
     broker = house(Rented)
-    broker.rhythm = replace(QUICK, creates=1)
+    broker.intervals = replace(QUICK, creates=1)
     cloud = cloud_of(broker)
     cloud.mute = True
     job = await broker.submit()
@@ -96,7 +96,7 @@ async def test_a_create_that_takes_too_long_is_cancelled(house: Build, monkeypat
 async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(house: Build) -> None:
     """The only slot is taken, so that the second job's intent waits while the market moves."""
     broker = house(Rented)
-    broker.rhythm = replace(QUICK, creates=1)
+    broker.intervals = replace(QUICK, creates=1)
     market = broker.market
     async with broker.running():
         await standing(broker, await broker.submit())

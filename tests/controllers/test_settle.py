@@ -17,7 +17,7 @@ async def test_a_settlement_that_billing_came_before_is_made_at_the_next_look(
 ) -> None:
     """Not when the lease lapses: until then billing would go on, past the machine's end."""
     broker = house()
-    broker.rhythm = replace(QUICK, lease_s=600)
+    broker.intervals = replace(QUICK, lease_s=600)
     lost: list[bool] = []
     apply = broker.store.apply
 

@@ -22,7 +22,7 @@ STOPPED = {"state": InstanceState.STOPPED}
 @pytest.fixture
 def broker(house: Callable[..., House]) -> House:
     built = house(Rented, virtual=ENDLESS)
-    built.patience, built.limits = HASTY, LIMITS
+    built.timeouts, built.limits = HASTY, LIMITS
     cloud_of(built).set_up.set()
     return built
 

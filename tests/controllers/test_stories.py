@@ -112,7 +112,7 @@ async def test_the_cap_holds_and_a_raised_cap_resumes(house: Build) -> None:
     broker = house(**market)
     # Both are kept for the end, and taken by nobody: for a database that stands still.
     broker.limits = broker.limits.model_copy(update={"drain_s": 8})
-    broker.rhythm = replace(broker.rhythm, look_s=1.0)
+    broker.intervals = replace(broker.intervals, look_s=1.0)
     async with broker.running():
         l40s = {"spot": "never", "accelerators": ["l40s"]}
         price = min(o.usd_per_hour for o in broker.market.offers() if o.accelerator == "l40s" and not o.spot)

@@ -59,7 +59,7 @@ class Yard:
         }  # fmt: skip
         self.context = ControllerContext(
             installation=INSTALLATION, owner="one", store=MemoryStore(clock), blobs=self.blobs,
-            providers=self.clouds, clock=clock, rhythm=Intervals(),
+            providers=self.clouds, clock=clock, intervals=Intervals(),
         )  # fmt: skip
 
     async def stray(self, cloud: str = "one", attempt: AttemptId = STRAY) -> InstanceName:
@@ -110,7 +110,7 @@ def test_unknown_machine_is_destroyed_after_the_list_lag(tmp_path: Path) -> None
         sweep = yard.sweep()
         await sweep.step()
         assert await yard.standing() == [name]
-        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
+        await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s + LAG_S)
         assert await yard.standing() == []
 
     told(story())
@@ -145,7 +145,7 @@ def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
             outage.setattr(yard.blobs, "get", down)
             await yard.sweeps(sweep, 600)
         assert await yard.standing() == [name]
-        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s)
+        await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s)
         assert await yard.standing() == []
 
     told(story())
@@ -287,7 +287,7 @@ def test_late_machine_billed_from_birth_despite_clock_skew(
         assert ended.charged_to is not None
         stood_s = (ended.charged_to - born).total_seconds()
         price = ended.line.offer.usd_per_hour * ended.line.nodes / 3600
-        least_s = stood_s if ahead_s == 0 else stood_s - LAG_S - yard.context.rhythm.sweep_s
+        least_s = stood_s if ahead_s == 0 else stood_s - LAG_S - yard.context.intervals.sweep_s
         assert price * Decimal(least_s) <= ended.charged_usd <= price * Decimal(stood_s + 1)
 
     told(story())
@@ -306,8 +306,8 @@ def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: 
             monkeypatch.setattr(yard.clouds[name], "list", never)
         sweep, before = yard.sweep(), yard.context.clock.monotonic()
         await sweep.step()
-        assert yard.context.clock.monotonic() - before <= yard.context.rhythm.list_limit_s
-        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
+        assert yard.context.clock.monotonic() - before <= yard.context.intervals.list_limit_s
+        await yard.sweeps(sweep, 2 * yard.context.intervals.sweep_s + LAG_S)
         assert await yard.standing() == []
 
     told(story())

@@ -72,7 +72,7 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
 
         for number in (1, 2):
             await broker.eventually(lambda so_many=number: told(so_many), within_s=30)  # type: ignore[misc]
-            broker.clock.forward(broker.provider.caps.boot_deadline_s + broker.rhythm.quote_ttl_s)
+            broker.clock.forward(broker.provider.caps.boot_deadline_s + broker.intervals.quote_ttl_s)
         shut[0] = False
         found = await broker.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=30)
         assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
@@ -105,7 +105,7 @@ async def test_what_no_grant_could_be_made_for_costs_no_money_either(
         assert await broker.blobs.get(keys.spec(first.id)) is None, (
             "another process takes it for a create that was sent"
         )
-        broker.clock.forward(broker.rhythm.quote_ttl_s)
+        broker.clock.forward(broker.intervals.quote_ttl_s)
         await broker.until(job, lambda found: found.attempts == 2)
         first, *_ = await broker.attempts(job)
     assert (first.reason, first.charged_usd, first.create_sent_at) == (Reason.QUOTE_EXPIRED, ZERO, None)

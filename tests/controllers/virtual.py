@@ -63,11 +63,11 @@ class Deaths(SimulatedProvider):
 
 @dataclass(kw_only=True)
 class Virtual(House):
-    """At the daemon's own rhythm."""
+    """At the daemon's own intervals."""
 
     def __post_init__(self) -> None:
         self.clock = LoopClock()  # type: ignore[assignment]
-        self.rhythm, self.limits = Intervals(), Limits()
+        self.intervals, self.limits = Intervals(), Limits()
         self.blobs = FarBlobs.in_memory(INSTALLATION)
         self.body = VirtualBackend(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
         self.provider = self.cloud(

@@ -27,7 +27,7 @@ CONFIG: dict[str, Any] = {
         "local": None,
         "simulated": {"seed": 1, "hazard_scale": 0, "sold_out": 0, "boot_s": 2},
     },
-    "rhythm": {
+    "intervals": {
         "poll_s": 0.1, "look_s": 0.2, "list_s": 0.2, "billing_s": 0.3, "sweep_s": 1, "market_s": 5, "deadman_s": 1,
     },
     "limits": {"heartbeat_s": 0.3, "poll_s": 0.3, "log_s": 0.5, "drain_s": 10},

@@ -51,16 +51,16 @@ def serve(order: dict[str, Any]) -> None:
 def _furnish(clouds: dict[str, str]) -> None:
     """The clouds by their addresses, leases that the dead hold for a moment only, and early looks at what was launched.
     Several clouds have gates, as rented ones have."""
-    rhythm_of = broker.daemon.app.rhythm_of
+    intervals_of = broker.daemon.app.intervals_of
 
     def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
         return {name: PaperProvider(url, installation, state / name, name) for name, url in clouds.items()}
 
     def shorter(config: DaemonConfig) -> Intervals:
-        return replace(rhythm_of(config), lease_s=LEASE_S)
+        return replace(intervals_of(config), lease_s=LEASE_S)
 
     broker.daemon.app.build = build  # type: ignore[attr-defined, assignment]
-    broker.daemon.app.rhythm_of = shorter
+    broker.daemon.app.intervals_of = shorter
     if len(clouds) > 1:
         broker.daemon.app.gated = lambda providers, rented, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
     launch_decision.CREATE_POLL_S = 0.3

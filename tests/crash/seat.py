@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "grpc": {"port": None},
     "grants": {"scope": False},
     "providers": {"local": None},
-    "rhythm": {
+    "intervals": {
         "poll_s": 0.05, "look_s": 0.1, "list_s": 0.1, "billing_s": 0.2, "sweep_s": 0.5, "market_s": 1, "deadman_s": 0.5,
     },
     "limits": {"heartbeat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},

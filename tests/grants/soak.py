@@ -85,7 +85,7 @@ class Soak:
         self.context = ControllerContext(
             installation=HERE, owner="soak", store=self.store, blobs=self.blobs, providers={"local": self.provider},
             clock=self.clock,
-            rhythm=Intervals(poll_s=0.2, look_s=0.5, list_s=0.5, billing_s=1, deadman_s=1, grants_s=life_s / 20),
+            intervals=Intervals(poll_s=0.2, look_s=0.5, list_s=0.5, billing_s=1, deadman_s=1, grants_s=life_s / 20),
             limits=Limits(heartbeat_s=0.5, poll_s=life_s / 10, log_s=0.5, drain_s=30),
         )  # fmt: skip
 

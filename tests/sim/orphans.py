@@ -15,7 +15,7 @@ class Orphans:
 
     def tick(self) -> None:
         world, now = self._world, self._world.loop.time()
-        longest_s = 2 * world.cloud.caps.list_lag_s + 3 * world.rhythm.sweep_s + 30  # one of them may leave it out
+        longest_s = 2 * world.cloud.caps.list_lag_s + 3 * world.intervals.sweep_s + 30  # one of them may leave it out
         orphans = [one for one in world.cloud.standing() if not self._has_an_owner(one)]
         self._since = {one: self._since.get(one, now) for one in orphans}
         for one, since in self._since.items():

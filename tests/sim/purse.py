@@ -89,7 +89,7 @@ class Purse:
         if not world.prices.moves:
             return
         now, listed = world.loop.time(), self._listed.get(process.id, ())
-        latest = listed[-1] if listed and now - listed[-1].begun <= world.rhythm.billing_s - FRESH_S else None
+        latest = listed[-1] if listed and now - listed[-1].begun <= world.intervals.billing_s - FRESH_S else None
         for one in charges:
             attempt = world.state.attempts[one.attempt_id].value
             told = latest.prices.get(attempt.name, ()) if latest else ()
@@ -149,18 +149,18 @@ class Purse:
             return max(self._unseen(one, attempt.name, since) for one in world.brokers())
         assert attempt.terminating_since is not None
         since = max(gone, world.time_of(attempt.terminating_since)) + CLOCK_S
-        kept_from = self._sent[attempt.id] - 3 * lag_s - 5 * world.rhythm.list_s
+        kept_from = self._sent[attempt.id] - 3 * lag_s - 5 * world.intervals.list_s
         return max(
             self._unseen(one, attempt.name, since) + self._gap_s(one, kept_from) + lag_s for one in world.brokers()
         )
 
     def _alone_until(self, attempt: Attempt, gone: float) -> float:
         """What went while all brokers were away stood for no longer than a machine does that hears of none."""
-        world, rhythm, limits = self._world, self._world.rhythm, self._world.limits
+        world, intervals, limits = self._world, self._world.intervals, self._world.limits
         left, back = world.happenings.away or (math.inf, math.inf)
         if attempt.first_beat_at is None or not left <= gone <= back:
             return math.inf
-        told_s = rhythm.billing_s + rhythm.deadman_s + attempt.line.offer.billing_quantum_s
+        told_s = intervals.billing_s + intervals.deadman_s + attempt.line.offer.billing_quantum_s
         if world.time_of(attempt.first_beat_at) > left - TOLD_S:
             told_s += world.cloud.caps.boot_deadline_s
         told_s += world.state.jobs[attempt.job_id].value.spec.keep_on_failure
@@ -213,7 +213,7 @@ class Purse:
     def _beside_s(self, attempt: Attempt, until: float) -> Decimal:
         """Of all machines too many together."""
         world, seconds = self._world, 0.0
-        lead_s = TOLD_S + drain_lead_s(attempt, world.cloud.caps, world.rhythm.tempo(world.limits.drain_s))
+        lead_s = TOLD_S + drain_lead_s(attempt, world.cloud.caps, world.intervals.drain_budget(world.limits.drain_s))
         told_at = min(self._beside.get(attempt.id, {}).values(), default=until)
         for one in world.watch.stands:
             if one.attempt == attempt.id and one.id in world.cloud.surplus:

@@ -64,7 +64,7 @@ class Slot:
 
 class World:
     installation = Installation("test")
-    rhythm = Intervals(
+    intervals = Intervals(
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=20, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
         replace_s=30, sold_out_s=60, stored_s=60,
     )  # fmt: skip
@@ -248,9 +248,9 @@ class World:
         provider = slot.gate = OmittingGate(self, CloudDoor(self, process, clock, slot.number), clock)
         context = ControllerContext(
             installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
-            store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
+            store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), intervals=self.intervals, limits=self.limits,
         )  # fmt: skip
-        market = MarketPoller({"simulated": provider}, clock, MarketIntervals(poll_s=self.rhythm.market_s))
+        market = MarketPoller({"simulated": provider}, clock, MarketIntervals(poll_s=self.intervals.market_s))
         fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
         _mark_sweeps(fleet)
         self.note(process.id, "starts")

@@ -47,7 +47,7 @@ class Desk:
         notifier = SlackNotifier(BOX, self.time, self._losses, api_url=f"{self.there.url}/api/")
         context = ControllerContext(
             installation=Installation("test"), owner=f"b{len(self.brokers)}", store=self.store, blobs=None,  # type: ignore[arg-type]
-            providers={}, clock=Waiting(self.time), rhythm=Intervals(poll_s=0.005),
+            providers={}, clock=Waiting(self.time), intervals=Intervals(poll_s=0.005),
         )  # fmt: skip
         self.brokers.append((Outbox(context, [notifier], jitter=lambda: 0.0), notifier))
 

@@ -68,5 +68,5 @@ def attempt(state: AttemptState = AttemptState.TRAINING, **changes: Any) -> Atte
     return Attempt(**(values | changes))
 
 
-def tempo(*, tick_s: float = 10, drain_s: float = 60, hands_s: float = 7) -> DrainBudget:
+def drain_budget(*, tick_s: float = 10, drain_s: float = 60, hands_s: float = 7) -> DrainBudget:
     return DrainBudget(detect_s=tick_s, drain_s=drain_s, teardown_proof_s=hands_s)

@@ -43,13 +43,13 @@ class AnonymousCallLimit:
 
         Raises TimeoutError.
         """
-        async with asyncio.timeout(seconds) as patience:
+        async with asyncio.timeout(seconds) as timeout:
             waiting = self._silent[method]
-            waiting[patience] = None
+            waiting[timeout] = None
             try:
                 yield
             finally:
-                waiting.pop(patience, None)
+                waiting.pop(timeout, None)
 
     def _turn_out(self, method: str) -> None:
         waiting = self._silent[method]

@@ -165,10 +165,10 @@ class _Method:
     def streams(self) -> bool:
         return self.hears_many or self.tells_many
 
-    async def request(self, requests: Any, context: Any, patience: AbstractAsyncContextManager[Any]) -> Any:
+    async def request(self, requests: Any, context: Any, timeout: AbstractAsyncContextManager[Any]) -> Any:
         """Return the message, or the stream of messages once the first has arrived. Raises InvalidInput."""
         try:
-            async with patience:
+            async with timeout:
                 first = await context.read()
         except TimeoutError:
             raise InvalidInput(Problem(field="message", message="did not come; send it with the call")) from None

@@ -83,16 +83,18 @@ class Policies:
         """Return every visible policy with the spent and reserved dollars of its jobs."""
         return await self._store.as_tenant(caller.tenant).budgets()
 
-    async def foresee(self, job: Job, ranking: Quote, caps: Mapping[str, Caps], tempo: DrainBudget) -> Refusal | None:
+    async def foresee(
+        self, job: Job, ranking: Quote, caps: Mapping[str, Caps], drain_budget: DrainBudget
+    ) -> Refusal | None:
         """Return the effect of the job's policies if it were submitted now. Nothing is written."""
         whose, every_s = (job.team, job.owner), job.spec.checkpoint.min_interval_s
         now, applied = await self._store.applied([whose])
 
         def least(line: QuoteLine) -> Decimal:
-            return min_budget_usd(line, caps[line.offer.provider], every_s, tempo)
+            return min_budget_usd(line, caps[line.offer.provider], every_s, drain_budget)
 
         def reserve(line: QuoteLine) -> Decimal:
-            return reserved(job, line, caps[line.offer.provider], tempo)
+            return reserved(job, line, caps[line.offer.provider], drain_budget)
 
         return foresee(ranking, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
 

@@ -58,7 +58,7 @@ def next_action(machine: "FoundMachine", sweep: SweepContext, settings: DaemonCo
         return f"only reported, because {settings.home / REPORT_ONLY} exists; remove it and restart, or {by_hand}"
     if machine.spared:
         return f"{machine.spared}; {by_hand}"
-    within_s = sweep.providers[machine.provider].caps.list_lag_s + 2 * settings.rhythm.sweep_s
+    within_s = sweep.providers[machine.provider].caps.list_lag_s + 2 * settings.intervals.sweep_s
     if sweep.has_daemon:
         return f"destroyed by the daemon within {within_s:.0f} s"
     if sweep.survey.judged_by == "the database":

@@ -29,7 +29,7 @@ async def decide_batch(
     if not rows:
         return []
     gate = asyncio.Semaphore(AT_ONCE)
-    limit_s = context.rhythm.lease_s * SHARE
+    limit_s = context.intervals.lease_s * SHARE
     begun = asyncio.get_running_loop().time()
 
     async def decide_row(row: Row) -> tuple[Row, Answer]:

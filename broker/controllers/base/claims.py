@@ -27,7 +27,7 @@ class Claims:
 
         `turns`: see `Store.claim_attempts`.
         """
-        store, lease_s = self._context.store, self._context.rhythm.lease_s
+        store, lease_s = self._context.store, self._context.intervals.lease_s
         if self._unsure:
             await store.end_leases(owner=self._owner)
         self._unsure = False

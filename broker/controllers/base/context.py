@@ -32,7 +32,7 @@ class Intervals:
     market_s: float = 30.0
     grants_s: float = 15.0
     """Seconds between two checks for credentials that must be renewed."""
-    lessons_s: float = 30.0
+    observed_runs_s: float = 30.0
     """Seconds between two reads of the observations of ended attempts."""
     stored_s: float = 3600.0
     """Seconds between two checks of the stored data of a job that is not terminal."""
@@ -56,7 +56,7 @@ class Intervals:
         """Two rounds of the controllers: time in which another broker claims a due row if it can work on it."""
         return 2 * (self.poll_s + self.look_s)
 
-    def tempo(self, drain_s: float) -> DrainBudget:
+    def drain_budget(self, drain_s: float) -> DrainBudget:
         """Return the budget of a drain.
 
         A round is the time until a controller reaches a row. One round passes before a drain begins. Four rounds follow
@@ -93,9 +93,9 @@ class ControllerContext:
     blobs: Blobs
     providers: Mapping[str, Provider]
     clock: Clock
-    rhythm: Intervals = field(default_factory=Intervals)
+    intervals: Intervals = field(default_factory=Intervals)
     limits: Limits = field(default_factory=Limits)
-    patience: LivenessTimeouts = field(default_factory=LivenessTimeouts)
+    timeouts: LivenessTimeouts = field(default_factory=LivenessTimeouts)
     costs: CostSettings = field(default_factory=CostSettings)
     seat: BrokerIdentity = field(default_factory=BrokerIdentity)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
@@ -110,8 +110,8 @@ class ControllerContext:
         return dict.fromkeys(self.providers, 0.0)
 
     @property
-    def tempo(self) -> DrainBudget:
-        return self.rhythm.tempo(self.limits.drain_s)
+    def drain_budget(self) -> DrainBudget:
+        return self.intervals.drain_budget(self.limits.drain_s)
 
     def provider_of(self, attempt: Attempt) -> Provider:
         """Return the provider of an attempt.

@@ -22,7 +22,7 @@ class Budgets:
 
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
-        self.every_s = context.rhythm.billing_s
+        self.every_s = context.intervals.billing_s
 
     async def step(self) -> bool:
         now, applied = await self._context.store.budgets()

@@ -30,7 +30,7 @@ def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ())
 
 def moved_prices(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
     """Return the price changes that a recent listing, and the history of its machines, show: see `price_changes`."""
-    age_s = context.rhythm.billing_s
+    age_s = context.intervals.billing_s
     machines, spans = (
         inventory.recently_listed(attempt, max_age_s=age_s),
         inventory.machine_spans(attempt, max_age_s=age_s),
@@ -70,6 +70,6 @@ def self_stopped_by(context: ControllerContext, inventory: Inventory, attempt: A
         return None
     known_at = min(known_at + timedelta(seconds=caps.boot_deadline_s), max(known_at, attempt.first_beat_at))
     # A round without a new quantum moves no charge, and the lease may have been renewed right after it.
-    charged_s = attempt.line.offer.billing_quantum_s + context.rhythm.billing_s + context.rhythm.deadman_s
+    charged_s = attempt.line.offer.billing_quantum_s + context.intervals.billing_s + context.intervals.deadman_s
     alone_s = limits.deadman_s + limits.drain_s + SELF_STOP_S + job.spec.keep_on_failure
     return max(known_at, inventory.last_listed_at(attempt) or known_at) + timedelta(seconds=charged_s + alone_s)

@@ -50,7 +50,7 @@ class Billing:
         self._context = context
         self._inventory = inventory
         self._caches = caches
-        self.every_s = context.rhythm.billing_s
+        self.every_s = context.intervals.billing_s
         self._began = context.clock.monotonic()
         self._stepped: datetime | None = None
 
@@ -86,7 +86,7 @@ class Billing:
         known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
         until = self._until(row, known, now, caps)
         due, traffic = uncharged_usd(known, until), traffic_owed(known, now)
-        signal = due_signal(known, job, caps, self._stood_until(row, now), context.tempo)
+        signal = due_signal(known, job, caps, self._stood_until(row, now), context.drain_budget)
         if due == traffic == ZERO and signal is None and not prices:
             return None
         return Charge(

@@ -86,7 +86,7 @@ class RetentionController:
         await self._delete(deleted)
         sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}
         left = retained.bytes - sum(sizes[key] for key in deleted)
-        again_s = next_check_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
+        again_s = next_check_s(job, left, defaults, now, live_s=context.intervals.stored_s)
         stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
         charge = StorageCharge(
             job_id=job.id,

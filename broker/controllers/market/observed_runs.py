@@ -26,7 +26,7 @@ class ObservedRuns:
         self._assessed: dict[AttemptId, ComparedRun | None] = {}
         self._experience = NO_CORRECTIONS
         self._steps = 0
-        self.every_s = context.rhythm.lessons_s
+        self.every_s = context.intervals.observed_runs_s
 
     def __call__(self) -> Corrections:
         return self._experience

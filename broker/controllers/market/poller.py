@@ -28,14 +28,14 @@ class MarketPoller:
 
     name = "market"
 
-    def __init__(self, providers: Mapping[str, Provider], clock: Clock, rhythm: MarketIntervals) -> None:
+    def __init__(self, providers: Mapping[str, Provider], clock: Clock, intervals: MarketIntervals) -> None:
         self._providers = providers
         self._clock = clock
-        self._rhythm = rhythm
+        self._intervals = intervals
         self._latest: dict[str, Sequence[Offer]] = {}
         self._status = {name: ProviderStatus(name=name) for name in providers}
         self._for_sale: tuple[Offer, ...] = ()
-        self.every_s = rhythm.poll_s
+        self.every_s = intervals.poll_s
 
     async def step(self) -> bool:
         """Poll all providers concurrently. A failing provider is reported in `status` and does not delay the others."""
@@ -58,18 +58,18 @@ class MarketPoller:
 
     async def _ask(self, provider: Provider) -> Sequence[Offer]:
         try:
-            async with asyncio.timeout(self._rhythm.limit_s):
+            async with asyncio.timeout(self._intervals.limit_s):
                 return await provider.offers(GpuAsk())
         except ProviderError:
             raise
         except TimeoutError:
-            raise OutcomeUnknown(f"no prices within {self._rhythm.limit_s:g} s") from None
+            raise OutcomeUnknown(f"no prices within {self._intervals.limit_s:g} s") from None
         except Exception as e:
             log.exception("offers of %s failed", provider.name)
             raise OutcomeUnknown(f"{type(e).__name__} while asking for prices; see the daemon's log") from e
 
     def _publish(self) -> None:
-        oldest = self._clock.now() - timedelta(seconds=self._rhythm.stale_s)
+        oldest = self._clock.now() - timedelta(seconds=self._intervals.stale_s)
         self._for_sale = tuple(offer for offers in self._latest.values() for offer in offers if offer.seen_at >= oldest)
 
     def offers(self) -> Sequence[Offer]:

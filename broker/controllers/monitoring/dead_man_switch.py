@@ -13,7 +13,7 @@ class Deadman:
     def __init__(self, context: ControllerContext) -> None:
         self._context = context
         self._seq = 0
-        self.every_s = context.rhythm.deadman_s
+        self.every_s = context.intervals.deadman_s
 
     async def step(self) -> bool:
         await self._context.store.ping()

@@ -36,10 +36,10 @@ class Interruption:
         self._observer = observer
         self._claims = Claims(context, Lane.INTERRUPTION)
         self._requested: set[AttemptId] = set()
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
-        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._context.at_once) as leased:
+        async with self._claims.leased(limit=self._context.intervals.claim, turns=self._context.at_once) as leased:
             return bool(leased) and await self._work_on(leased)
 
     async def _work_on(self, leased: Sequence[Leased]) -> bool:
@@ -54,7 +54,7 @@ class Interruption:
 
         decided = await decide_batch(context, self.name, leased, decide)
         await context.store.apply([change for _, change in decided])
-        return len(leased) == context.rhythm.claim
+        return len(leased) == context.intervals.claim
 
     def _interrupt(self, row: Leased) -> Change:
         now = self._context.clock.now()
@@ -77,7 +77,7 @@ class Interruption:
             attempt, observation = await self._observer.observe(row.attempt, unlisted)
         except BlobsUnavailable:
             attempt, observation = row.attempt, AttemptObservation(store_ok_s=None)
-        outcome = judge(attempt, observation, context.clock.now(), context.patience, float("inf"))
+        outcome = judge(attempt, observation, context.clock.now(), context.timeouts, float("inf"))
         if outcome not in (AttemptEvent.FINAL, AttemptEvent.GONE):
             outcome = AttemptEvent.GRACE_OVER if self._grace_over(attempt, row.job) else None
         if outcome is None:
@@ -92,13 +92,13 @@ class Interruption:
 
     @property
     def _look_s(self) -> float:
-        return min(1.0, self._context.rhythm.look_s)
+        return min(1.0, self._context.intervals.look_s)
 
     def _grace_over(self, attempt: Attempt, job: Job) -> bool:
         context = self._context
         caps, now = context.provider_of(attempt).caps, context.clock.now()
         heard_s = self._look_s + context.limits.poll_s
-        return is_drain_over(attempt, job, caps, now, context.tempo, poll_s=self._look_s, order_s=heard_s)
+        return is_drain_over(attempt, job, caps, now, context.drain_budget, poll_s=self._look_s, order_s=heard_s)
 
     async def _request_drain(self, attempt: Attempt) -> None:
         """Write desired.json once in this process. The same write by another broker is harmless."""

@@ -32,11 +32,11 @@ class LivenessController:
         self._context = context
         self._observer = observer
         self._claims = Claims(context, Lane.LIVENESS)
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
-        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._observer.turns) as leased:
-            self.every_s = self._context.rhythm.poll_s
+        async with self._claims.leased(limit=self._context.intervals.claim, turns=self._observer.turns) as leased:
+            self.every_s = self._context.intervals.poll_s
             if not leased:
                 await self._observer.beats.refresh_if_overdue()
             return bool(leased) and await self._look(leased)
@@ -47,7 +47,7 @@ class LivenessController:
         decisions = await decide_batch(context, self.name, leased, lambda row: self._judge(row, unlisted))
         self.every_s = min([self.every_s, *(self._observer.poll_in_s(row.attempt.id) for row in leased)])
         await context.store.apply([change for _, change in decisions])
-        return len(leased) == context.rhythm.claim
+        return len(leased) == context.intervals.claim
 
     async def _judge(self, row: Leased, unlisted: set[str]) -> Change:
         context = self._context
@@ -57,9 +57,9 @@ class LivenessController:
             if observation.final and drained_for is None:
                 drained_for = await drain_reason_sent(context, attempt.id, observation.final)
         except BlobsUnavailable:  # the listings show an end, and only the blob store holds its reason
-            return Change(attempt=(row.attempt, row.attempt), due_in_s=context.rhythm.look_s)
+            return Change(attempt=(row.attempt, row.attempt), due_in_s=context.intervals.look_s)
         deadline = context.provider_of(attempt).caps.boot_deadline_s
-        outcome = judge(attempt, observation, context.clock.now(), context.patience, deadline)
+        outcome = judge(attempt, observation, context.clock.now(), context.timeouts, deadline)
         if outcome is None:
             attempt, silent = self._silent(row, attempt, observation, unlisted)
             reports = (*agent_events(row.job, row.attempt, attempt), *silent)
@@ -71,7 +71,7 @@ class LivenessController:
     ) -> tuple[Attempt, tuple[Event, ...]]:
         """Report once that neither the agent nor its cloud answers. Unknown is not dead, so the attempt is charged."""
         provider = attempt.line.offer.provider
-        is_silent = observation.store_ok and (observation.beat_age_s or 0.0) >= self._context.patience.silence_s
+        is_silent = observation.store_ok and (observation.beat_age_s or 0.0) >= self._context.timeouts.silence_s
         is_reported = row.attempt.detail.startswith(SILENT)
         if not is_silent or provider not in unlisted:
             return (replace(attempt, detail="") if is_reported else attempt), ()
@@ -102,7 +102,7 @@ class LivenessController:
             following = replace(following, detail=observation.final.message if observation.final else outcome.value)
         if not following.handles:
             following = replace(following, handles=tuple(o.handle for o in observation.seen))
-        due = self._context.rhythm.look_s if following.state is AttemptState.TRAINING else 0.0
+        due = self._context.intervals.look_s if following.state is AttemptState.TRAINING else 0.0
         reports = (
             *agent_events(row.job, row.attempt, following),
             transition_event(row.job, following),

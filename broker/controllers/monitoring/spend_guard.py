@@ -35,7 +35,7 @@ class Guard:
         self._context, self._learned = context, learned
         self._paces: dict[AttemptId, forecast.StepRateWindow | None] = {}
         self._watched: dict[AttemptId, idle.IdleWatch] = {}
-        self.every_s = context.rhythm.billing_s
+        self.every_s = context.intervals.billing_s
 
     async def step(self) -> bool:
         store = self._context.store
@@ -116,7 +116,7 @@ class Guard:
 
     def _drain_usd(self, row: Leased) -> Decimal:
         caps, every_s = self._context.provider_of(row.attempt).caps, row.job.spec.checkpoint.min_interval_s
-        return min_budget_usd(row.attempt.line, caps, every_s, self._context.tempo)
+        return min_budget_usd(row.attempt.line, caps, every_s, self._context.drain_budget)
 
 
 def _idle_events(row: Leased, idle_state: Idle | None) -> list[Event]:

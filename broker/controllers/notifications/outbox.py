@@ -94,7 +94,7 @@ class Outbox:
         self._keep = keep or OutboxRetention()
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._trimmed_at: float | None = None
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
         """Start a round for every channel with due deliveries that has none. Return when a round ends, or after a poll.

@@ -112,7 +112,7 @@ class AttemptObserver:
         """
         ages: dict[str, float] = {}
         for attempt in (row.attempt for row in leased if row.attempt.id in self._poll_s):
-            known = ages.get(attempt.line.offer.provider, self._context.rhythm.list_s)
+            known = ages.get(attempt.line.offer.provider, self._context.intervals.list_s)
             ages[attempt.line.offer.provider] = min(known, self._poll_s[attempt.id])
         failed = await self._inventory.refresh_all({row.attempt.line.offer.provider for row in leased}, ages)
         try:
@@ -181,11 +181,11 @@ class AttemptObserver:
             return False
         peers_s = self.beats.peers_silent_s(attempt.id, attempt.line.nodes)
         silent_s = max(read_at - heartbeat.changed, peers_s if peers_s is not None and peers_s < math.inf else 0.0)
-        return heartbeat.done or silent_s >= self._context.patience.three_beats_s
+        return heartbeat.done or silent_s >= self._context.timeouts.three_beats_s
 
     def _set_poll(self, attempt: Attempt, observation: AttemptObservation, *, is_listed: bool) -> None:
         """Poll an attempt more often while a heartbeat is missing and its cloud answers."""
-        share = poll_share(observation, self._context.patience) if is_listed else 0.0
+        share = poll_share(observation, self._context.timeouts) if is_listed else 0.0
         if share == 0.0:
             self._poll_s.pop(attempt.id, None)
             return
@@ -194,7 +194,7 @@ class AttemptObserver:
 
     def poll_in_s(self, attempt: AttemptId) -> float:
         """Return the seconds until an attempt is polled again."""
-        return min(self._context.rhythm.look_s, self._poll_s.get(attempt, float("inf")))
+        return min(self._context.intervals.look_s, self._poll_s.get(attempt, float("inf")))
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Forget attempts that are not live."""

@@ -66,14 +66,14 @@ class HeartbeatReader:
         A time in which they could not be read does not count as silence.
         """
         now = self._context.clock.monotonic()
-        if now - self._listed < self._context.rhythm.look_s / 2:
+        if now - self._listed < self._context.intervals.look_s / 2:
             return
         try:
             listed = await self._context.blobs.list(keys.HEARTBEATS)
         except BlobsUnavailable:
             self._readable = False
             raise
-        is_long = now - self._listed > self._context.patience.lost_s
+        is_long = now - self._listed > self._context.timeouts.lost_s
         if is_long:
             self._readable_since = now  # the store may have been unreachable since the previous LIST
         if is_long or not self._readable:
@@ -94,7 +94,7 @@ class HeartbeatReader:
 
     async def refresh_if_overdue(self) -> None:
         """List the heartbeats although no row is due. Rows of a cloud that is cut off are rarely due."""
-        is_overdue = self._context.clock.monotonic() - self._listed > self._context.patience.lost_s / 2
+        is_overdue = self._context.clock.monotonic() - self._listed > self._context.timeouts.lost_s / 2
         if self._watched and is_overdue:
             with contextlib.suppress(BlobsUnavailable):
                 await self.refresh()

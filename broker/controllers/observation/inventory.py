@@ -75,7 +75,7 @@ class Inventory:
         A broker that is cut off from a cloud would otherwise hold the rows that another broker could work on. The wait
         grows with each failed listing, because the other brokers may get few answers too.
         """
-        turn_s = self._context.rhythm.others_s
+        turn_s = self._context.intervals.others_s
         return {name: turn_s * min(MAX_TURNS, count // UNANSWERED) for name, count in self._unanswered.items()}
 
     async def refresh(self, provider: str, *, max_age_s: float | None = None) -> None:
@@ -86,7 +86,7 @@ class Inventory:
         if provider not in self._locks:
             raise OutcomeUnknown(f"{provider} is a cloud of another broker on this database; it is not configured here")
         clock = self._context.clock
-        limit = self._context.rhythm.list_s if max_age_s is None else max_age_s
+        limit = self._context.intervals.list_s if max_age_s is None else max_age_s
         async with self._locks[provider]:
             listings = self._listings[provider]
             begun = clock.monotonic()
@@ -160,7 +160,7 @@ class Inventory:
 
     async def _list(self, provider: str) -> Sequence[Observed]:
         """List one cloud. A timeout or a bug in its code counts as no answer, so that other clouds are not affected."""
-        limit_s = self._context.rhythm.list_limit_s
+        limit_s = self._context.intervals.list_limit_s
         try:
             async with asyncio.timeout(limit_s):
                 return await self._context.providers[provider].list()
@@ -175,7 +175,7 @@ class Inventory:
     def _forget(self, provider: str, now: float) -> None:
         """Keep listings for long enough to prove absence: two of them `list_lag_s` after a first one."""
         listings = self._listings[provider]
-        horizon = 3 * self._context.providers[provider].caps.list_lag_s + 5 * self._context.rhythm.list_s
+        horizon = 3 * self._context.providers[provider].caps.list_lag_s + 5 * self._context.intervals.list_s
         while len(listings) > 4 and now - listings[0].begun > horizon:
             listings.popleft()
 

@@ -63,7 +63,7 @@ class CreateCalls:
         """Exclude the refused offer, or all offers of the refused account, from purchases for a while."""
         store, account = self.context.store, refusal.account
         if account is None:
-            offer_id, for_s = attempt.line.offer.id, self.context.rhythm.sold_out_s
+            offer_id, for_s = attempt.line.offer.id, self.context.intervals.sold_out_s
             await store.block_offer(offer_id, refusal.message, for_s=for_s)
         else:
             for_s = block_s(account, await store.attempts(attempt.job_id))

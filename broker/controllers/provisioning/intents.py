@@ -61,7 +61,7 @@ class Intents:
         if forbidden := self._context.forbidden(row.job.spec):
             return AttemptEvent.QUOTE_EXPIRED, forbidden
         age_s = (now - row.attempt.created_at).total_seconds()
-        if age_s > self._context.rhythm.quote_ttl_s:
+        if age_s > self._context.intervals.quote_ttl_s:
             return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old; {row.attempt.detail}".rstrip("; ")
         bought = row.attempt.line.offer
         rise = self._context.costs.price_rise

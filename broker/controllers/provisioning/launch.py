@@ -61,7 +61,7 @@ class Launch:
         self._calls = CreateCalls(context=context, launchers=launchers, boot=boot)
         self._claims = Claims(context, Lane.LAUNCH)
         self._creates = Tasks()
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def close(self) -> None:
         """Cancel the creates under way. Their outcome is unknown, so the next process looks it up."""
@@ -70,12 +70,12 @@ class Launch:
     async def step(self) -> bool:
         context = self._context
         self._restored.begin()
-        free = context.rhythm.creates - self._launchers.in_flight
+        free = context.intervals.creates - self._launchers.in_flight
         is_full = free <= 0
         if is_full and await self._creates.one_done(self.every_s):
             return True
         # Poll launching attempts even when all create slots are busy, so that a stop and the cap still take effect.
-        limit = context.rhythm.claim if is_full else min(free, context.rhythm.claim)
+        limit = context.intervals.claim if is_full else min(free, context.intervals.claim)
         async with self._claims.leased(limit=limit, turns=self._inventory.turns) as leased:
             return bool(leased) and await self._work_on(leased, is_full=is_full)
 

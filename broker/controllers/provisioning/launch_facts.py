@@ -44,7 +44,7 @@ class LaunchFactsReader:
         except BlobsUnavailable:
             return False
         readable_s = self._beats.readable_s
-        return readable_s is not None and readable_s >= self._context.patience.lost_s
+        return readable_s is not None and readable_s >= self._context.timeouts.lost_s
 
     async def gather(self, leased: Leased, *, is_readable: bool) -> LaunchFacts:
         """Return the facts. A signal ends the attempt without regard to listings, so then the cloud is not asked."""
@@ -67,7 +67,7 @@ class LaunchFactsReader:
             look=look,
             is_listed=is_listed,
             running_at=running_at,
-            look_s=context.rhythm.look_s,
+            look_s=context.intervals.look_s,
         )
 
     async def _look(self, leased: Leased, is_readable: bool) -> LaunchLook:

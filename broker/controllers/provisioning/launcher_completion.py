@@ -28,7 +28,7 @@ class LauncherCompletion:
     def __init__(self, context: ControllerContext, launchers: CreatesInFlight) -> None:
         self._context = context
         self._launchers = launchers
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
         store: Store = self._context.store

@@ -68,7 +68,7 @@ class Placement:
         self._context, self._inventory = context, inventory
         self._offers, self._troubles, self._learned = offers, troubles, learned
         self._restored, self._started = RestoredAttempts(context, inventory), False
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
         context = self._context
@@ -77,7 +77,7 @@ class Placement:
             self._started = True
             await self._restored.start()
         jobs = await context.store.claim_jobs(
-            _STATES, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
+            _STATES, owner=context.owner, lease_s=context.intervals.lease_s, limit=context.intervals.claim
         )
         if not jobs:
             await context.store.wait("jobs", self.every_s)
@@ -111,11 +111,11 @@ class Placement:
         settings = PlacementSettings(
             installation=context.installation,
             caps={name: provider.caps for name, provider in context.providers.items()},
-            drain_budget=context.tempo,
+            drain_budget=context.drain_budget,
             local_files=context.blobs.local,
             scoped_store=context.blobs.scopes,
             storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
-            retry_s=context.rhythm.replace_s,
+            retry_s=context.intervals.replace_s,
         )
         return _PlacementRound(settings=settings, excluded=excluded, now=now, applied=applied)
 

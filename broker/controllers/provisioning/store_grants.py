@@ -94,7 +94,7 @@ class Grants:
         self._context, self._granting = context, granting
         self._due: dict[AttemptId, datetime] = {}
         self._failures: dict[AttemptId, int] = {}
-        self.every_s = context.rhythm.grants_s
+        self.every_s = context.intervals.grants_s
 
     async def step(self) -> bool:
         context = self._context

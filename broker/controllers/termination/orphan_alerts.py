@@ -28,7 +28,7 @@ class OrphanNews:
         """Report that a destroy failed, after `destroy_alert` failures and at each doubling. Raises StoreError."""
         self._refused[key] += 1
         times = self._refused[key]
-        if is_reported(times, self._context.rhythm.destroy_alert):
+        if is_reported(times, self._context.intervals.destroy_alert):
             message = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
             await self._post(key, handle, "orphan.destroy_failed", message, str(times))
 

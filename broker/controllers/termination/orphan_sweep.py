@@ -68,11 +68,11 @@ class Sweep:
     def every_s(self) -> float:
         """Seconds until the first cloud is due: after `sweep_s`, or when an orphan can be destroyed."""
         wait_s = min(self._due.values(), default=float("inf")) - self._context.clock.monotonic()
-        return min(self._context.rhythm.sweep_s, max(self._again_s, wait_s))
+        return min(self._context.intervals.sweep_s, max(self._again_s, wait_s))
 
     @property
     def _again_s(self) -> float:
-        return min(AGAIN_S, self._context.rhythm.sweep_s)
+        return min(AGAIN_S, self._context.intervals.sweep_s)
 
     async def step(self) -> bool:
         now = self._context.clock.monotonic()
@@ -108,7 +108,7 @@ class Sweep:
         self._paid = (self._paid & self._asked.keys()) - orphans_found.keys()
         orphans_found |= {key: orphan for key, orphan in self._asked.items() if key.startswith(f"{provider}/")}
         if listing.begun >= begun:
-            self._again(provider, self._context.rhythm.sweep_s)
+            self._again(provider, self._context.intervals.sweep_s)
             self._forget(provider, set(orphans_found))
             self._news.keep(f"{provider}/", orphans_found.keys() | self._first_seen.keys())
         return tuple(orphans_found.values())

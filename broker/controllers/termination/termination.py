@@ -52,10 +52,10 @@ class Termination:
         self._launchers = launchers
         self._destroys = destroys
         self._claims = Claims(context, Lane.TERMINATION)
-        self.every_s = context.rhythm.poll_s
+        self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
-        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._context.at_once) as leased:
+        async with self._claims.leased(limit=self._context.intervals.claim, turns=self._context.at_once) as leased:
             return bool(leased) and await self._end_all(leased)
 
     async def _end_all(self, leased: Sequence[Leased]) -> bool:
@@ -65,11 +65,11 @@ class Termination:
         try:
             ends = await decide_batch(context, self.name, leased, lambda row: self._end(row, unlisted))
         except (GpubrokerError, TimeoutError):
-            await context.store.release([], [row.attempt for row in leased], due_in_s=context.rhythm.look_s)
+            await context.store.release([], [row.attempt for row in leased], due_in_s=context.intervals.look_s)
             raise
         decided = {row.attempt.id for row, _ in ends}
         if undecided := [row.attempt for row in leased if row.attempt.id not in decided]:
-            await context.store.release([], undecided, due_in_s=context.rhythm.look_s)
+            await context.store.release([], undecided, due_in_s=context.intervals.look_s)
         written = await context.store.apply([change for _, change in ends])
         for (row, change), ok in zip(ends, written, strict=True):
             if not ok:
@@ -77,7 +77,7 @@ class Termination:
                 await context.store.release([], [row.attempt], due_in_s=0.0)
             elif change.attempt and not change.attempt[1].live:
                 await self._clean_up(row.attempt)
-        return len(leased) == context.rhythm.claim and not unlisted
+        return len(leased) == context.intervals.claim and not unlisted
 
     async def _end(self, row: Leased, unlisted: set[str]) -> Change:
         attempt = row.attempt
@@ -92,7 +92,7 @@ class Termination:
                 )
         if absent_at is None:
             standing = provider not in unlisted and self._inventory.is_listed(provider, attempt.name)
-            again_s = 0.0 if provider in unlisted else min(AGAIN_S, self._context.rhythm.look_s)
+            again_s = 0.0 if provider in unlisted else min(AGAIN_S, self._context.intervals.look_s)
             inspection = self._hold(row)
             return inspection or await self._destroy(
                 row, standing=standing, launcher_dead=dead_since is not None, again_s=again_s
@@ -109,7 +109,7 @@ class Termination:
             drain_reason = await drain_reason_sent(self._context, attempt.id, final) if final else None
         except BlobsUnavailable:
             # The job continues once the final report can be read. Charges end here.
-            return Change(attempt=(attempt, absent), due_in_s=self._context.rhythm.look_s)
+            return Change(attempt=(attempt, absent), due_in_s=self._context.intervals.look_s)
         absent = replace(absent, final=final, reason=drain_reason or attempt.reason)
         change = self._settle(row, absent, image_refused=await self._image_refused(attempt))
         if change.attempt is not None:
@@ -124,7 +124,7 @@ class Termination:
         if attempt.reason is not Reason.IMAGE:
             return False
         offer, store = attempt.line.offer, self._context.store
-        await store.block_offer(offer.host_key, attempt.detail, for_s=self._context.rhythm.sold_out_s)
+        await store.block_offer(offer.host_key, attempt.detail, for_s=self._context.intervals.sold_out_s)
         others = [row for row in await store.attempts(attempt.job_id) if row.id != attempt.id]
         return any(row.reason is Reason.IMAGE for row in refused_in_a_row(others))
 
@@ -136,7 +136,7 @@ class Termination:
         )
         if until is None or now >= until or (listed and all(machine.state in TAKEN_AWAY for machine in listed)):
             return None
-        wait_s = min(self._context.rhythm.look_s, (until - now).total_seconds())
+        wait_s = min(self._context.intervals.look_s, (until - now).total_seconds())
         return Change(attempt=(row.attempt, row.attempt), due_in_s=wait_s)
 
     # ------------------------------------------------------------------------------------------------------- destroy
@@ -204,7 +204,7 @@ class Termination:
         failures = moved.destroy_failures + 1
         moved = replace(moved, destroy_failures=failures, detail=message)
         report = event(row.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved)
-        alert = is_reported(failures, self._context.rhythm.destroy_alert)
+        alert = is_reported(failures, self._context.intervals.destroy_alert)
         # No back-off, since the machine bills. The provider gate limits the rate of calls.
         return Change(attempt=(row.attempt, moved), events=(report,) if alert else ())
 

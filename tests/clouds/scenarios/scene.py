@@ -48,7 +48,7 @@ LARGE = 50_000_000
 """Bytes from which on a file is a model, not a place for a key."""
 SECRETS = ("test-key", "GPUBROKER_ATTEMPT_KEY=", "GPUBROKER_STORE_OPTIONS=")
 """Parts of what must be in no argument list."""
-RHYTHM = {"poll_s": 0.5, "look_s": 1.0, "list_s": 1.0, "billing_s": 5.0, "sweep_s": 5.0, "market_s": 5.0}
+INTERVALS = {"poll_s": 0.5, "look_s": 1.0, "list_s": 1.0, "billing_s": 5.0, "sweep_s": 5.0, "market_s": 5.0}
 LIMITS = {"heartbeat_s": 2.0, "poll_s": 2.0, "log_s": 2.0, "drain_s": 60.0}
 CLOUDS = ("runpod", "vast", "lambda", "aws")
 GUARD_S = 1800.0
@@ -121,7 +121,7 @@ class Scene:
             "blob_options": {"aws_endpoint": self.s3, "aws_region": "us-east-1"},
             "grants": {"sts_endpoint": self.s3, "role_arn": "arn:aws:iam::123456789012:role/attempt"},
             "trainer": {"image": IMAGE},
-            "rhythm": RHYTHM,
+            "intervals": INTERVALS,
             "limits": LIMITS,
             "providers": {"local": None, "sky": {"config": dict(self.aws.sky_config)}},
         }

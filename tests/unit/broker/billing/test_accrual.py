@@ -22,7 +22,7 @@ from broker.domain.offer import GIB, HostFacts
 from broker.domain.workload import MemoryNeed
 from broker.lifecycle.signals import is_drain_over
 from tests.support import build
-from tests.support.build import tempo
+from tests.support.build import drain_budget
 from trainer.contract.documents import CheckpointRef, Heartbeat
 
 CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
@@ -133,8 +133,8 @@ def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"), billed_from="running")
     runs = build.attempt(line=line, running_at=build.at(9000), charged_usd=Decimal(9), reserved_usd=Decimal(10))
     job = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.99"))
-    assert not cap_is_near(runs, job, CAPS, build.at(9001), tempo())
-    assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), tempo())
+    assert not cap_is_near(runs, job, CAPS, build.at(9001), drain_budget())
+    assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), drain_budget())
 
 
 def test_machine_may_run_since_a_list_lag_before_last_seen_absent() -> None:
@@ -156,8 +156,8 @@ def test_the_least_that_a_cloud_bills_is_owed_once_a_machine_stands() -> None:
 def test_every_machine_of_an_attempt_is_paid_for() -> None:
     two = build.attempt(line=replace(build.line(usd_per_hour=Decimal("3.6"), billing_quantum_s=60), nodes=2))
     assert accrued(two, build.at(61)) == Decimal("0.24")
-    alone = min_budget_usd(replace(two.line, nodes=1), CAPS, 300, tempo())
-    assert min_budget_usd(two.line, CAPS, 300, tempo()) == 2 * alone
+    alone = min_budget_usd(replace(two.line, nodes=1), CAPS, 300, drain_budget())
+    assert min_budget_usd(two.line, CAPS, 300, drain_budget()) == 2 * alone
 
 
 def test_absent_or_terminating_machine_is_not_charged_for_proof_time() -> None:
@@ -218,13 +218,13 @@ def test_spend_stays_under_the_cap_when_drained_in_time(
     """A tick-driven watcher, the slowest drain and hands allowed, stated teardown and list lag: never above the cap,
     unless the very first tick was already too late (a cap too small for one lead), which placement refuses."""
     attempt, job = priced(price, quantum), build.active_job(cap_usd=cap)
-    lead = drain_lead_s(attempt, CAPS, tempo(tick_s=tick))
+    lead = drain_lead_s(attempt, CAPS, drain_budget(tick_s=tick))
     if accrued(attempt, build.at(lead)) >= cap:
         return
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
-    while not cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick)):
+    while not cap_is_near(attempt, job, CAPS, build.at(now), drain_budget(tick_s=tick)):
         now += tick
-    ends = build.at(now) + timedelta(seconds=60 + tempo().teardown_proof_s + CAPS.teardown_s + CAPS.list_lag_s)
+    ends = build.at(now) + timedelta(seconds=60 + drain_budget().teardown_proof_s + CAPS.teardown_s + CAPS.list_lag_s)
     assert accrued(attempt, ends) <= cap
 
 
@@ -235,7 +235,7 @@ def test_a_measured_save_shortens_the_lead_but_not_below_half_a_minute() -> None
     quick = replace(
         plain, beat=Heartbeat(attempt="x", boot="b", seq=1, checkpoint=saved.model_copy(update={"save_s": 0.1}))
     )
-    lead = [drain_lead_s(a, CAPS, tempo()) for a in (plain, measured, quick)]
+    lead = [drain_lead_s(a, CAPS, drain_budget()) for a in (plain, measured, quick)]
     assert lead == [10 + drain + 7 + 30 + 10 + 1 for drain in (60, 42, 30)]
 
 
@@ -243,8 +243,8 @@ def test_earlier_attempts_count_against_the_cap() -> None:
     attempt = priced("3.6", charged_usd=Decimal("0.1"))
     rich = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("0.1"))
     poor = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.9"))
-    assert not cap_is_near(attempt, rich, CAPS, build.at(100), tempo())
-    assert cap_is_near(attempt, poor, CAPS, build.at(100), tempo())
+    assert not cap_is_near(attempt, rich, CAPS, build.at(100), drain_budget())
+    assert cap_is_near(attempt, poor, CAPS, build.at(100), drain_budget())
 
 
 def test_the_reservation_is_what_is_left() -> None:
@@ -255,9 +255,9 @@ def test_the_reservation_is_what_is_left() -> None:
 @pytest.mark.parametrize(("more", "near"), [("0.0001", False), ("0", True)])
 def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: str, near: bool) -> None:
     attempt = build.attempt()
-    least = min_budget_usd(attempt.line, CAPS, 300, tempo())
+    least = min_budget_usd(attempt.line, CAPS, 300, drain_budget())
     job = build.active_job(cap_usd=least + Decimal(more))
-    assert cap_is_near(attempt, job, CAPS, build.at(0), tempo()) is near
+    assert cap_is_near(attempt, job, CAPS, build.at(0), drain_budget()) is near
 
 
 STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
@@ -266,8 +266,8 @@ STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
 def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
     """A machine that stands owes it at once, so no drain comes early enough."""
     line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=3600)
-    assert min_budget_usd(line, CAPS, 300, tempo()) == Decimal("3.6")
-    assert min_budget_usd(replace(line, nodes=2), CAPS, 300, tempo()) == Decimal("7.2")
+    assert min_budget_usd(line, CAPS, 300, drain_budget()) == Decimal("3.6")
+    assert min_budget_usd(replace(line, nodes=2), CAPS, 300, drain_budget()) == Decimal("7.2")
 
 
 @given(
@@ -279,16 +279,19 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
 ) -> None:
     """Whenever the machine comes to stand, and whether it runs on or ends at once."""
     line = build.line(usd_per_hour=price, billing_quantum_s=quantum, billing_minimum_s=minimum)
-    if min_budget_usd(line, CAPS, 300, tempo(tick_s=tick)) >= cap:
+    if min_budget_usd(line, CAPS, 300, drain_budget(tick_s=tick)) >= cap:
         return
     launched, job = build.attempt(line=line), build.active_job(cap_usd=cap)
     standing = replace(launched, handles=STANDING)
     assert accrued(standing, build.at(1)) <= cap, "it is destroyed as soon as it stands"
-    lead = drain_lead_s(launched, CAPS, tempo(tick_s=tick))
+    lead = drain_lead_s(launched, CAPS, drain_budget(tick_s=tick))
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
-    while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), tempo(tick_s=tick)):
+    while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), drain_budget(tick_s=tick)):
         now += tick
-    assert accrued(standing, build.at(now) + timedelta(seconds=60 + tempo().teardown_proof_s + CAPS.teardown_s)) <= cap
+    assert (
+        accrued(standing, build.at(now) + timedelta(seconds=60 + drain_budget().teardown_proof_s + CAPS.teardown_s))
+        <= cap
+    )
 
 
 LAST_SAVE = CheckpointRef(manifest="m", step=1, save_s=1)
@@ -301,15 +304,15 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     """It may begin just before the cap would be near, and has no lead of its own: its trainer does nothing any more."""
     saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     attempt, tick = priced(price, quantum, beat=saved), 10.0
-    lead = drain_lead_s(attempt, CAPS, tempo(tick_s=tick, drain_s=600))
+    lead = drain_lead_s(attempt, CAPS, drain_budget(tick_s=tick, drain_s=600))
     job = build.active_job(cap_usd=accrued(attempt, build.at(3000 + lead)))
     now = 3000 - early
-    while early and cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick, drain_s=600)):
+    while early and cap_is_near(attempt, job, CAPS, build.at(now), drain_budget(tick_s=tick, drain_s=600)):
         now -= tick
     draining = replace(attempt, state=AttemptState.DRAINING, reason=reason, draining_since=build.at(now))
-    while not is_drain_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), poll_s=1, order_s=6):
+    while not is_drain_over(draining, job, CAPS, build.at(now), drain_budget(drain_s=600), poll_s=1, order_s=6):
         now += 1
-    assert accrued(draining, build.at(now + tempo().teardown_proof_s + CAPS.teardown_s)) <= job.cap_usd
+    assert accrued(draining, build.at(now + drain_budget().teardown_proof_s + CAPS.teardown_s)) <= job.cap_usd
 
 
 def test_cap_drain_has_three_times_the_last_save() -> None:
@@ -320,7 +323,7 @@ def test_cap_drain_has_three_times_the_last_save() -> None:
 
     def waits(until: float, **changes: Any) -> bool:
         draining = replace(priced("1", beat=saved, draining_since=build.at(100)), **changes)
-        return not is_drain_over(draining, rich, CAPS, build.at(until), tempo(drain_s=600), poll_s=1, order_s=6)
+        return not is_drain_over(draining, rich, CAPS, build.at(until), drain_budget(drain_s=600), poll_s=1, order_s=6)
 
     assert [waits(at, reason=Reason.STOPPED) for at in (130, 131, 706, 707)] == [True, True, True, False]
     assert [waits(at, reason=Reason.CAPPED) for at in (130, 131)] == [True, False]
@@ -335,8 +338,8 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     attempt = priced("1", beat=saved, reason=Reason.CAPPED, draining_since=build.at(1000))
     attempt = replace(attempt, line=replace(attempt.line, offer=replace(attempt.line.offer, facts=facts)))
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
-    assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
-    assert not is_drain_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), poll_s=1, order_s=6)
+    assert cap_is_near(attempt, job, CAPS, build.at(1000), drain_budget())
+    assert not is_drain_over(attempt, job, CAPS, build.at(1020), drain_budget(drain_s=60), poll_s=1, order_s=6)
 
 
 def test_a_machine_that_nobody_saw_starting_runs_since_its_create_was_sent() -> None:
@@ -364,8 +367,8 @@ def test_where_both_limits_of_time_are_reached_the_deadline_is_named() -> None:
 def test_a_drain_is_cut_short_where_the_next_look_would_pass_the_cap() -> None:
     job = build.active_job(cap_usd=Decimal(1))
     attempt = priced("3.6", state=AttemptState.DRAINING, draining_since=build.at(899))
-    assert not is_drain_over(attempt, job, CAPS, build.at(900), tempo(), poll_s=1, order_s=6)
-    assert is_drain_over(attempt, job, CAPS, build.at(900), tempo(), poll_s=60, order_s=6)
+    assert not is_drain_over(attempt, job, CAPS, build.at(900), drain_budget(), poll_s=1, order_s=6)
+    assert is_drain_over(attempt, job, CAPS, build.at(900), drain_budget(), poll_s=60, order_s=6)
 
 
 def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:
@@ -373,7 +376,9 @@ def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:
         weights=6 * GIB, gradients=0, optimizer=4 * GIB, activations=0, logits=0, context=0, margin=0, source="test"
     )
     line = build.line(facts=HostFacts(egress_usd_per_gib=Decimal("0.1")))
-    saves = min_budget_usd(replace(line, memory=need), CAPS, 30, tempo()) - min_budget_usd(line, CAPS, 30, tempo())
+    saves = min_budget_usd(replace(line, memory=need), CAPS, 30, drain_budget()) - min_budget_usd(
+        line, CAPS, 30, drain_budget()
+    )
     assert saves == 4 * 10 * Decimal("0.1"), "two in the 70 s until it has drained, one under way and the last"
 
 

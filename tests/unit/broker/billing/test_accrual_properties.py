@@ -24,7 +24,7 @@ from broker.domain.offer import GIB, HostFacts
 from broker.domain.workload import MemoryNeed
 from broker.lifecycle.signals import due_signal
 from tests.support import build
-from tests.support.build import tempo
+from tests.support.build import drain_budget
 from trainer.contract.documents import CheckpointRef, Final, Heartbeat, Outcome
 
 CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
@@ -135,9 +135,9 @@ def test_charging_while_prices_become_known_charges_each_second_once(
 def test_a_machine_too_many_leaves_less_of_the_cap() -> None:
     alone = priced("0.36")
     beside = replace(alone, prices=(more(0, "0.36"),))
-    cap = usd(Decimal("0.36") * (1000 + int(drain_lead_s(alone, CAPS, tempo()))) / 3600)
-    assert not cap_is_near(alone, build.active_job(cap_usd=cap), CAPS, build.at(600), tempo())
-    assert cap_is_near(beside, build.active_job(cap_usd=cap), CAPS, build.at(600), tempo())
+    cap = usd(Decimal("0.36") * (1000 + int(drain_lead_s(alone, CAPS, drain_budget()))) / 3600)
+    assert not cap_is_near(alone, build.active_job(cap_usd=cap), CAPS, build.at(600), drain_budget())
+    assert cap_is_near(beside, build.active_job(cap_usd=cap), CAPS, build.at(600), drain_budget())
 
 
 def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> None:
@@ -145,12 +145,14 @@ def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> 
     moving = build.attempt(
         line=build.line(usd_per_hour=Decimal("0.36"), on_demand_usd_per_hour=Decimal("3.6"), price_moves=True)
     )
-    lead = drain_lead_s(still, CAPS, tempo())
+    lead = drain_lead_s(still, CAPS, drain_budget())
     cap = usd(Decimal("0.36") * (1000 + int(lead)) / 3600)
     job = build.active_job(cap_usd=cap)
-    assert not cap_is_near(still, job, CAPS, build.at(500), tempo())
-    assert cap_is_near(moving, job, CAPS, build.at(500), tempo())
-    assert min_budget_usd(moving.line, CAPS, 300, tempo()) == 10 * min_budget_usd(still.line, CAPS, 300, tempo())
+    assert not cap_is_near(still, job, CAPS, build.at(500), drain_budget())
+    assert cap_is_near(moving, job, CAPS, build.at(500), drain_budget())
+    assert min_budget_usd(moving.line, CAPS, 300, drain_budget()) == 10 * min_budget_usd(
+        still.line, CAPS, 300, drain_budget()
+    )
 
 
 @settings(max_examples=60)
@@ -172,12 +174,12 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
     )
     line = replace(line, memory=_need(size), rows_bytes=random.choice([0, 50 * GIB]))
     every_s = random.choice([30.0, 300.0])
-    if min_budget_usd(line, CAPS, every_s, tempo(tick_s=tick)) >= cap:
+    if min_budget_usd(line, CAPS, every_s, drain_budget(tick_s=tick)) >= cap:
         return
     attempt, now, real = build.attempt(line=line), 0.0, first
     job = build.active_job(cap_usd=cap, spec=build.spec(checkpoint={"every_s": every_s}))
     bill: list[PriceChange] = []
-    while not cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick)):
+    while not cap_is_near(attempt, job, CAPS, build.at(now), drain_budget(tick_s=tick)):
         due = uncharged_usd(attempt, build.at(now)) + traffic_owed(attempt, build.at(now))
         moved = traffic_owed(attempt, build.at(now))
         attempt = replace(
@@ -269,13 +271,13 @@ def test_the_last_checkpoints_are_kept_free_under_the_cap() -> None:
     saved = CheckpointRef(manifest="m", step=1, save_s=1, bytes=10 * GIB)
     quiet, busy = sending(beat=beat()), sending(beat=beat(checkpoint=saved))
     job = build.active_job(cap_usd=Decimal("1.8"))
-    assert not cap_is_near(quiet, job, CAPS, build.at(100), tempo())
-    assert cap_is_near(busy, job, CAPS, build.at(100), tempo())
+    assert not cap_is_near(quiet, job, CAPS, build.at(100), drain_budget())
+    assert cap_is_near(busy, job, CAPS, build.at(100), drain_budget())
     unsaved = replace(quiet, line=replace(quiet.line, memory=_need(10 * GIB)))
-    assert cap_is_near(unsaved, job, CAPS, build.at(100), tempo())
-    assert min_budget_usd(unsaved.line, CAPS, 300, tempo()) - min_budget_usd(quiet.line, CAPS, 300, tempo()) == Decimal(
-        "1.8"
-    )
+    assert cap_is_near(unsaved, job, CAPS, build.at(100), drain_budget())
+    assert min_budget_usd(unsaved.line, CAPS, 300, drain_budget()) - min_budget_usd(
+        quiet.line, CAPS, 300, drain_budget()
+    ) == Decimal("1.8")
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -288,31 +290,31 @@ def timed(**spec: Any) -> Any:
 def test_without_limits_of_time_there_is_time() -> None:
     assert time_left_s(timed(), build.at(0)) is None
     assert out_of_time(timed(), build.at(0)) is None
-    assert not time_is_up(build.attempt(), timed(), CAPS, build.at(1e6), tempo())
+    assert not time_is_up(build.attempt(), timed(), CAPS, build.at(1e6), drain_budget())
 
 
 def test_a_deadline_leaves_time_for_a_drain() -> None:
-    job, lead = timed(deadline="2026-01-01T01:00:00Z"), drain_lead_s(build.attempt(), CAPS, tempo())
-    assert not time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead - 1), tempo())
-    assert time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead), tempo())
-    assert due_signal(build.attempt(), job, CAPS, build.at(3600 - lead), tempo()) is Signal.OUT_OF_TIME
-    assert due_signal(build.attempt(), job, CAPS, build.at(0), tempo()) is None
+    job, lead = timed(deadline="2026-01-01T01:00:00Z"), drain_lead_s(build.attempt(), CAPS, drain_budget())
+    assert not time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead - 1), drain_budget())
+    assert time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead), drain_budget())
+    assert due_signal(build.attempt(), job, CAPS, build.at(3600 - lead), drain_budget()) is Signal.OUT_OF_TIME
+    assert due_signal(build.attempt(), job, CAPS, build.at(0), drain_budget()) is None
 
 
 def test_max_duration_counts_every_attempt() -> None:
-    job, lead = timed(max_duration=3600), drain_lead_s(build.attempt(), CAPS, tempo())
-    assert not time_is_up(build.attempt(), job, CAPS, build.at(3000), tempo())
+    job, lead = timed(max_duration=3600), drain_lead_s(build.attempt(), CAPS, drain_budget())
+    assert not time_is_up(build.attempt(), job, CAPS, build.at(3000), drain_budget())
     older = replace(job, machine_s=700.0)
-    assert time_is_up(build.attempt(), older, CAPS, build.at(2900 - lead), tempo())
-    assert not time_is_up(build.attempt(), older, CAPS, build.at(2899 - lead), tempo())
+    assert time_is_up(build.attempt(), older, CAPS, build.at(2900 - lead), drain_budget())
+    assert not time_is_up(build.attempt(), older, CAPS, build.at(2899 - lead), drain_budget())
     assert machine_s(build.attempt(AttemptState.PLANNED), build.at(9)) == 0
     assert machine_s(build.attempt(), build.at(-9)) == 0
 
 
 def test_the_cap_is_told_before_the_time_and_nothing_twice() -> None:
     job = replace(timed(deadline="2026-01-01T00:00:01Z"), cap_usd=Decimal("0.0001"))
-    assert due_signal(build.attempt(), job, CAPS, build.at(0), tempo()) is Signal.CAP
-    assert due_signal(build.attempt(signal=Signal.IDLE), job, CAPS, build.at(0), tempo()) is None
+    assert due_signal(build.attempt(), job, CAPS, build.at(0), drain_budget()) is Signal.CAP
+    assert due_signal(build.attempt(signal=Signal.IDLE), job, CAPS, build.at(0), drain_budget()) is None
 
 
 def test_the_words_name_the_limit_that_was_reached() -> None:
@@ -330,11 +332,11 @@ def test_the_words_name_the_limit_that_was_reached() -> None:
 def test_less_is_reserved_where_less_time_is_allowed() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"))
     lead = 10 + 60 + 7 + 30 + 10 + 1
-    assert reserved(timed(), line, CAPS, tempo()) == Decimal(100)
-    assert reserved(timed(max_duration=3600), line, CAPS, tempo()) == usd(Decimal("0.001") * (3600 + lead))
+    assert reserved(timed(), line, CAPS, drain_budget()) == Decimal(100)
+    assert reserved(timed(max_duration=3600), line, CAPS, drain_budget()) == usd(Decimal("0.001") * (3600 + lead))
     used = replace(timed(max_duration=3600), machine_s=3600.0)
-    assert reserved(used, line, CAPS, tempo()) == usd(Decimal("0.001") * lead)
-    assert reserved(replace(timed(max_duration=3600), cap_usd=Decimal(1)), line, CAPS, tempo()) == Decimal(1)
+    assert reserved(used, line, CAPS, drain_budget()) == usd(Decimal("0.001") * lead)
+    assert reserved(replace(timed(max_duration=3600), cap_usd=Decimal(1)), line, CAPS, drain_budget()) == Decimal(1)
 
 
 def test_time_reservation_covers_every_save_of_known_size() -> None:
@@ -342,24 +344,26 @@ def test_time_reservation_covers_every_save_of_known_size() -> None:
     facts = HostFacts(egress_usd_per_gib=Decimal("0.1"))
     line = build.line(usd_per_hour=Decimal("3.6"), facts=facts)
     job = timed(max_duration=3600, checkpoint={"every_s": 300})
-    assert reserved(job, line, CAPS, tempo()) == Decimal(100), "a script"
+    assert reserved(job, line, CAPS, drain_budget()) == Decimal(100), "a script"
     known = replace(line, memory=_need(GIB))
     room = usd(Decimal("0.001") * 3718) + Decimal("0.1") * (5 * 3718 // 300 + 2)
-    assert reserved(job, known, CAPS, tempo()) == room
-    assert reserved(job, replace(known, rows_bytes=GIB), CAPS, tempo()) == room + Decimal("0.1"), "its tokenised rows"
+    assert reserved(job, known, CAPS, drain_budget()) == room
+    assert reserved(job, replace(known, rows_bytes=GIB), CAPS, drain_budget()) == room + Decimal("0.1"), (
+        "its tokenised rows"
+    )
 
 
 def test_with_max_duration_the_reservation_holds_as_the_cap_does() -> None:
     attempt = priced("3.6", reserved_usd=Decimal(1))
     job = timed(max_duration=360_000)
-    assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
-    assert not cap_is_near(replace(attempt, reserved_usd=Decimal(100)), job, CAPS, build.at(1000), tempo())
+    assert cap_is_near(attempt, job, CAPS, build.at(1000), drain_budget())
+    assert not cap_is_near(replace(attempt, reserved_usd=Decimal(100)), job, CAPS, build.at(1000), drain_budget())
 
 
 def test_attempt_spends_no_more_than_reserved_after_a_raised_cap() -> None:
     """A failed job's machine that is kept, say: it is on its way out, so the higher cap reserved nothing for it."""
     attempt = priced("3.6", reserved_usd=Decimal(1))
-    assert cap_is_near(attempt, timed(), CAPS, build.at(1000), tempo())
-    assert not cap_is_near(attempt, timed(), CAPS, build.at(800), tempo())
+    assert cap_is_near(attempt, timed(), CAPS, build.at(1000), drain_budget())
+    assert not cap_is_near(attempt, timed(), CAPS, build.at(800), drain_budget())
     charged = replace(attempt, charged_usd=Decimal("0.5"))
     assert limit(charged, replace(timed(), spent_usd=Decimal("2.5"))) == Decimal(3)

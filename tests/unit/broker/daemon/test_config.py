@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker.daemon.app import rhythm_of
+from broker.daemon.app import intervals_of
 from broker.daemon.config import DaemonConfig
 from broker.domain.errors import InvalidInput
 
@@ -43,7 +43,7 @@ def test_a_named_file_stays_with_its_home(tmp_path: Path, monkeypatch: pytest.Mo
     ("text", "named"),
     [
         ("prot: 1", "prot: unknown key; did you mean port?"),
-        ("rhythm: {poll_s: -1}", "rhythm.poll_s"),
+        ("intervals: {poll_s: -1}", "intervals.poll_s"),
         ("providers: {simulated: {sede: 1}}", "providers.simulated.sede"),
         ("- a list", "gpubroker.yaml:1: must be a mapping"),
         ("a: [", "gpubroker.yaml:1: not YAML"),
@@ -138,5 +138,5 @@ def test_credentials_of_the_store_are_not_shown(tmp_path: Path) -> None:
 
 def test_no_more_creates_are_sent_than_skypilot_launches_at_once(tmp_path: Path) -> None:
     rented = DaemonConfig.model_validate({"home": tmp_path, "providers": {"runpod": {}, "sky": {"launches": 3}}})
-    assert rhythm_of(rented).creates == 3
-    assert rhythm_of(DaemonConfig(home=tmp_path)).creates == 32
+    assert intervals_of(rented).creates == 3
+    assert intervals_of(DaemonConfig(home=tmp_path)).creates == 32

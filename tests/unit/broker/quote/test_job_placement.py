@@ -30,7 +30,7 @@ from tests.support.machines import CAPS, NOW, SCRIPT, WORK, offer, spec
 from tests.unit.broker.quote.test_engine import caps_left, markets
 
 SETTINGS = PlacementSettings(
-    installation=build.INSTALLATION, caps={**CAPS, "new": CAPS["cloud"]}, drain_budget=build.tempo()
+    installation=build.INSTALLATION, caps={**CAPS, "new": CAPS["cloud"]}, drain_budget=build.drain_budget()
 )
 NONE_LOST = RestoredFacts()
 

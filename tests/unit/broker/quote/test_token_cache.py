@@ -58,5 +58,5 @@ def test_it_is_bounded(size: int) -> None:
 def test_nothing_is_bought_whose_cap_has_no_room_for_them(rows: int) -> None:
     line = replace(build.line(facts=facts("0.09")), rows_bytes=rows)
     without = replace(line, rows_bytes=0)
-    room = [min_budget_usd(one, Caps(spot=True), 60.0, build.tempo()) for one in (line, without)]
+    room = [min_budget_usd(one, Caps(spot=True), 60.0, build.drain_budget()) for one in (line, without)]
     assert room[0] - room[1] == Decimal("0.09") * rows / GIB

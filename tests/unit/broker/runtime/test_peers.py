@@ -95,17 +95,19 @@ async def test_broker_refuses_a_database_copy_while_the_other_lives() -> None:
 
 
 @pytest.mark.parametrize("every_s", [0.5, 20.0, 200.0])
-async def test_a_broker_is_waited_for_by_its_own_rhythm(every_s: float) -> None:
+async def test_a_broker_is_waited_for_by_its_own_interval(every_s: float) -> None:
     own, other = BrokerIdentity(home="here", clouds=CLOUDS), BrokerIdentity(home="there", clouds={})
     with pytest.raises(OtherBroker):
         await started(own, other, every_s=every_s)
     assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
 
 
-async def test_a_lease_tells_the_rhythm_of_whose_it_is() -> None:
+async def test_a_lease_tells_the_interval_of_whose_it_is() -> None:
     blobs, clock = ObstoreBlobs.open("memory://", Installation("abcd")), SteppedClock()
-    seat, rhythm = BrokerIdentity(home="there", clouds=CLOUDS), Intervals(deadman_s=7)
-    broker: Any = SimpleNamespace(store=MemoryStore(clock), blobs=blobs, owner="there/1", seat=seat, rhythm=rhythm)
+    seat, intervals = BrokerIdentity(home="there", clouds=CLOUDS), Intervals(deadman_s=7)
+    broker: Any = SimpleNamespace(
+        store=MemoryStore(clock), blobs=blobs, owner="there/1", seat=seat, intervals=intervals
+    )
     await Deadman(broker).step()
     lease = Lease.model_validate_json(await blobs.get(keys.BROKER_LEASE) or b"")
     assert (lease.home, lease.clouds, lease.every_s) == ("there", CLOUDS, 7)

@@ -304,7 +304,7 @@ def test_one_bad_cloud_slows_no_other() -> None:
         providers = gated({"bad": bad, "good": good}, {"bad", "good"}, clock)  # type: ignore[dict-item]
         context = ControllerContext(
             installation=HERE, owner="one", store=MemoryStore(clock), blobs=FarBlobs.in_memory(HERE),
-            providers=providers, clock=clock, rhythm=Intervals(),
+            providers=providers, clock=clock, intervals=Intervals(),
         )  # fmt: skip
         inventory, slow, rounds = Inventory(context), 0, 0
         while clock.monotonic() < 3600:

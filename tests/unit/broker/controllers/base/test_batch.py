@@ -16,7 +16,7 @@ from tests.unit.providers.clocks import SteppedClock
 def context(lease_s: float = 30.0) -> ControllerContext:
     return ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
-        providers={}, clock=SteppedClock(), rhythm=Intervals(lease_s=lease_s),
+        providers={}, clock=SteppedClock(), intervals=Intervals(lease_s=lease_s),
     )  # fmt: skip
 
 

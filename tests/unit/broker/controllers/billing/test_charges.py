@@ -47,7 +47,7 @@ async def test_it_counts_from_when_a_broker_last_knew_of_it(
 ) -> None:
     found = await alone_until(charged_s=charged_s, shown=shown)
     context = inventory(Scripted(), SteppedClock())._context
-    charged_late_s = 1 + context.rhythm.billing_s + context.rhythm.deadman_s
+    charged_late_s = 1 + context.intervals.billing_s + context.intervals.deadman_s
     assert found == since_s + charged_late_s + context.limits.deadman_s + context.limits.drain_s + SELF_STOP_S
 
 

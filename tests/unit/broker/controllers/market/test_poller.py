@@ -44,8 +44,8 @@ def clock() -> SteppedClock:
     return SteppedClock()
 
 
-def market(clock: SteppedClock, *clouds: Any, **rhythm: float) -> MarketPoller:
-    return MarketPoller({cloud.name: cloud for cloud in clouds}, clock, MarketIntervals(**rhythm))
+def market(clock: SteppedClock, *clouds: Any, **intervals: float) -> MarketPoller:
+    return MarketPoller({cloud.name: cloud for cloud in clouds}, clock, MarketIntervals(**intervals))
 
 
 @pytest.mark.parametrize("fault", [Rejected("bad refuses the key (401): set BAD_KEY"), ValueError("a bug")])

@@ -71,7 +71,7 @@ class Desk:
     def another(self, owner: str) -> Outbox:
         context = ControllerContext(
             installation=Installation("test"), owner=owner, store=self.store, blobs=None, providers={},  # type: ignore[arg-type]
-            clock=self.clock, rhythm=Intervals(poll_s=0.01),
+            clock=self.clock, intervals=Intervals(poll_s=0.01),
         )  # fmt: skip
         return Outbox(context, [self.notifier], jitter=lambda: 0.0, keep=self.keep)
 

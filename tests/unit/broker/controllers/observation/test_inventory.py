@@ -40,7 +40,7 @@ class Scripted:
 def inventory(cloud: Scripted, clock: SteppedClock, name: str = "scripted") -> Inventory:
     context = ControllerContext(
         installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
-        providers={name: cast(Provider, cloud)}, clock=clock, rhythm=Intervals(list_s=0),
+        providers={name: cast(Provider, cloud)}, clock=clock, intervals=Intervals(list_s=0),
     )  # fmt: skip
     return Inventory(context)
 

@@ -32,7 +32,7 @@ class House:
 async def test_last_message_names_the_running_part_and_what_stays(nodes: int, named: tuple[str, ...]) -> None:
     """The last of a job that runs is named and to several machines what stays."""
     house = House()
-    context = SimpleNamespace(store=house, blobs=house, rhythm=SimpleNamespace(poll_s=1.0))
+    context = SimpleNamespace(store=house, blobs=house, intervals=SimpleNamespace(poll_s=1.0))
     spec = build.spec(init_from=f"job/{ORIGIN}", resources={"nodes": nodes})
     job = replace(build.active_job(spec=spec), attempts=0)
     placement = Placement(cast(Any, context), cast(Any, None), lambda: [])
