@@ -27,7 +27,7 @@ from broker.estimator.memory.simulator.library_versions import (
     repeats_keys,
     table_bytes,
 )
-from broker.estimator.memory.simulator.tape import CATEGORIES as CATEGORIES
+from broker.estimator.memory.simulator.tensors import CATEGORIES as CATEGORIES
 from broker.estimator.memory.simulator.types import Step
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]

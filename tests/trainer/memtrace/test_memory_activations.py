@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from benchmarks.memory_forms import cases, compared
 from broker.estimator.memory.device_overhead import CUBLAS_WORKSPACE
-from broker.estimator.memory.simulator.activations import WRITTEN
+from broker.estimator.memory.simulator.layers.activations import WRITTEN
 from broker.model_catalog.config_validation import ACTIVATIONS
 from broker.sizing.estimate import estimate
 

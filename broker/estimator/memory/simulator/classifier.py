@@ -1,8 +1,8 @@
 """Simulated step of a decoder whose head predicts classes, or one number, instead of the next token."""
 
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
-from broker.estimator.memory.simulator.decoder_layer import Layer
-from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
+from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
 
 class ClassifierSimulator(DecoderSimulator):
@@ -29,7 +29,7 @@ class ClassifierSimulator(DecoderSimulator):
         logits = layer.matrix(normed, head, s.labels)
         tape.drop(normed)
         if s.head == "text":
-            logits = tape.after(logits, tape.op([logits], self.step.rows * s.labels, logits.width))
+            logits = tape.after(logits, tape.resize(logits, self.step.rows * s.labels))
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class ClassifierSimulator(DecoderSimulator):
         tape = self.tape
         self._forget()
         raised = self._raised(logits)
-        soft = tape.op([raised], raised.count, 4, saves_out=True)
-        loss = tape.op([soft], 1, 4)
+        soft = tape.elementwise_by_result(raised)
+        loss = tape.resize(soft, 1, 4)
         tape.drop(soft, raised, logits, self.batch)
         return loss

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec, layer_matrices
 from broker.estimator.architecture.model_states import base_bytes, exchanged, optimizer_bytes, trained_parameters
-from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.fsdp import world_of
-from broker.estimator.memory.simulator.layer_ops import adapt_embeddings, adapt_head
 from broker.estimator.memory.simulator.layer_sampling import Depth
-from broker.estimator.memory.simulator.tape import CATEGORIES, EARLIER, Tape, Tensor, Weight
+from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.layers.layer_ops import adapt_embeddings, adapt_head
+from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.tensors import CATEGORIES, EARLIER, Tensor, Weight
 from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
 
 
@@ -121,29 +122,25 @@ class DecoderSimulator:
         step, n, tape, build = self.step, self.step.numerics, self.tape, family_spec(self.shape)
         grad = n.full or step.checkpointing
         count = self.tokens * self.shape.hidden
-        trained = [(self.embedding, n.trained)] if n.full else []
-        x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight)
+        x = tape.lookup(self.embedding, count, n.trained)
         if "embeddings" in n.adapted:
             self.ends = Layer(tape, self.shape, n, step.rows, step.length)
             x, grad = adapt_embeddings(self.ends, x, accumulated=step.accumulated), False
         if build.scaled_embeddings and not build.scaled:  # inside the embedding module
-            x = self.tape.after(x, tape.op([x], count, x.width))
+            x = tape.after(x, tape.scale(x))
         if grad and not n.full:  # x is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
         if build.scaled:
-            x = self.tape.after(x, tape.op([x], count, x.width))
+            x = tape.after(x, tape.scale(x))
         first = self._same(x)
         if not build.rotary:  # learned positions
             rows = (self.shape.max_positions or step.length) * self.shape.hidden
             positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
             positions.gradient = EARLIER if step.accumulated else None
-            learned = [(positions, n.trained)] if n.full else []
-            x = self.tape.after(x, tape.op([x], count, x.width, passthrough_grad=True, weights=learned))
+            x = tape.after(x, tape.add_weight(x, positions, n.trained))
         if self.shape.dropout and not build.rotary:
-            mask = tape.new(count, n.mask or x.width)
-            x = self.tape.after(x, tape.op([x], count, x.width, saves=[mask]))
-            tape.drop(mask)
+            x = tape.after(x, tape.dropout(x, n.mask or x.width))
         return x, first
 
     def _mask(self) -> Tensor:
@@ -210,11 +207,11 @@ class DecoderSimulator:
         if self.step.loss == "trainer":
             tape.drop(normed)
         if family_spec(self.shape).scaled:
-            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
+            logits = tape.after(logits, tape.scale(logits))
         if self.shape.softcap:
-            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
-            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
-            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
+            logits = tape.after(logits, tape.scale(logits))
+            logits = tape.after(logits, tape.elementwise_by_result(logits))
+            logits = tape.after(logits, tape.scale(logits))
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
@@ -223,23 +220,23 @@ class DecoderSimulator:
         if form == "trainer":  # the model has returned; its logits are cast, and the positions with a loss are selected
             self._forget()
             if step.numerics.autocast:
-                logits = self.tape.after(logits, tape.op([logits], count, 4))
+                logits = tape.after(logits, tape.cast(logits, 4))
             predicted = count // step.length * (step.length - 1)  # a row's first token is not predicted
-            chosen = tape.op([logits], predicted, logits.width)
+            chosen = tape.resize(logits, predicted)
             flat = self._raised(chosen)
             tape.drop(chosen)
         else:
             raised = self._same(logits) if form == "own" else self._raised(logits)
             if form == "float":
-                logits = self.tape.after(logits, self._same(raised))
-            flat = self._same(raised) if form == "padded" else tape.op([raised], count, raised.width)
+                logits = tape.after(logits, self._same(raised))
+            flat = self._same(raised) if form == "padded" else tape.scale(raised)
             named = [raised]
             if form == "own":  # a variable of the model still holds this one; other forms use a function's variable
                 named.append(self._same(flat))
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
-            flat = self.tape.after(flat, self._raised(flat))
-        log_probabilities = tape.op([flat], flat.count, flat.width, saves_out=True)
-        loss = tape.op([log_probabilities], 1, 4)
+            flat = tape.after(flat, self._raised(flat))
+        log_probabilities = tape.elementwise_by_result(flat)
+        loss = tape.resize(log_probabilities, 1, 4)
         tape.drop(log_probabilities, flat, logits)
         if form != "trainer":  # the loss is computed inside the model, whose variable holds the last hidden states
             tape.drop(*named, self.normed)
@@ -247,7 +244,7 @@ class DecoderSimulator:
         return loss
 
     def _raised(self, t: Tensor) -> Tensor:
-        return self._same(t) if t.width == 4 else self.tape.op([t], t.count, 4)
+        return self.tape.cast(t, 4)
 
     def _same(self, t: Tensor) -> Tensor:
         t.retain()

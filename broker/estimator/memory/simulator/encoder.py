@@ -2,8 +2,8 @@
 
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
-from broker.estimator.memory.simulator.decoder_layer import Layer
-from broker.estimator.memory.simulator.tape import EARLIER, Tensor, Weight
+from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
 
 class EncoderPlayer(DecoderSimulator):
@@ -29,15 +29,11 @@ class EncoderPlayer(DecoderSimulator):
         x = self._patches() if s.pixels else self._words()
         return x, self._same(x)
 
-    def _looked_up(self, w: Weight, count: int) -> Tensor:
-        n = self.step.numerics
-        return self.tape.op((), count, n.weight, weights=[(w, n.weight)] if n.full else [])
-
     def _words(self) -> Tensor:
         """Return the sum of word, type and position embeddings after norm and dropout."""
         tape, s, count = self.tape, self.shape, self.tokens * self.shape.hidden
         self.batch = tape.new(self.tokens * 3, 8)  # token ids, their mask, and labels or positions
-        x = self._looked_up(self.embedding, count)
+        x = tape.lookup(self.embedding, count)
         # the embedding requires a gradient, the norm does not
         if not self.step.numerics.full and self.step.checkpointing:
             x.grad = True
@@ -45,8 +41,8 @@ class EncoderPlayer(DecoderSimulator):
         named = [self._same(x)]
         for number, rows in enumerate(s.looked_up):
             wide = count if number else self.step.length * s.hidden
-            more = self._looked_up(self._weight(rows * s.hidden), wide)
-            x = self.tape.after(x, tape.op([x, more], count, x.width, passthrough_grad=True))
+            more = tape.lookup(self._weight(rows * s.hidden), wide)
+            x = self.tape.after(x, tape.add(x, more))
             named.append(more)
         x = self._dropped(self.tape.after(x, self.head_layer.norm(x)))
         tape.drop(*named)
@@ -60,18 +56,15 @@ class EncoderPlayer(DecoderSimulator):
         patches = self.tokens - self.step.rows
         self.named = self.head_layer.cast(pixels, n.weight)  # a variable of the model holds it until the model returns
         into = self.head_layer.cast(self.named, n.compute)
-        copy = [tape.new(matrix.count, n.compute)] if n.autocast and n.weight != n.compute else []
-        trained = [(matrix, n.compute)] if n.full else []
-        x = tape.op([into], patches * s.hidden, n.compute, saves=[into, *copy] if n.full else [], weights=trained)
-        tape.drop(into, *copy)
+        copy = tape.new(matrix.count, n.compute) if n.autocast and n.weight != n.compute else None
+        x = tape.convolution(into, matrix, patches * s.hidden, copy)
+        tape.drop(into, *([] if copy is None else [copy]))
         if self.step.checkpointing and not n.full:
             x.grad = True
             x.retain()
-        x = self.tape.after(x, tape.op([x], self.tokens * s.hidden, max(x.width, n.weight)))
+        x = self.tape.after(x, tape.resize(x, self.tokens * s.hidden, max(x.width, n.weight)))
         position = self._weight(self.step.length * s.hidden)
-        x = self.tape.after(
-            x, tape.op([x], x.count, x.width, passthrough_grad=True, weights=[(position, n.weight)] if n.full else [])
-        )
+        x = tape.after(x, tape.add_weight(x, position, n.weight))
         if s.dropout:
             x = self._dropped(x)
         return x
@@ -92,7 +85,7 @@ class EncoderPlayer(DecoderSimulator):
             x = self._dropped(x)
         else:
             layer.tokens = rows
-            x = self.tape.after(x, tape.op([x], rows * h, x.width))
+            x = self.tape.after(x, tape.resize(x, rows * h))
         if s.head == "text":
             whole = not s.pooled_adapter
             dense = layer.matrix(x, self._weight(h * h, whole=whole), h)
@@ -102,7 +95,7 @@ class EncoderPlayer(DecoderSimulator):
                         inputs * outputs, n.adapters, trained=True, grad_width=n.adapters
                     )
                 dense = layer.adapt(x, dense, "pool", h)
-            x = self.tape.after(x, tape.op([dense], dense.count, dense.width, saves_out=True))
+            x = self.tape.after(x, tape.elementwise_by_result(dense))
             tape.drop(dense)
             x = self._dropped(x)
         logits = layer.matrix(x, self._weight(h * s.labels, whole=True), s.labels)
@@ -114,7 +107,7 @@ class EncoderPlayer(DecoderSimulator):
         """Return the loss of a few classes from float32 logits and their log-softmax; consumes the logits."""
         self._forget()
         raised = self._raised(logits)
-        soft = self.tape.op([raised], raised.count, 4, saves_out=True)
-        loss = self.tape.op([soft], 1, 4)
+        soft = self.tape.elementwise_by_result(raised)
+        loss = self.tape.resize(soft, 1, 4)
         self.tape.drop(soft, raised, logits, self.batch)
         return loss

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import stacks
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
-from broker.estimator.memory.simulator.decoder_layer import Layer
 from broker.estimator.memory.simulator.layer_sampling import Depth
-from broker.estimator.memory.simulator.seq2seq_layer import Seq2SeqLayer, Shared
-from broker.estimator.memory.simulator.tape import EARLIER, Tape, Tensor, Weight
+from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.layers.seq2seq_layer import Seq2SeqLayer, Shared
+from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
 
 
@@ -146,24 +147,20 @@ class Seq2SeqSimulator(DecoderSimulator):
         tape, n, h = self.tape, self.step.numerics, self.shape.hidden
         count = self.step.rows * stack.length * h
         self.head_layer = layer = self._fresh(tape, stack.shared, first=False)
-        x = self._looked_up(self.embedding, count)
+        x = tape.lookup(self.embedding, count)
         if not self.shape.buckets:
-            x = tape.after(x, tape.op([x], count, x.width))
+            x = tape.after(x, tape.scale(x))
         if self.step.checkpointing and not n.full:  # x is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
         stack.named.append(self._same(x))
         if not self.shape.buckets:
             rows = Weight(self.shape.looked_up[0] * h, n.weight, trained=n.full, grad_width=n.trained)
-            places = self._looked_up(rows, count if stack is self.encoder else stack.length * h)
-            x = tape.after(x, tape.op([x, places], count, x.width, passthrough_grad=True))
+            places = tape.lookup(rows, count if stack is self.encoder else stack.length * h)
+            x = tape.after(x, tape.add(x, places))
             stack.named.append(places)
             x = tape.after(x, layer.norm(x))
         return tape.after(x, layer.dropout(x)) if self.shape.dropout else x
-
-    def _looked_up(self, w: Weight, count: int) -> Tensor:
-        n = self.step.numerics
-        return self.tape.op((), count, n.weight, weights=[(w, n.weight)] if n.full else [])
 
     def _finished(self, x: Tensor) -> Tensor:
         """Return the stack's output and consume that of its last layer. T5 applies a norm and dropout."""
@@ -178,12 +175,12 @@ class Seq2SeqSimulator(DecoderSimulator):
         """Return logits over the vocabulary; consumes its input and the encoder's output."""
         tape, layer, source = self.tape, self.head_layer, self.decoder.shared.source
         assert source is not None
-        into = tape.op([x], x.count, x.width) if self.shape.tied_embeddings and self.shape.buckets else self._same(x)
+        into = tape.scale(x) if self.shape.tied_embeddings and self.shape.buckets else self._same(x)
         layer.tokens = self.step.rows * self.step.target
         logits = layer.matrix(into, self.head, self.shape.vocabulary)
         if not self.shape.buckets:
             width = max(logits.width, self.step.numerics.weight)
-            logits = tape.after(logits, tape.op([logits], logits.count, width, passthrough_grad=True))
+            logits = tape.after(logits, tape.add(logits, width=width))
         tape.drop(x, into, source)
         self.normed = logits
         return logits

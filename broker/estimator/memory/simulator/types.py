@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from broker.estimator.architecture.families import Numerics
-from broker.estimator.memory.simulator.tape import Category
+from broker.estimator.memory.simulator.tensors import Category
 
 Bytes = Mapping[Category, int]
 Loss = Literal["trainer", "padded", "shifted", "float", "own"]

@@ -191,7 +191,7 @@ def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> Non
     tape = Tape()
     tape.begin_segment("all", "activations")
     whole, part = tape.new(1024, 4), tape.new(256, 4, grad=True)
-    out = tape.added(whole, part)
+    out = tape.add_in_place(whole, part)
     tape.drop(part)
     assert tape.total == 4 * (1024 + 256)  # nothing new, and what was added is kept
     out.gradient = tape.new(1024, 4)
@@ -206,7 +206,7 @@ def test_nothing_is_kept_of_an_addition_that_no_gradient_reaches() -> None:
     tape = Tape()
     tape.begin_segment("all", "activations")
     part = tape.new(256, 4)
-    out = tape.added(tape.new(1024, 4), part)
+    out = tape.add_in_place(tape.new(1024, 4), part)
     tape.drop(part, out)
     assert tape.total == 0
     assert tape.nodes == []

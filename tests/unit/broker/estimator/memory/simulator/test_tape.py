@@ -2,7 +2,8 @@
 
 import pytest
 
-from broker.estimator.memory.simulator.tape import BLOCK, EARLIER, Tape, Weight
+from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.tensors import BLOCK, EARLIER, Weight
 
 COUNT = 1024
 
@@ -25,7 +26,7 @@ def test_sizes_are_rounded_up_to_the_allocators_blocks() -> None:
 def test_what_backward_needs_outlives_its_maker_until_backward_has_passed() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
-    y = tape.op([x], COUNT, 4, saves=[x])
+    y = tape.elementwise(x)
     tape.drop(x)
     assert tape.total == 2 * 4 * COUNT
     y.gradient = tape.new(COUNT, 4)
@@ -38,7 +39,7 @@ def test_what_backward_needs_outlives_its_maker_until_backward_has_passed() -> N
 def test_nothing_is_kept_for_what_needs_no_gradient() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4)
-    y = tape.op([x], COUNT, 4, saves=[x])
+    y = tape.elementwise(x)
     tape.drop(x, y)
     assert tape.total == 0
     assert tape.nodes == []
@@ -48,7 +49,7 @@ def test_nothing_is_kept_while_checkpointing_does_not_record() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
     tape.recording = False
-    y = tape.op([x], COUNT, 4, saves=[x])
+    y = tape.elementwise(x)
     views = tape.split(y, (COUNT // 2, COUNT // 2))
     tape.drop(x, y, *views)
     assert tape.total == 0
@@ -57,10 +58,10 @@ def test_nothing_is_kept_while_checkpointing_does_not_record() -> None:
 
 def test_a_second_gradient_is_added_in_place_unless_the_first_is_shared() -> None:
     alone, shared = tape_in(), tape_in()
-    for tape, passes in ((alone, False), (shared, True)):
+    for tape in (alone, shared):
         x = tape.new(COUNT, 4, grad=True)
-        y = tape.op([x], COUNT, 4)
-        z = tape.op([x, y], COUNT, 4, passthrough_grad=passes)
+        y = tape.scale(x)
+        z = tape.add(x, y) if tape is shared else tape.where(tape.new(0, 1), x, y)
         z.gradient = tape.new(COUNT, 4)
         tape.drop(x, y, z)
         tape.begin_segment("backward", "temporary")
@@ -75,8 +76,8 @@ def test_a_second_gradient_is_added_in_place_unless_the_first_is_shared() -> Non
 def test_a_sum_of_shared_gradients_is_a_tensor_of_its_own() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
-    residual = tape.op([x], COUNT, 4, passthrough_grad=True)
-    z = tape.op([x, residual], COUNT, 4, passthrough_grad=True)
+    residual = tape.add(x)
+    z = tape.add(x, residual)
     held = z.gradient = tape.new(COUNT, 4)
     held.retain()
     tape.backward()
@@ -88,7 +89,7 @@ def test_a_gradient_changes_type_where_an_addition_did() -> None:
     tape = tape_in()
     half = tape.new(COUNT, 2, grad=True)
     wide = tape.new(COUNT, 4, grad=True)
-    out = tape.op([half, wide], COUNT, 4, passthrough_grad=True)
+    out = tape.add(half, wide)
     out.gradient = tape.new(COUNT, 4)
     tape.backward()
     assert half.gradient is not None
@@ -116,7 +117,7 @@ def test_a_view_holds_the_whole_and_gradients_of_views_are_joined() -> None:
     left, right = tape.split(whole, (COUNT // 4, 3 * COUNT // 4))
     tape.drop(whole, left)
     assert tape.total == 2 * COUNT
-    used = tape.op([right], right.count, 2)
+    used = tape.scale(right)
     tape.drop(right)
     assert tape.total == used.size
     used.gradient = tape.new(used.count, 2)
@@ -129,7 +130,7 @@ def test_a_view_holds_the_whole_and_gradients_of_views_are_joined() -> None:
 def test_work_that_no_loss_reaches_is_freed_without_gradients() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
-    y = tape.op([x], COUNT, 4, saves=[x])
+    y = tape.elementwise(x)
     tape.drop(x, y)
     tape.backward()
     assert tape.total == 0
@@ -138,7 +139,7 @@ def test_work_that_no_loss_reaches_is_freed_without_gradients() -> None:
 def test_kernels_take_bytes_that_only_the_peak_knows() -> None:
     tape = tape_in()
     x = tape.new(COUNT, 4, grad=True)
-    y = tape.op([x], COUNT, 4, scratch=1 << 20, back=1 << 21)
+    y = tape.kernel(x, COUNT, 4, scratch=1 << 20, back=1 << 21)
     assert tape.peaks["all"][1]["temporary"] == 1 << 20
     y.gradient = tape.new(COUNT, 4)
     tape.begin_segment("backward", "temporary")
@@ -152,7 +153,7 @@ def test_a_weights_gradient_stays_in_its_own_type(computed: int, kept: int) -> N
     tape = tape_in()
     x = tape.new(COUNT, computed)
     w = Weight(COUNT, kept, trained=True, grad_width=kept)
-    y = tape.op([x], COUNT, computed, saves=[x], weights=[(w, computed)])
+    y = tape.linear(x, w, COUNT)
     tape.drop(x)
     y.gradient = tape.new(COUNT, computed)
     tape.drop(y)
@@ -167,7 +168,7 @@ def test_a_tied_weight_has_one_gradient_and_an_earlier_one_is_added_to() -> None
         w = Weight(COUNT, 4, trained=True, grad_width=4)
         w.gradient = first
         for _ in range(2):
-            y = tape.op([], 1, 4, weights=[(w, 4)])
+            y = tape.lookup(w, 1)
             y.gradient = tape.new(1, 4)
             tape.drop(y)
             tape.backward()
@@ -180,9 +181,9 @@ def test_a_tied_weight_has_one_gradient_and_an_earlier_one_is_added_to() -> None
 def test_tied_gradients_add_in_place_unless_the_first_is_a_view(computed: int, tensors: int) -> None:
     """torch's profiler shows it of an embedding that is the head too: add_ under autocast, which casts, else add."""
     tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
-    read = tape.op((), 1, 4, weights=[(weight, 4)])  # as an encoder does, last in the backward pass
-    words = tape.op((), 1, 4, weights=[(weight, 4)])
-    logits = tape.op([words], 1, 4, weights=[(weight, computed)], saves_matrix=True)
+    read = tape.lookup(weight, 1)  # as an encoder does, last in the backward pass
+    words = tape.cast(tape.lookup(weight, 1), computed)
+    logits = tape.linear(words, weight, 1)
     logits.gradient, read.gradient = tape.new(1, 4), tape.new(1, 4)
     tape.drop(words, logits, read)
     tape.backward(1)
@@ -212,9 +213,9 @@ def test_a_layer_is_computed_again_only_up_to_what_was_saved_last() -> None:
     x = tape.new(1024, 4, grad=True)
     weight = Weight(1024, 4, trained=True, grad_width=4)
     tape.stop = 2
-    made = tape.op([x], 1024, 4, saves=[x])
-    product = tape.op([made], 1024, 4, weights=[(weight, 4)])
-    last = tape.op([product], 1024, 4, scratch=4096)
+    made = tape.elementwise(x)
+    product = tape.linear(made, weight, 1024)
+    last = tape.kernel(product, 1024, 4, scratch=4096, back=0)
     assert tape.last_saving == 2
     assert tape.total == 2 * 4096
     last.gradient = tape.new(1024, 4)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from broker.estimator.memory.simulator.layer_ops import LayerOps
-from broker.estimator.memory.simulator.tape import Tensor
+from broker.estimator.memory.simulator.layers.layer_ops import LayerOps
+from broker.estimator.memory.simulator.tensors import Tensor
 
 
 class Attention(LayerOps):
@@ -15,7 +15,7 @@ class Attention(LayerOps):
             x.retain()
             return x
         extra = x.count * x.width
-        return self.tape.op([x], x.count, x.width, scratch=2 * extra, back=extra)
+        return self.tape.kernel(x, x.count, x.width, scratch=2 * extra, back=extra)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values as the attention takes them."""
@@ -50,7 +50,7 @@ class Attention(LayerOps):
         tape.drop(fused)
         if self.build.broadcast:
             wide = self.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
-            copies = [tape.op([v], wide, v.width, back=fused.size) for v in views[1:]]
+            copies = [tape.resize(v, wide, back=fused.size) for v in views[1:]]
             tape.drop(*views[1:])
             views = [views[0], *copies]
         turned = self.rotate(views[0]), self.rotate(views[1])
@@ -76,12 +76,11 @@ class Attention(LayerOps):
             bias = tape.new(self.rows * self.length * self.length, q.width)
         elif written:
             return self._written_out(q, k, v)
-        sums = tape.new(self.tokens * s.heads, 4)
         padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
         back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped and not bias else 0)
         masks = [bias] if bias else []
-        out = tape.op([q, k, v], q.count, q.width, saves=[q, k, v, sums, *masks], back=back, saves_out=True)
-        tape.drop(q, k, v, sums, *masks, *named)
+        out = tape.fused_attention([q, k, v], masks, self.tokens * s.heads, back)
+        tape.drop(q, k, v, *masks, *named)
         return out
 
     def _for_every_head(self, count: int, width: int, *heads: Tensor) -> list[Tensor]:
@@ -93,12 +92,12 @@ class Attention(LayerOps):
         expanded, named, tape = [], [], self.tape
         for t in heads:
             if self.shape.kv_heads > 1:
-                named.append(tape.op([t], count, t.width))
+                named.append(tape.resize(t, count))
                 expanded.append(self.cast(named[-1], width))
             elif t.width == width:
                 expanded.append(self.cast(t, width))
             else:
-                expanded.append(tape.op([t], count, width, back=count * t.width))
+                expanded.append(tape.resize(t, count, width, back=count * t.width))
         return expanded + named
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -109,25 +108,25 @@ class Attention(LayerOps):
         tape.drop(q, k, v)
         if not self.build.broadcast:  # repeated for every head of a group
             wide = self._repeated(wide)
-        scaled = [tape.op([t], t.count, 4) for t in wide[:2]]
+        scaled = [tape.scale(t) for t in wide[:2]]
         expanded = q.count * 4 if self.build.broadcast and self.rows == 1 else 0
         if self.build.broadcast and self.rows > 1:  # a view for one row, a copy for several rows
             scaled, wide = self._repeated(scaled), self._repeated(wide)
-        product = tape.op(scaled, scores, 4, saves=scaled, back=expanded)
+        product = tape.bilinear(scaled[0], scaled[1], scores, back=expanded)
         tape.drop(*scaled)
-        masked = tape.op([product], scores, 4, passthrough_grad=True)
+        masked = tape.add(product)
         tape.drop(product)
-        soft = tape.op([masked], scores, 4, saves_out=True)
+        soft = tape.elementwise_by_result(masked, 4)
         tape.drop(masked)
         narrow = tape.new(scores, width) if width != 4 else self.cast(soft, 4)
-        out = tape.op([soft, wide[2]], q.count, 4, saves=[soft, wide[2]], back=expanded)
+        out = tape.bilinear(soft, wide[2], q.count, back=expanded)
         result = self.cast(out, width)
         tape.drop(soft, narrow, out, *wide)
         return result
 
     def _repeated(self, heads: Sequence[Tensor]) -> list[Tensor]:
         """Expand keys and values to the size of the queries, which come first in `heads`."""
-        more = [self.tape.op([t], heads[0].count, t.width) for t in heads[1:]]
+        more = [self.tape.resize(t, heads[0].count) for t in heads[1:]]
         self.tape.drop(*heads[1:])
         return [heads[0], *more]
 
@@ -137,15 +136,15 @@ class Attention(LayerOps):
         scores = self.rows * self.shape.heads * self.length * self.length
         if k.count != q.count:
             q, k, v = self._repeated([q, k, v])
-        product = tape.op([q, k], scores, q.width, saves=[q, k])
-        scaled = tape.op([product], scores, q.width)
+        product = tape.bilinear(q, k, scores)
+        scaled = tape.scale(product)
         tape.drop(product)
-        masked = tape.op([scaled], scores, q.width, passthrough_grad=True)
+        masked = tape.add(scaled)
         tape.drop(scaled)
-        soft = tape.op([masked], scores, 4, saves_out=True)
+        soft = tape.elementwise_by_result(masked, 4)
         tape.drop(masked)
         weights = self.cast(soft, q.width)
         tape.drop(soft)
-        out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
+        out = tape.bilinear(weights, v, q.count)
         tape.drop(weights, q, k, v)
         return out

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from broker.estimator.memory.simulator.attention import Attention
-from broker.estimator.memory.simulator.mlp import Mlp
-from broker.estimator.memory.simulator.tape import Tensor
+from broker.estimator.memory.simulator.layers.attention import Attention
+from broker.estimator.memory.simulator.layers.mlp import Mlp
+from broker.estimator.memory.simulator.tensors import Tensor
 
 
 class Layer(Attention, Mlp):
@@ -37,12 +37,12 @@ class Layer(Attention, Mlp):
         """Add a residual connection and consume `more`. Some families scale it or apply dropout first."""
         tape = self.tape
         if self.build.norms == 4:
-            more = self.tape.after(more, self.norm(more))
+            more = tape.after(more, self.norm(more))
         if self.build.scaled:
-            more = self.tape.after(more, tape.op([more], more.count, more.width))
+            more = tape.after(more, tape.scale(more))
         if self.shape.dropout:
-            more = self.tape.after(more, self.dropout(more))
-        out = tape.op([x, more], x.count, max(x.width, more.width), passthrough_grad=True)
+            more = tape.after(more, self.dropout(more))
+        out = tape.add(x, more)
         tape.drop(more)
         return out
 
@@ -65,8 +65,8 @@ class Layer(Attention, Mlp):
         if not self.build.named:
             tape.drop(inner)
         if self.shape.dropout and (role != "o" or self.build.drops):
-            more = self.tape.after(more, self.dropout(more))
-        added = tape.op([x, more], x.count, max(x.width, more.width), passthrough_grad=True)
+            more = tape.after(more, self.dropout(more))
+        added = tape.add(x, more)
         out = self.norm(added)
         tape.drop(added, more, *([inner] if self.build.named else []))
         return out
@@ -81,7 +81,7 @@ class Layer(Attention, Mlp):
             normed = tape.after(normed, self.norm(x))
         more = self.mlp(*(ahead or [normed]))
         tape.drop(*[] if named else [normed])
-        both = tape.op([more, attended], x.count, max(more.width, attended.width), passthrough_grad=True)
+        both = tape.add(more, attended)
         tape.drop(more, attended)
         output = self.add(x, both)
         tape.drop(*[normed, *ahead] if named else [])

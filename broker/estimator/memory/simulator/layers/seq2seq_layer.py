@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import CROSS, Numerics
-from broker.estimator.memory.simulator.decoder_layer import Layer
-from broker.estimator.memory.simulator.tape import Tape, Tensor, Weight
+from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.tensors import Tensor, Weight
 
 ALIGNED = 8
 """Alignment of masks. torch's memory-efficient attention copies a mask whose rows are not contiguous, or whose length
@@ -77,16 +78,14 @@ class Seq2SeqLayer(Layer):
         weight = 4 if n.norms_float32 else n.weight
         w = Weight(self.shape.hidden, weight, trained=n.full, grad_width=n.trained)
         wide = self.cast(x, 4)
-        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
+        squares = tape.elementwise(wide, back=2 * x.count * 4)
         tape.drop(wide)
-        root = tape.op([squares], self.tokens, 4, saves_out=True)
+        root = tape.root_mean(squares, self.tokens)
         tape.drop(squares)
-        normal = tape.op([x, root], x.count, 4, saves=[x, root], back=x.count * 4)
+        normal = tape.bilinear(x, root, x.count, back=x.count * 4)
         tape.drop(root)
         narrow = tape.after(normal, self.cast(normal, weight))
-        trained = [(w, n.trained)] if n.full else []
-        back = x.count * narrow.width if n.full else 0
-        out = tape.op([narrow], x.count, weight, saves=[narrow] if n.full else [], weights=trained, back=back)
+        out = tape.scale_by_weight(narrow, w, weight, back=x.count * narrow.width if n.full else 0)
         tape.drop(narrow)
         return out
 
@@ -110,7 +109,7 @@ class Seq2SeqLayer(Layer):
         more = self.dropout(out) if self.shape.dropout else self.cast(out, out.width)
         if self.build.behind:
             tape.drop(out, normed)
-        added = tape.op([x, more], x.count, max(x.width, more.width), passthrough_grad=True)
+        added = tape.add(x, more)
         tape.drop(more)
         if self.build.behind:
             return tape.after(added, self.norm(added))
@@ -128,7 +127,7 @@ class Seq2SeqLayer(Layer):
             gate = self.linear(normed, "gate")
             bent = tape.after(gate, self.activate(gate))
             up = self.linear(normed, "up")
-            inner = tape.op([bent, up], up.count, bent.width, saves=[bent, up])
+            inner = tape.bilinear(bent, up, up.count)
             named = [bent, up]
         else:
             wide = self.linear(normed, "fc")
@@ -159,9 +158,7 @@ class Seq2SeqLayer(Layer):
             tape.adjust("temporary", -49 * pairs)
             buckets = tape.new(pairs, 8)
             table = Weight(self.shape.buckets * self.shape.heads, n.weight, trained=trained, grad_width=n.trained)
-            weights = [(table, n.trained)] if trained else []
-            saves = [buckets] if trained else []
-            bias = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
+            bias = tape.lookup(table, self.shape.heads * pairs, n.trained, indices=[buckets])
             tape.drop(buckets)
         if kind and self.learnt and kind not in self.shared.biases:
             bias.retain()  # the bias requires a gradient, so the graph holds it to the end
@@ -180,12 +177,9 @@ class Seq2SeqLayer(Layer):
             return self._written(heads, keys, bias, causal=causal)
         q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
         masks = [] if bias is None else [self._mask(bias, keys, causal=causal, plain=bool(kind))]
-        sums = tape.new(self.rows * self.length * self.shape.heads, 4)
-        out = tape.op(
-            [q, k, v, *masks], q.count, q.width, saves=[q, k, v, sums, *masks],
-            back=self._backward_bytes(q, keys, masks), saves_out=True,
-        )  # fmt: skip
-        tape.drop(q, k, v, sums, *masks, *self.named)
+        sums = self.rows * self.length * self.shape.heads
+        out = tape.fused_attention([q, k, v], masks, sums, self._backward_bytes(q, keys, masks))
+        tape.drop(q, k, v, *masks, *self.named)
         self.named.clear()
         return out
 
@@ -209,7 +203,7 @@ class Seq2SeqLayer(Layer):
         mask = self.cast(bias, bias.width)
         if causal:
             allowed = tape.new(self.length * keys, 1)
-            mask = tape.after(mask, tape.op([mask], bias.count, bias.width, saves=[allowed]))
+            mask = tape.after(mask, tape.where(allowed, mask))
             tape.drop(allowed)
             mask.retain()
             self.named.append(mask)
@@ -217,7 +211,7 @@ class Seq2SeqLayer(Layer):
             mask = tape.after(mask, self.cast(mask, n.compute))
         if keys % ALIGNED or not plain:
             wide = keys + ALIGNED - keys % ALIGNED
-            mask = tape.after(mask, tape.op([mask], bias.count // keys * wide, mask.width))
+            mask = tape.after(mask, tape.resize(mask, bias.count // keys * wide))
         return mask
 
     def _written(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
@@ -225,26 +219,21 @@ class Seq2SeqLayer(Layer):
         n, tape = self.numerics, self.tape
         scores = self.rows * self.shape.heads * self.length * keys
         q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
-        scores_tensor = tape.op([q, k], scores, q.width, saves=[q, k])
-        scores_tensor = tape.after(scores_tensor, tape.op([scores_tensor], scores, scores_tensor.width))
+        scores_tensor = tape.bilinear(q, k, scores)
+        scores_tensor = tape.after(scores_tensor, tape.scale(scores_tensor))
         if bias is not None:
-            scores_tensor = tape.after(
-                scores_tensor,
-                tape.op([scores_tensor, bias], scores, max(scores_tensor.width, bias.width), passthrough_grad=True),
-            )
+            scores_tensor = tape.after(scores_tensor, tape.add(scores_tensor, bias))
         if causal:
             mask = tape.new(self.rows * self.length * keys, scores_tensor.width)
-            scores_tensor = tape.after(
-                scores_tensor, tape.op([scores_tensor], scores, scores_tensor.width, passthrough_grad=True)
-            )
+            scores_tensor = tape.after(scores_tensor, tape.add(scores_tensor))
             tape.drop(mask)
         if n.autocast:
             scores_tensor = tape.after(scores_tensor, self.cast(scores_tensor, 4))
-        scores_tensor = tape.after(scores_tensor, tape.op([scores_tensor], scores, scores_tensor.width, saves_out=True))
+        scores_tensor = tape.after(scores_tensor, tape.elementwise_by_result(scores_tensor))
         if self.shape.attention_dropout:
             scores_tensor = tape.after(scores_tensor, self.dropout(scores_tensor))
         weights = self.cast(scores_tensor, n.compute if n.autocast else scores_tensor.width)
-        out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
+        out = tape.bilinear(weights, v, q.count)
         tape.drop(weights, q, k, v, *self.named)
         self.named = [scores_tensor]  # until the next attention of the layer, or its end
-        return tape.after(out, tape.op([out], out.count, out.width))  # the heads are concatenated again
+        return tape.after(out, tape.scale(out))  # the heads are concatenated again

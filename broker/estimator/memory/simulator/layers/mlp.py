@@ -3,9 +3,9 @@
 All experts are assumed to get equally many tokens.
 """
 
-from broker.estimator.memory.simulator.activations import activate
-from broker.estimator.memory.simulator.layer_ops import LayerOps
-from broker.estimator.memory.simulator.tape import Tensor
+from broker.estimator.memory.simulator.layers.activations import activate
+from broker.estimator.memory.simulator.layers.layer_ops import LayerOps
+from broker.estimator.memory.simulator.tensors import Tensor
 
 MOST_TURNS = 8
 """Largest number of simulated turns. With more experts, one turn represents several."""
@@ -52,7 +52,7 @@ class Mlp(LayerOps):
 def _mixture(layer: Mlp, x: Tensor) -> Tensor:
     """Return the mixture's output, in place of an MLP; the caller still holds `x`."""
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
-    scores = tape.op([x], tokens * s.experts, 4, saves=[x] if layer.numerics.full else [], saves_out=True)
+    scores = tape.route(x, tokens * s.experts, trained=layer.numerics.full)
     total = (_in_turn if layer.numerics.experts_in_turn else _at_once)(layer, x, scores)
     layer.tokens = tokens
     tape.drop(scores)
@@ -64,11 +64,11 @@ def _at_once(layer: Mlp, x: Tensor, scores: Tensor) -> Tensor:
     s, tape, tokens = layer.shape, layer.tape, layer.tokens
     layer.tokens = tokens * s.active_experts
     total = tape.new(x.count, x.width)
-    sent = tape.op([x], layer.tokens * (x.count // tokens), x.width)
+    sent = tape.resize(x, layer.tokens * (x.count // tokens))
     outputs = layer.mlp(sent)
-    weighted = tape.op([outputs, scores], outputs.count, outputs.width, saves=[outputs])
+    weighted = tape.elementwise(outputs, scores)
     tape.drop(sent, outputs)
-    total = tape.after(total, tape.op([total, weighted], x.count, x.width, passthrough_grad=True))
+    total = tape.after(total, tape.add(total, weighted, width=x.width))
     tape.drop(weighted)
     return total
 
@@ -85,12 +85,12 @@ def _in_turn(layer: Mlp, x: Tensor, scores: Tensor) -> Tensor:
     layer.tokens = -(-tokens * s.active_experts // turns)
     named: list[Tensor] = []
     for _ in range(turns):
-        sent = tape.op([x], layer.tokens * (x.count // tokens), x.width)
+        sent = tape.resize(x, layer.tokens * (x.count // tokens))
         tape.drop(*named[:1])
         outputs = layer.mlp(sent)
-        weighted = tape.op([outputs, scores], outputs.count, outputs.width, saves=[outputs], back=outputs.size)
+        weighted = tape.elementwise(outputs, scores, back=outputs.size)
         tape.drop(outputs, *named[1:])
-        total = tape.added(total, weighted)
+        total = tape.add_in_place(total, weighted)
         named = [sent, weighted]
     tape.drop(chosen, *named)
     return total

@@ -6,7 +6,8 @@ The saved tensors follow from torch's derivatives.yaml, the order of frees from 
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
-from broker.estimator.memory.simulator.tape import EARLIER, Tape, Tensor, Weight
+from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
 
 class LayerOps:
@@ -33,10 +34,7 @@ class LayerOps:
 
     def cast(self, x: Tensor, width: int) -> Tensor:
         """Return `x` cast to the width, or `x` itself with one more reference if it already has that width."""
-        if x.width == width:
-            x.retain()
-            return x
-        return self.tape.op([x], x.count, width)
+        return self.tape.cast(x, width)
 
     def forget(self) -> None:
         """Free the copies of weights that autocast kept, at its end."""
@@ -55,14 +53,10 @@ class LayerOps:
         """Return `x` times a matrix of this layer or of the head."""
         n, tape = self.numerics, self.tape
         into = self.cast(x, n.compute) if n.autocast else self.cast(x, max(x.width, w.width))
-        saves, width, copy = [], into.width, None
+        copy = None
         if n.autocast and w.width != n.compute:
             copy = w.cast or tape.new(w.count, n.compute)
-            saves.append(copy)
-        if w.trained:
-            saves.append(into)
-        trained = [(w, width)] if w.trained else []
-        product = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, saves_matrix=True)
+        product = tape.linear(into, w, self.tokens * outputs, copy)
         tape.drop(into)
         if copy is not None and w.cast is None:
             if self.build.cached_casts:
@@ -82,7 +76,7 @@ class LayerOps:
         into = self.cast(x, width)
         beside = count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens)
         unpacked = count * width + beside
-        out = self.tape.op([into], self.tokens * outputs, width, scratch=unpacked, back=unpacked)
+        out = self.tape.kernel(into, self.tokens * outputs, width, scratch=unpacked, back=unpacked)
         self.tape.drop(into)
         result = self.cast(out, x.width)
         self.tape.drop(out)
@@ -105,9 +99,9 @@ class LayerOps:
         tape.drop(dropped)
         high = self.matrix(low, self.weights[role + "B"], outputs)
         tape.drop(low)
-        scaled = tape.op([high], high.count, high.width)
+        scaled = tape.scale(high)
         tape.drop(high)
-        added = tape.op([base, scaled], base.count, max(base.width, scaled.width), passthrough_grad=True)
+        added = tape.add(base, scaled)
         tape.drop(base, scaled, into)
         result = self.cast(added, base.width)
         tape.drop(added)
@@ -115,42 +109,31 @@ class LayerOps:
 
     def dropout(self, x: Tensor) -> Tensor:
         """Apply dropout, which saves its mask."""
-        mask = self.tape.new(x.count, self.numerics.mask or x.width)
-        output = self.tape.op([x], x.count, x.width, saves=[mask], saves_own_output=True)
-        self.tape.drop(mask)
-        return output
+        return self.tape.dropout(x, self.numerics.mask or x.width)
 
     def norm(self, x: Tensor, parts: int = 1) -> Tensor:
         """Normalise `x`. `parts`: heads of a row that are normalised separately."""
         n, tape, kind = self.numerics, self.tape, self.build.norm
         weight = 4 if n.norms_float32 else n.weight
         w = Weight(x.count // self.tokens // parts, weight, trained=n.full, grad_width=n.trained)
-        trained = [(w, n.trained)] if n.full else []
         wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
         if kind == "layer":
-            sums = tape.new(self.tokens * parts * 2, 4)
-            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, saves_own_output=True)
-            tape.drop(wide, sums)
-            return out
-        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
-        root = tape.op([squares], self.tokens * parts, 4)
+            return tape.after(wide, tape.layer_norm(wide, w, self.tokens * parts))
+        squares = tape.elementwise(wide, back=2 * x.count * 4)
+        root = tape.resize(squares, self.tokens * parts)
         tape.drop(squares)
-        normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
+        normal = tape.bilinear(wide, root, x.count, back=x.count * 4)
         tape.drop(wide, root)
         if kind == "gemma":
             scale = tape.new(w.count, 4)  # the weight plus one
-            saved = [scale, normal] if n.full else [scale]
-            scaled = tape.op([normal], x.count, 4, saves=saved, weights=trained)
+            scaled = tape.scale_by_weight(normal, w, 4, factor=scale)
             out = self.cast(scaled, x.width)
             tape.drop(scale, normal, scaled)
             return out
         narrow, width = tape.after(normal, self.cast(normal, x.width)), max(x.width, weight)
         # the weight's gradient before it is summed, or the input's before it is cast
         wide_gradient = n.full or narrow.width < width
-        out = tape.op(
-            [narrow], x.count, width, saves=[narrow] if n.full else [], weights=trained,
-            back=x.count * width if wide_gradient else 0,
-        )  # fmt: skip
+        out = tape.scale_by_weight(narrow, w, width, back=x.count * width if wide_gradient else 0)
         tape.drop(narrow)
         return out
 
@@ -178,10 +161,10 @@ def adapt_embeddings(layer: LayerOps, x: Tensor, *, accumulated: bool) -> Tensor
     tape, n, hidden = layer.tape, layer.numerics, layer.shape.hidden
     _weights(layer, "embeddings", layer.shape.vocabulary, hidden, accumulated=accumulated)
     first = layer.weights["embeddingsA"]
-    low = tape.op((), layer.tokens * n.rank, n.adapters, weights=[(first, n.adapters)])
+    low = tape.lookup(first, layer.tokens * n.rank)
     high = layer.matrix(low, layer.weights["embeddingsB"], hidden)
     tape.drop(low)
-    scaled = tape.after(high, tape.op([high], high.count, high.width))
-    added = tape.op([x, scaled], x.count, x.width, passthrough_grad=True)
+    scaled = tape.after(high, tape.scale(high))
+    added = tape.add(x, scaled, width=x.width)
     tape.drop(x, scaled)
     return added

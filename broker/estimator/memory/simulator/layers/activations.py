@@ -6,7 +6,8 @@ operations saves something.
 
 from collections.abc import Callable, Mapping
 
-from broker.estimator.memory.simulator.tape import Tape, Tensor
+from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.tensors import Tensor
 
 KEEPS_INPUT = frozenset({
     "gelu", "gelu_pytorch_tanh", "hardswish", "leaky_relu", "mish", "relu6", "silu", "swish",
@@ -20,42 +21,30 @@ def activate(tape: Tape, x: Tensor, kind: str, *, autocast: bool) -> Tensor:
     `autocast`: powers, softplus and exponentials are computed in float32.
     """
     if kind in KEEPS_INPUT:
-        return tape.op([x], x.count, x.width, saves=[x])
+        return tape.elementwise(x)
     if kind in KEEPS_OUTPUT:
-        return tape.op([x], x.count, x.width, saves_out=True)
+        return tape.elementwise_by_result(x)
     return WRITTEN[kind](tape, x, 4 if autocast else x.width)
-
-
-def _plain(tape: Tape, x: Tensor) -> Tensor:
-    """Add or multiply by a constant; nothing is saved."""
-    return tape.op([x], x.count, x.width)
 
 
 def _shifted(tape: Tape, x: Tensor) -> Tensor:
     """Add a constant to `x` and release it; the gradient passes through unchanged."""
-    return tape.after(x, tape.op([x], x.count, x.width, passthrough_grad=True))
+    return tape.after(x, tape.add(x))
 
 
 def _scaled(tape: Tape, x: Tensor) -> Tensor:
     """Multiply `x` by a constant and release it."""
-    return tape.after(x, _plain(tape, x))
+    return tape.after(x, tape.scale(x))
 
 
 def _bent(tape: Tape, x: Tensor) -> Tensor:
     """Compute the hyperbolic tangent of `x`, which saves its result, and release `x`."""
-    return tape.after(x, tape.op([x], x.count, x.width, saves_out=True))
-
-
-def _as_wide(tape: Tape, x: Tensor, width: int) -> Tensor:
-    if x.width != width:
-        return tape.op([x], x.count, width)
-    x.retain()
-    return x
+    return tape.after(x, tape.elementwise_by_result(x))
 
 
 def _error(tape: Tape, x: Tensor) -> Tensor:
     """Compute the error function. Its derivative is one expression of four operations that are all freed at its end."""
-    return tape.op([x], x.count, x.width, saves=[x], back=4 * x.size)
+    return tape.elementwise(x, back=4 * x.size)
 
 
 def _times(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
@@ -66,79 +55,79 @@ def _times(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _gelu_new(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    half, raised = _plain(tape, x), _as_wide(tape, x, wide)
-    cube = tape.after(raised, tape.op([raised], x.count, wide, saves=[raised], back=2 * raised.size))
+    half, raised = tape.scale(x), tape.cast(x, wide)
+    cube = tape.after(raised, tape.elementwise(raised, back=2 * raised.size))
     small = _scaled(tape, cube)
-    added = tape.after(small, tape.op([x, small], x.count, small.width, passthrough_grad=True))
+    added = tape.after(small, tape.add(x, small))
     return _times(tape, half, _shifted(tape, _bent(tape, _scaled(tape, added))))
 
 
 def _gelu_fast(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    half, long, short = _plain(tape, x), _plain(tape, x), _plain(tape, x)
+    half, long, short = tape.scale(x), tape.scale(x), tape.scale(x)
     square = tape.after(short, tape.product(short, x))
     inner = _times(tape, long, _shifted(tape, square))
     return _times(tape, half, _shifted(tape, _bent(tape, inner)))
 
 
 def _gelu_python(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    half, part = _plain(tape, x), _plain(tape, x)
+    half, part = tape.scale(x), tape.scale(x)
     error = tape.after(part, _error(tape, part))
     return _times(tape, half, _shifted(tape, error))
 
 
 def _gelu_clipped(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    bent = tape.op([x], x.count, x.width, saves=[x])
-    return tape.after(bent, tape.op([bent], x.count, x.width, saves=[bent]))
+    bent = tape.elementwise(x)
+    return tape.after(bent, tape.elementwise(bent))
 
 
 def _gelu_quick(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    gate = _bent(tape, _plain(tape, x))
+    gate = _bent(tape, tape.scale(x))
     return tape.after(gate, tape.product(x, gate))
 
 
 def _laplace(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    part = _scaled(tape, tape.op([x], x.count, x.width, passthrough_grad=True))
+    part = _scaled(tape, tape.add(x))
     error = tape.after(part, _error(tape, part))
     return _scaled(tape, _shifted(tape, error))
 
 
 def _linear(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    return _as_wide(tape, x, x.width)
+    return tape.cast(x, x.width)
 
 
 def _prelu(tape: Tape, x: Tensor, wide: int) -> Tensor:
     """Compute PReLU, whose backward kernel makes a gradient of the slope for each element."""
-    return tape.op([x], x.count, x.width, saves=[x], back=x.size)
+    return tape.elementwise(x, back=x.size)
 
 
 def _relu_squared(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    positive = tape.op([x], x.count, x.width, saves_out=True)
-    raised = tape.after(positive, _as_wide(tape, positive, wide))
-    return tape.after(raised, tape.op([raised], x.count, wide, saves=[raised], back=2 * raised.size))
+    positive = tape.elementwise_by_result(x)
+    raised = tape.after(positive, tape.cast(positive, wide))
+    return tape.after(raised, tape.elementwise(raised, back=2 * raised.size))
 
 
 def _root_of_softplus(tape: Tape, x: Tensor, wide: int) -> Tensor:
-    raised = _as_wide(tape, x, wide)
-    soft = tape.after(raised, tape.op([raised], x.count, wide, saves=[raised]))
-    return tape.after(soft, tape.op([soft], x.count, wide, saves_out=True, back=soft.size))
+    raised = tape.cast(x, wide)
+    soft = tape.after(raised, tape.elementwise(raised))
+    return tape.after(soft, tape.elementwise_by_result(soft, back=soft.size))
 
 
 def _xielu(tape: Tape, x: Tensor, wide: int) -> Tensor:
     """Compute xIELU, whose two slopes are trained and pass through softplus. Frozen slopes would save a little less."""
-    above = tape.op([x], x.count, wide)
+    above = tape.resize(x, x.count, wide)
     square = tape.after(above, tape.product(above, x))
-    linear = _plain(tape, x)
-    right = tape.op([square, linear], x.count, square.width, passthrough_grad=True)
+    linear = tape.scale(x)
+    right = tape.add(square, linear)
     tape.drop(square, linear)
-    minimum = tape.op([x], x.count, x.width, saves=[x])
-    raised = tape.after(minimum, _as_wide(tape, minimum, wide))
-    power = tape.after(raised, tape.op([raised], x.count, wide, saves_out=True))
-    difference = tape.after(power, tape.op([power, x], x.count, wide, passthrough_grad=True))
-    slope, linear = tape.after(difference, tape.op([difference], x.count, wide, saves=[difference])), _plain(tape, x)
-    left = tape.op([slope, linear], x.count, wide, passthrough_grad=True)
+    minimum = tape.elementwise(x)
+    raised = tape.after(minimum, tape.cast(minimum, wide))
+    power = tape.after(raised, tape.elementwise_by_result(raised))
+    difference = tape.after(power, tape.add(power, x))
+    slope, linear = tape.after(difference, tape.elementwise(difference)), tape.scale(x)
+    left = tape.add(slope, linear)
     tape.drop(slope, linear)
     where = tape.new(x.count, 1)
-    result = tape.op([right, left], x.count, wide, saves=[where])
+    result = tape.where(where, right, left)
     tape.drop(right, left, where)
     return result
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.estimator.memory.simulator.activations import activate
+from broker.estimator.memory.simulator.layers.activations import activate
 from broker.estimator.memory.simulator.tape import Tape
 from broker.model_catalog.config_validation import ACTIVATIONS
 

@@ -1,0 +1,1 @@
+"""Modules of one transformer layer, as operations on the tape."""
