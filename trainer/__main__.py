@@ -47,12 +47,12 @@ def main() -> int:
 
     if alone := [name for name, value in vars(arguments).items() if value != parser.get_default(name)]:
         parser.error(f"--{alone[0].replace('_', '-')} needs --config FILE")
-    from trainer.agent import agent as run
+    from trainer.agent import agent
     from trainer.agent.base import environment
     from trainer.objectstore.objects import ObjectStoreError
 
     try:
-        return run.main(environment.read(os.environ))
+        return agent.main(environment.read(os.environ))
     except (environment.BadEnvironment, ObjectStoreError) as e:
         print(f"trainer: {e}", file=sys.stderr)
         return 64

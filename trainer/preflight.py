@@ -16,18 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer import tasks
-from trainer.batching import sampler as order
+from trainer.batching import sampler
 from trainer.contract.data_config import model_files
 from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.core.config_file import BadConfig, read_config
 from trainer.core.errors import Fault, UserFault
-from trainer.dataset import batch_defaults as batches
-from trainer.dataset import cells
-from trainer.dataset import sources as places
+from trainer.dataset import batch_defaults, cells, sources
 from trainer.dataset.prompts import DataError, fill, identity
-from trainer.models import availability as reach
-from trainer.models import remote_code as trust
+from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
 from trainer.tasks.common.base import Task
 
@@ -152,7 +149,7 @@ def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
     except (BadConfig, OSError) as e:
         report.code, report.problem = ExitCode.USER_ERROR, str(e)
     except DataError as e:
-        away = isinstance(e, places.Unreachable)
+        away = isinstance(e, sources.Unreachable)
         report.code, report.problem = ExitCode.INFRASTRUCTURE if away else ExitCode.DATA, str(e)
     except Fault as e:
         report.code, report.problem = e.code, str(e)
@@ -161,25 +158,25 @@ def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
 
 def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     train = read_config(spec)
-    if wrong := trust.unpermitted(train, given=trusted):
+    if wrong := remote_code.unpermitted(train, given=trusted):
         raise BadConfig(wrong)
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
     report.max_length = train.max_length
-    report.model = reach.check_model_available(train.model, model_files(train.task), revision=train.revision)
+    report.model = availability.check_model_available(train.model, model_files(train.task), revision=train.revision)
     task = tasks.of(train)
     look = _Look(train, task)
     try:
-        with places.readable(train.data, spec.parent) as found:
+        with sources.readable(train.data, spec.parent) as found:
             examples, report.dropped_rows = task.examples(found.path, found.format, look)
     finally:
         _fill(report, task, look)
-    training, held = order.split(train.seed, len(examples), train.data.eval_share)
+    training, held = sampler.split(train.seed, len(examples), train.data.eval_share)
     report.train_rows, report.heldout_rows = len(training), len(held)
-    train, report.settled = batches.settled(train, report.rows)
+    train, report.settled = batch_defaults.settled(train, report.rows)
     report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
-    order.insist_on_a_step(len(training), train.rows_a_step)
+    sampler.insist_on_a_step(len(training), train.rows_a_step)
     if train.adapters is not None or train.attention != "auto":
         _check_model(task, train)
 
@@ -233,11 +230,11 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
 
     Raises: UserFault for missing modules or an unsupported kernel.
     """
-    from trainer.models import accelerations as switches
+    from trainer.models import accelerations
 
     built = task.hollow()
     task.check_targets(built)
-    if not switches.has_kernel(built, train.attention):
+    if not accelerations.has_kernel(built, train.attention):
         raise UserFault(
             f"train.attention: {train.model!r} ({built.config.model_type}) has no {train.attention} kernel; use auto"
         )
@@ -269,7 +266,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.preflight", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("spec", type=Path, help="a job's spec or a TrainConfig, YAML or JSON")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument(trust.FLAG, action="store_true", help="run the model's own code, where the spec says so too")
+    parser.add_argument(
+        remote_code.FLAG, action="store_true", help="run the model's own code, where the spec says so too"
+    )
     arguments = parser.parse_args(argv)
     for noisy in ("transformers", "huggingface_hub", "trainer.tasks"):
         logging.getLogger(noisy).setLevel(logging.ERROR)

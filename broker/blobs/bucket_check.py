@@ -68,11 +68,13 @@ async def _write_and_read(blobs: ObstoreBlobs) -> BucketCheck:
     name = "write and read"
     try:
         await blobs.put("probe/a", b"1")
-        seen = await blobs.get("probe/a")
+        content = await blobs.get("probe/a")
     except BlobError as e:
         return BucketCheck(name=name, ok=False, detail=str(e))
     return BucketCheck(
-        name=name, ok=seen == b"1", detail="" if seen == b"1" else f"wrote b'1', read {seen!r}: use another store"
+        name=name,
+        ok=content == b"1",
+        detail="" if content == b"1" else f"wrote b'1', read {content!r}: use another store",
     )
 
 

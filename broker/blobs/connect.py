@@ -64,8 +64,8 @@ def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
     scheme = scheme_of(url)
     names = _ENVIRONMENT.get(scheme, ())
     aliases = _ALIASES if scheme == "s3" else {}
-    said = [(name, os.environ[name]) for name in names if os.environ.get(name)] + [*(options or {}).items()]
-    return {aliases.get(key.lower(), key.lower()): value for key, value in said}
+    settings = [(name, os.environ[name]) for name in names if os.environ.get(name)] + [*(options or {}).items()]
+    return {aliases.get(key.lower(), key.lower()): value for key, value in settings}
 
 
 def connect(url: str, options: Mapping[str, str]) -> ObjectStore:

@@ -163,19 +163,19 @@ class ObstoreBlobs:
             raise BlobError(f"cannot sign {key} at {self._url}: {one_line(e)}") from None
 
     async def _read(self, key: str, options: "GetOptions | None" = None) -> bytes:
-        found = await obstore.get_async(self._store, self._prefix + key, options=options)
-        return bytes(await found.bytes_async())
+        result = await obstore.get_async(self._store, self._prefix + key, options=options)
+        return bytes(await result.bytes_async())
 
     async def _size(self, key: str) -> int:
         return (await obstore.head_async(self._store, self._prefix + key))["size"]
 
     async def _walk(self, prefix: str) -> builtins.list[BlobInfo]:
-        found: list[BlobInfo] = []
+        listing: list[BlobInfo] = []
         async for batch in obstore.list(self._store, prefix=self._prefix + prefix, chunk_size=1000):
             for meta in batch:
                 key = meta["path"].removeprefix(self._prefix)
-                found.append(BlobInfo(key=key, bytes=meta["size"], etag=meta["e_tag"] or ""))
-        return found
+                listing.append(BlobInfo(key=key, bytes=meta["size"], etag=meta["e_tag"] or ""))
+        return listing
 
     async def _ask(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
         """Return the result of `call`. Raises AlreadyExists or BlobsUnavailable.

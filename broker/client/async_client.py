@@ -12,7 +12,7 @@ from urllib.parse import quote as escape
 
 import aiohttp
 
-from broker.api.schemas import tenancy as models_tenancy
+from broker.api.schemas import tenancy
 from broker.api.schemas.base import Health, Wire
 from broker.api.schemas.files import ArtifactList, ArtifactView, UploadView
 from broker.api.schemas.job_data import StoredKindView
@@ -273,9 +273,9 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def delete_secret(self, name: str) -> None:
         await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
 
-    async def me(self) -> models_tenancy.Identity:
+    async def me(self) -> tenancy.Identity:
         """Return the team, owner and scopes of the token."""
-        return await self._call("GET", "/v1/me", models_tenancy.Identity)
+        return await self._call("GET", "/v1/me", tenancy.Identity)
 
     async def ready(self) -> Health:
         """Return the state of each part, also of an unready daemon."""

@@ -267,14 +267,14 @@ def grants_of(config: DaemonConfig) -> GrantSettings:
 
 def costs_of(config: DaemonConfig) -> CostSettings:
     """Return the operator's settings of prices and retention."""
-    kept, price = config.retention.model_dump(), config.storage_usd_per_gib_month
+    retention, price = config.retention.model_dump(), config.storage_usd_per_gib_month
     if price is None:
         price = storage_usd_per_gib_month(config.blobs_url, options_of(config.blobs_url, config.blob_options))
     return CostSettings(
         price_rise=config.guard.price_rise_percent / 100,
         storage_usd_per_gib_month=price,
-        uploads_days=kept.pop("uploads_days"),
-        retention=Retention(**kept),
+        uploads_days=retention.pop("uploads_days"),
+        retention=Retention(**retention),
     )
 
 
@@ -358,8 +358,8 @@ async def write_client_file(components: DaemonComponents, at: Addresses) -> None
     """
     file = components.config.home / CLIENT_FILE
     text = await _known_token(components.store, file) or await _new_token(components)
-    told = {"url": at.url, "grpc": at.grpc, "certificate": at.certificate, "token": text}
-    write_private(file, json.dumps(told).encode())
+    document = {"url": at.url, "grpc": at.grpc, "certificate": at.certificate, "token": text}
+    write_private(file, json.dumps(document).encode())
 
 
 async def _known_token(store: Store, file: Path) -> str | None:

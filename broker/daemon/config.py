@@ -18,7 +18,7 @@ from broker.domain.blob_url import scheme_of
 from broker.domain.errors import InvalidInput, Problem
 from broker.paths import CONFIG_FILE, default_home
 from providers.registry import ProvidersConfig
-from trainer.contract import yaml_document as yamlfile
+from trainer.contract import yaml_document
 from trainer.contract.base import Config, matching
 
 LOOPBACK = "127.0.0.1"
@@ -324,15 +324,15 @@ class DaemonConfig(Config):
         file = path or home / CONFIG_FILE
         values: dict[str, Any] = {"home": home, **_read(file, required=path is not None)}
         from_environment = {key: env[name] for key, name in VARIABLES.items() if env.get(name)}
-        given = {key: value for key, value in overrides.items() if value is not None}
-        values |= from_environment | given
+        overridden = {key: value for key, value in overrides.items() if value is not None}
+        values |= from_environment | overridden
         try:
             config = cls.model_validate(values)
             problems = _plaintext(config)
         except ValidationError as e:
             problems = of_validation(e, cls, values).problems
         if problems:
-            named = {key: VARIABLES[key] for key in from_environment} | {key: f"--{key}" for key in given}
+            named = {key: VARIABLES[key] for key in from_environment} | {key: f"--{key}" for key in overridden}
             raise InvalidInput(*(_placed(problem, named, file) for problem in problems))
         return config
 
@@ -375,7 +375,7 @@ def _read(file: Path, *, required: bool) -> dict[str, Any]:
     except OSError as e:
         raise InvalidInput(Problem(field="--config", message=f"{file}: {e.strerror}")) from None
     try:
-        values: dict[str, Any] = yamlfile.parse(text, str(file), may_be_empty=True).data
-    except yamlfile.BadYaml as e:
+        values: dict[str, Any] = yaml_document.parse(text, str(file), may_be_empty=True).data
+    except yaml_document.BadYaml as e:
         raise InvalidInput(Problem(field="--config", message=str(e))) from None
     return values

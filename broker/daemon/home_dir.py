@@ -143,8 +143,8 @@ def _exposed(field: str, folder: Path, mode: int) -> InvalidInput:
 
 
 def _foreign(home: Path) -> InvalidInput:
-    whose = f"{home} belongs to user id {home.stat().st_uid}, and this daemon runs as {os.geteuid()}"
-    return InvalidInput(Problem(field="home", message=f"{whose}; run chown on it, or name another folder"))
+    mismatch = f"{home} belongs to user id {home.stat().st_uid}, and this daemon runs as {os.geteuid()}"
+    return InvalidInput(Problem(field="home", message=f"{mismatch}; run chown on it, or name another folder"))
 
 
 def _unusable(home: Path, why: str | None) -> InvalidInput:

@@ -11,7 +11,7 @@ from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.paths import CONFIG_FILE
 from broker.ports import Blobs, Store
 from broker.runtime.private_files import write_private
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 log = logging.getLogger("gpubroker")
 
@@ -56,15 +56,15 @@ async def mark_of(blobs: Blobs) -> str:
     """
     new = base32(os.urandom(10), MARK_LENGTH)
     try:
-        if await blobs.get(keys.BLOB_STORE) is None:
-            await blobs.put(keys.BLOB_STORE, new.encode(), if_absent=True)
+        if await blobs.get(object_keys.BLOB_STORE) is None:
+            await blobs.put(object_keys.BLOB_STORE, new.encode(), if_absent=True)
     except AlreadyExists:
         pass  # another broker has written its mark since the check
-    mark = (await blobs.get(keys.BLOB_STORE) or b"").decode(errors="replace").strip()
+    mark = (await blobs.get(object_keys.BLOB_STORE) or b"").decode(errors="replace").strip()
     if not MARK.fullmatch(mark):
         raise OtherBlobs(
-            f"{keys.BLOB_STORE} in the blob store is damaged, so its owner is unknown: remove that object, and if "
-            "this is the store of the database's jobs: gpubroker blobs adopt"
+            f"{object_keys.BLOB_STORE} in the blob store is damaged, so its owner is unknown: remove that object, "
+            "and if this is the store of the database's jobs: gpubroker blobs adopt"
         )
     return mark
 
@@ -83,8 +83,8 @@ async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
     if await store.blob_store(mark) != mark:
         raise OtherBlobs(
             "the blob store is not the one that this database's jobs use: correct `blobs`, which all brokers "
-            f"share; after a move copy all objects, and overwrite {keys.BLOB_STORE}; if this is the right store and "
-            "its mark was lost, or the old store is lost: gpubroker blobs adopt"
+            f"share; after a move copy all objects, and overwrite {object_keys.BLOB_STORE}; if this is the right store "
+            "and its mark was lost, or the old store is lost: gpubroker blobs adopt"
         )
 
 

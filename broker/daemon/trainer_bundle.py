@@ -83,10 +83,10 @@ def bundle() -> bytes:
 
 
 def _package(folder: Traversable, path: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for entry in folder.iterdir():
         if entry.is_dir():
-            found |= _package(entry, f"{path}/{entry.name}")
+            files |= _package(entry, f"{path}/{entry.name}")
         elif entry.name.endswith(".py"):
-            found[f"{path}/{entry.name}"] = entry.read_bytes()
-    return found
+            files[f"{path}/{entry.name}"] = entry.read_bytes()
+    return files

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from reprlib import repr as shown
+from reprlib import repr
 from typing import Any
 
 ACTIVATIONS = frozenset({
@@ -45,7 +45,7 @@ def check_kind(config: Mapping[str, Any]) -> None:
     """Raise ValueError, worded as in `check`, for a model_type that is no word."""
     kind = config.get("model_type")
     if kind not in (None, "") and not (isinstance(kind, str) and WORD.fullmatch(kind)):
-        raise ValueError(f"model_type {shown(kind)}, which is not a word")
+        raise ValueError(f"model_type {repr(kind)}, which is not a word")
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -53,23 +53,21 @@ def check(config: Mapping[str, Any]) -> None:
     for key, most in MOST.items():
         value = config.get(key)
         if isinstance(value, int) and value > most:
-            raise ValueError(f"{key} {shown(value)}, and no model has more than {most}")
+            raise ValueError(f"{key} {repr(value)}, and no model has more than {most}")
     for key in RATES:
         rate = config.get(key)
         if rate is not None and not (_is_number(rate) and 0 <= rate < 1):
-            raise ValueError(f"{key} {shown(rate)}, which is not a number from 0 to below 1")
+            raise ValueError(f"{key} {repr(rate)}, which is not a number from 0 to below 1")
     for key in SWITCHES:
         if not isinstance(config.get(key), bool | None):
-            raise ValueError(f"{key} {shown(config[key])}, which is neither true nor false")
+            raise ValueError(f"{key} {repr(config[key])}, which is neither true nor false")
     for key in ACTIVATION_KEYS:
         word = config.get(key)
         if word is not None and not (isinstance(word, str) and word in ACTIVATIONS):
-            raise ValueError(f"{key} {shown(word)}, which is not an activation of transformers")
+            raise ValueError(f"{key} {repr(word)}, which is not an activation of transformers")
     feed = config.get("feed_forward_proj")  # a field of T5
     if feed is not None and not (isinstance(feed, str) and feed.removeprefix("gated-") in ACTIVATIONS):
-        raise ValueError(
-            f"feed_forward_proj {shown(feed)}, which is not an activation of transformers, nor a gated one"
-        )
+        raise ValueError(f"feed_forward_proj {repr(feed)}, which is not an activation of transformers, nor a gated one")
     image, patch = config.get("image_size"), config.get("patch_size")
     if isinstance(image, int) and isinstance(patch, int) and patch > image:
         raise ValueError(f"patch_size {patch}, larger than its image_size {image}")
@@ -89,23 +87,23 @@ def _is_positive(value: Any) -> bool:
 def _check_window(config: Mapping[str, Any]) -> None:
     window = config.get("sliding_window")
     if window is not None and config.get("use_sliding_window") is not False and not _is_positive(window):
-        raise ValueError(f"sliding_window {shown(window)}, which is not a positive number of tokens")
+        raise ValueError(f"sliding_window {repr(window)}, which is not a positive number of tokens")
     kinds = config.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise ValueError(f"layer_types {shown(kinds)}, which is not a list of words")
+        raise ValueError(f"layer_types {repr(kinds)}, which is not a list of words")
     for key in ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval"):
         interval = config.get(key)
         if interval is not None and not (_is_positive(interval) or (interval == 0 and key == "max_window_layers")):
-            raise ValueError(f"{key} {shown(interval)}, which is not a positive integer")
+            raise ValueError(f"{key} {repr(interval)}, which is not a positive integer")
 
 
 def _check_experts(config: Mapping[str, Any]) -> None:
-    given = [(key, config[key]) for key in EXPERTS if config.get(key) is not None]
-    for key, many in given:
+    present = [(key, config[key]) for key in EXPERTS if config.get(key) is not None]
+    for key, many in present:
         if not _is_positive(many):
-            raise ValueError(f"{key} {shown(many)}, which is not a positive integer")
+            raise ValueError(f"{key} {repr(many)}, which is not a positive integer")
     active = config.get("num_experts_per_tok")
-    if given and active is not None and not (_is_positive(active) and active <= given[0][1]):
+    if present and active is not None and not (_is_positive(active) and active <= present[0][1]):
         raise ValueError(
-            f"num_experts_per_tok {shown(active)}, which is not a number from 1 to its {given[0][1]} experts"
+            f"num_experts_per_tok {repr(active)}, which is not a number from 1 to its {present[0][1]} experts"
         )

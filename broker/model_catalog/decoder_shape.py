@@ -6,7 +6,7 @@ from typing import Any
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import FAMILIES, PAIRS
-from broker.model_catalog import parameter_count as count
+from broker.model_catalog import parameter_count
 from broker.model_catalog.config_defaults import SAME_CODE, filled
 from broker.model_catalog.config_validation import ACTIVATION_KEYS, EXPERTS, check
 from broker.model_catalog.encoder_shape import ENCODERS, encoder_shape
@@ -91,21 +91,21 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
         return ModelShape(
             name=name,
             family=family,
-            layers=count.number(config, "num_hidden_layers", "n_layer"),
-            hidden=count.number(config, "hidden_size", "n_embd"),
-            intermediate=count.number(config, "moe_intermediate_size", default=count.inner(config))
+            layers=parameter_count.number(config, "num_hidden_layers", "n_layer"),
+            hidden=parameter_count.number(config, "hidden_size", "n_embd"),
+            intermediate=parameter_count.number(config, "moe_intermediate_size", default=parameter_count.inner(config))
             if experts
-            else count.inner(config),
-            experts=experts and count.number(config, *EXPERTS),
-            active_experts=experts and count.number(config, "num_experts_per_tok", default=2),
-            heads=count.number(config, "num_attention_heads", "n_head"),
-            kv_heads=count.kv_heads(config),
-            head_dim=count.head_dim(config),
-            vocabulary=count.number(config, "vocab_size"),
-            tied_embeddings=count.is_tied(config),
-            parameters=count.parameters(config),
+            else parameter_count.inner(config),
+            experts=experts and parameter_count.number(config, *EXPERTS),
+            active_experts=experts and parameter_count.number(config, "num_experts_per_tok", default=2),
+            heads=parameter_count.number(config, "num_attention_heads", "n_head"),
+            kv_heads=parameter_count.kv_heads(config),
+            head_dim=parameter_count.head_dim(config),
+            vocabulary=parameter_count.number(config, "vocab_size"),
+            tied_embeddings=parameter_count.is_tied(config),
+            parameters=parameter_count.parameters(config),
             known=family in FAMILIES,
-            max_positions=count.positions(config),
+            max_positions=parameter_count.positions(config),
             gated_mlp=family not in PLAIN_MLP,
             **_traits(family, config),
         )
@@ -137,8 +137,11 @@ def _known_names(family: str, config: Mapping[str, Any]) -> None:
 
 def _divisible(config: Mapping[str, Any]) -> None:
     """Raise ValueError for a number of heads that does not divide the hidden size, or that key heads do not divide."""
-    hidden, heads = count.number(config, "hidden_size", "n_embd"), count.number(config, "num_attention_heads", "n_head")
-    shared = count.kv_heads(config)
+    hidden, heads = (
+        parameter_count.number(config, "hidden_size", "n_embd"),
+        parameter_count.number(config, "num_attention_heads", "n_head"),
+    )
+    shared = parameter_count.kv_heads(config)
     if config.get("head_dim") is None and hidden % heads:
         raise ValueError(f"a hidden_size of {hidden}, which {heads} heads do not divide")
     if heads % shared:
@@ -147,7 +150,7 @@ def _divisible(config: Mapping[str, Any]) -> None:
 
 def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return which layers have the window, by the config or its class; empty: all layers."""
-    layers = count.number(config, "num_hidden_layers", "n_layer")
+    layers = parameter_count.number(config, "num_hidden_layers", "n_layer")
     layer_types = config.get("layer_types")
     if (
         isinstance(layer_types, Sequence)
@@ -159,7 +162,7 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
         first = config.get("max_window_layers")
         return tuple(i >= (28 if first is None else first) for i in range(layers))
     if family == "smollm3":  # the layers without rotary positions
-        every = count.number(config, "no_rope_layer_interval", default=4)
+        every = parameter_count.number(config, "no_rope_layer_interval", default=4)
         return tuple((i + 1) % every == 0 for i in range(layers))
     full = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
     return tuple(bool((i + 1) % full) for i in range(layers)) if full else ()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from broker.domain.workload import ModelShape
-from broker.model_catalog import parameter_count as count
+from broker.model_catalog import parameter_count
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 HEADS: Mapping[str, Literal["text", "words"]] = {"text_classification": "text", "token_classification": "words"}
@@ -20,7 +20,7 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
         same |= {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_dropout_prob": "dropout"}
         c |= {ours: config[theirs] for ours, theirs in same.items() if theirs in config}
     head = "image" if family == "vit" else HEADS[task]
-    h, heads = count.number(c, "hidden_size"), count.number(c, "num_attention_heads")
+    h, heads = parameter_count.number(c, "hidden_size"), parameter_count.number(c, "num_attention_heads")
     if h % heads:
         raise ValueError(f"a hidden_size of {h}, which {heads} heads do not divide")
     labels = labels_of(c)
@@ -30,9 +30,9 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
     return ModelShape(
         name=name,
         family=family,
-        layers=count.number(c, "num_hidden_layers"),
+        layers=parameter_count.number(c, "num_hidden_layers"),
         hidden=h,
-        intermediate=count.number(c, "intermediate_size"),
+        intermediate=parameter_count.number(c, "intermediate_size"),
         heads=heads,
         kv_heads=heads,
         head_dim=h // heads,
@@ -53,27 +53,29 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
 def labels_of(c: Mapping[str, Any]) -> int:
     """Return the number of classes that the config names; transformers' default is two. Raise ValueError."""
     named = c.get("id2label")
-    return count.number(c, "num_labels", default=len(named) if isinstance(named, Mapping) and named else 2)
+    return parameter_count.number(c, "num_labels", default=len(named) if isinstance(named, Mapping) and named else 2)
 
 
 def _body(family: str, c: Mapping[str, Any]) -> int:
     """Return the parameters without pooler and head."""
-    h = count.number(c, "hidden_size")
+    h = parameter_count.number(c, "hidden_size")
     if family == "vit":
-        return count.parameters({**c, "architectures": ["ViTForImageClassification"], "num_labels": 1}) - h - 1
-    whole = count.parameters({**c, "architectures": []})
+        return (
+            parameter_count.parameters({**c, "architectures": ["ViTForImageClassification"], "num_labels": 1}) - h - 1
+        )
+    whole = parameter_count.parameters({**c, "architectures": []})
     return whole if family == "distilbert" else whole - h * h - h
 
 
 def _inputs(family: str, c: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of the embeddings; a ViT's words are its patches."""
     if family == "vit":
-        patch, channels = count.number(c, "patch_size"), count.number(c, "num_channels", default=3)
-        side = count.number(c, "image_size")
+        patch, channels = parameter_count.number(c, "patch_size"), parameter_count.number(c, "num_channels", default=3)
+        side = parameter_count.number(c, "image_size")
         tokens = (side // patch) ** 2 + 1
         return {"vocabulary": channels * patch * patch, "max_positions": tokens, "pixels": channels * side * side}
-    positions = count.number(c, "max_position_embeddings")
-    types = () if family == "distilbert" else (count.number(c, "type_vocab_size", default=2),)
+    positions = parameter_count.number(c, "max_position_embeddings")
+    types = () if family == "distilbert" else (parameter_count.number(c, "type_vocab_size", default=2),)
     usable = positions - 2 if family == "roberta" else positions  # the first two are for padding
     looked_up = (positions, *types)
-    return {"vocabulary": count.number(c, "vocab_size"), "max_positions": usable, "looked_up": looked_up}
+    return {"vocabulary": parameter_count.number(c, "vocab_size"), "max_positions": usable, "looked_up": looked_up}

@@ -5,7 +5,7 @@ published checkpoint holds them. A decoder of an unknown family counts as a llam
 """
 
 from collections.abc import Callable, Mapping
-from reprlib import repr as shown
+from reprlib import repr
 from typing import Any
 
 from broker.model_catalog.unet_parameters import unet
@@ -31,7 +31,7 @@ def number(c: Config, *keys: str, default: int | None = None) -> int:
         if value is not None:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
-            raise ValueError(f"no positive {key}: {shown(value)}")
+            raise ValueError(f"no positive {key}: {repr(value)}")
     if default is not None:
         return default
     raise ValueError(f"no positive {keys[0]}")
@@ -53,7 +53,7 @@ def positions(c: Config) -> int | None:
         return declared
     factor = rope.get("factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:
-        raise ValueError(f"rope_scaling with a factor that is not a number from 0 to {MOST_STRETCHED}: {shown(factor)}")
+        raise ValueError(f"rope_scaling with a factor that is not a number from 0 to {MOST_STRETCHED}: {repr(factor)}")
     return max(declared, int(number(rope, "original_max_position_embeddings", default=declared) * factor))
 
 
@@ -167,8 +167,8 @@ def _phi(c: Config) -> int:
 
 
 def _falcon(c: Config) -> int:
-    one = c.get("parallel_attn", True) and not c.get("new_decoder_architecture")
-    return _plain(c, norms=1 if one else 2, bias=bool(c.get("bias", False))) + _embeddings(c)
+    shared = c.get("parallel_attn", True) and not c.get("new_decoder_architecture")
+    return _plain(c, norms=1 if shared else 2, bias=bool(c.get("bias", False))) + _embeddings(c)
 
 
 def _starcoder2(c: Config) -> int:

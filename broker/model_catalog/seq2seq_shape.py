@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.domain.workload import ModelShape
-from broker.model_catalog import parameter_count as count
+from broker.model_catalog import parameter_count
 
 
 def pair_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
@@ -19,49 +19,53 @@ def _rate(config: Mapping[str, Any], field: str, default: float) -> bool:
 
 
 def _t5(c: Mapping[str, Any]) -> dict[str, Any]:
-    heads, layers, inner = count.number(c, "num_heads"), count.number(c, "num_layers"), count.number(c, "d_ff")
+    heads, layers, inner = (
+        parameter_count.number(c, "num_heads"),
+        parameter_count.number(c, "num_layers"),
+        parameter_count.number(c, "d_ff"),
+    )
     kind = str(c.get("feed_forward_proj") or "relu")
     dropped = _rate(c, "dropout_rate", 0.1)
     return {
         "layers": layers,
-        "decoder_layers": count.number(c, "num_decoder_layers", default=layers),
-        "hidden": count.number(c, "d_model"),
+        "decoder_layers": parameter_count.number(c, "num_decoder_layers", default=layers),
+        "hidden": parameter_count.number(c, "d_model"),
         "intermediate": inner,
         "decoder_intermediate": inner,
         "heads": heads,
         "kv_heads": heads,
-        "head_dim": count.number(c, "d_kv"),
-        "vocabulary": count.number(c, "vocab_size"),
+        "head_dim": parameter_count.number(c, "d_kv"),
+        "vocabulary": parameter_count.number(c, "vocab_size"),
         "tied_embeddings": c.get("tie_word_embeddings") is not False,
-        "parameters": count.parameters(c),
+        "parameters": parameter_count.parameters(c),
         "gated_mlp": kind.startswith("gated-"),
         "activation": "gelu_new" if kind == "gated-gelu" else kind.rpartition("-")[2],
         "dropout": dropped,
         "inner_dropout": dropped,
         "attention_dropout": dropped,
-        "buckets": count.number(c, "relative_attention_num_buckets", default=32),
+        "buckets": parameter_count.number(c, "relative_attention_num_buckets", default=32),
     }
 
 
 def _bart(c: Mapping[str, Any]) -> dict[str, Any]:
-    h, heads = count.number(c, "d_model"), count.number(c, "encoder_attention_heads")
-    if count.number(c, "decoder_attention_heads", default=heads) != heads:
+    h, heads = parameter_count.number(c, "d_model"), parameter_count.number(c, "encoder_attention_heads")
+    if parameter_count.number(c, "decoder_attention_heads", default=heads) != heads:
         raise ValueError("other heads in its decoder than in its encoder")
     if h % heads:
         raise ValueError(f"a d_model of {h}, which {heads} heads do not divide")
-    positions = count.number(c, "max_position_embeddings")
+    positions = parameter_count.number(c, "max_position_embeddings")
     return {
-        "layers": count.number(c, "encoder_layers"),
-        "decoder_layers": count.number(c, "decoder_layers"),
+        "layers": parameter_count.number(c, "encoder_layers"),
+        "decoder_layers": parameter_count.number(c, "decoder_layers"),
         "hidden": h,
-        "intermediate": count.number(c, "encoder_ffn_dim"),
-        "decoder_intermediate": count.number(c, "decoder_ffn_dim"),
+        "intermediate": parameter_count.number(c, "encoder_ffn_dim"),
+        "decoder_intermediate": parameter_count.number(c, "decoder_ffn_dim"),
         "heads": heads,
         "kv_heads": heads,
         "head_dim": h // heads,
-        "vocabulary": count.number(c, "vocab_size"),
+        "vocabulary": parameter_count.number(c, "vocab_size"),
         "tied_embeddings": True,
-        "parameters": count.parameters(c),
+        "parameters": parameter_count.parameters(c),
         "gated_mlp": False,
         "activation": str(c.get("activation_function") or "gelu"),
         "dropout": _rate(c, "dropout", 0.1),

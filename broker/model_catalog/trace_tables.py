@@ -10,8 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from broker.estimator.memory.trace_fit import Segments, TracedStep
-from broker.model_catalog import catalog
-from broker.model_catalog import parameter_count as count
+from broker.model_catalog import catalog, parameter_count
 
 FILE = files(__package__) / "trace_tables.json"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -63,7 +62,7 @@ def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None
 def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the fields that identify a table. Raise ValueError for an impossible config."""
     kind = str(kind_of(config))
-    parameters = count.parameters(config)
+    parameters = parameter_count.parameters(config)
     return kind, *(config.get(f) for f in SIZES[kind]), *([parameters] if kind == "unet" else [])
 
 
@@ -81,7 +80,7 @@ def names(kind: str) -> tuple[str, ...]:
 def trained_parameters(config: Mapping[str, Any]) -> int:
     """Return the trained parameters of a full fine-tune. Whisper's encoder has positions that are never trained."""
     frozen = config["max_source_positions"] * config["d_model"] if kind_of(config) == "whisper" else 0
-    return count.parameters(config) - frozen
+    return parameter_count.parameters(config) - frozen
 
 
 def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:

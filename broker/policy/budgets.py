@@ -151,10 +151,10 @@ def free_gpus(applied: Sequence[Applied]) -> tuple[int, str] | None:
     ]
     if not left:
         return None
-    room, policy = min(left, key=lambda limit: limit[0])
-    room = max(0, room)  # a lowered limit may be exceeded already; attempts without a GPU may still start
-    held = _team_only(policy, f", of which {room} are free")
-    return room, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held}"
+    free, policy = min(left, key=lambda limit: limit[0])
+    free = max(0, free)  # a lowered limit may be exceeded already; attempts without a GPU may still start
+    held = _team_only(policy, f", of which {free} are free")
+    return free, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held}"
 
 
 def reached(policy: Policy, standing: Standing) -> Iterator[Reached]:

@@ -159,13 +159,14 @@ class _Play:
 
     def run(self) -> DryRun:
         history = self.history
-        attempts = [one for one in history.attempts if self.policy.covers(one.team, one.owner)]
-        others = [one for one in history.others if self.policy.covers(one.team, one.owner)]
+        attempts = [attempt for attempt in history.attempts if self.policy.covers(attempt.team, attempt.owner)]
+        others = [other for other in history.others if self.policy.covers(other.team, other.owner)]
         self._enter(attempts)
-        paid = [(at, usd) for one in attempts for at, usd in one.charges] + [(one.at, one.usd) for one in others]
-        began = [*(one.at for one in attempts), *(one.at for one in others)]
+        paid = [(at, usd) for attempt in attempts for at, usd in attempt.charges]
+        paid += [(other.at, other.usd) for other in others]
+        began = [*(attempt.at for attempt in attempts), *(other.at for other in others)]
         at = quarter(min(began, default=self.since))
-        stored = sorted(others, key=lambda one: one.at)
+        stored = sorted(others, key=lambda other: other.at)
         while at < history.now:
             self.before[at] = self.total
             while stored and stored[0].at < at + QUARTER:
@@ -173,22 +174,23 @@ class _Play:
             self._step(at, min(at + QUARTER, history.now))
             at += QUARTER
         spent = sum((usd for when, usd in paid if when >= quarter(self.since)), ZERO)
-        still = (self._as_held(one, None) for one in self.waiting)
+        still_held = (self._as_held(live, None) for live in self.waiting)
+        crossed = (crossing for crossings in self.crossed.values() for crossing in crossings)
         return DryRun(
             since=self.since,
             until=history.now,
             launches=self.launches,
-            held=(*self.held, *still),
+            held=(*self.held, *still_held),
             drained=tuple(self.drained),
             asked=tuple(self.asked.values()),
-            crossed=tuple(sorted((one for told in self.crossed.values() for one in told), key=lambda one: one.at)),
+            crossed=tuple(sorted(crossed, key=lambda crossing: crossing.at)),
             usd_spent=spent,
             usd_not_spent=max(ZERO, sum((usd for _, usd in paid), ZERO) - self.total),
         )
 
     def _enter(self, attempts: Sequence[Past]) -> None:
         """Schedule the first attempt of every job at its launch; later attempts follow it."""
-        for past in sorted(attempts, key=lambda one: (one.job_id, one.number)):
+        for past in sorted(attempts, key=lambda attempt: (attempt.job_id, attempt.number)):
             before = self.later.setdefault(past.job_id, [])
             ended = before[-1].past.ended_at if before else None
             live = _Live(
@@ -208,15 +210,15 @@ class _Play:
     def _step(self, at: datetime, until: datetime) -> None:
         """Replay a quarter-hour: charges and thresholds, then ends and starts in the order of time."""
         self._charge(until)
-        self._tell(at)
+        self._record_thresholds(at)
         self._retry(at)
         while self.agenda and self.agenda[0][0] < until:
-            when, _, starts, one = heapq.heappop(self.agenda)
+            when, _, starts, live = heapq.heappop(self.agenda)
             if starts:
-                one.shift(when - one.past.at)
-                self._launch(one, when)
-            elif one in self.running and one.ends_at == when:  # a drained attempt ends later
-                self._end(one, when)
+                live.shift(when - live.past.at)
+                self._launch(live, when)
+            elif live in self.running and live.ends_at == when:  # a drained attempt ends later
+                self._end(live, when)
         self._charge(until)
 
     def _charge(self, until: datetime) -> None:
@@ -228,8 +230,8 @@ class _Play:
 
     def _retry(self, at: datetime) -> None:
         waiting, self.waiting = self.waiting, []
-        for one in waiting:
-            self._launch(one, at)
+        for live in waiting:
+            self._launch(live, at)
 
     def _end(self, live: _Live, ended: datetime) -> None:
         self.running.remove(live)
@@ -243,22 +245,22 @@ class _Play:
         starts = [window_start(budget, self.policy.zone, at) for budget in self.policy.budgets]
         return Standing(
             charged=tuple(self.total - self.before.get(start, ZERO) for start in starts),
-            outstanding_usd=sum((max(ZERO, one.reserved - one.charged) for one in self.running), ZERO),
-            gpus=sum(one.past.gpus for one in self.running),
+            outstanding_usd=sum((max(ZERO, live.reserved - live.charged) for live in self.running), ZERO),
+            gpus=sum(live.past.gpus for live in self.running),
             jobs=len(self.running),
         )
 
-    def _tell(self, at: datetime) -> None:
+    def _record_thresholds(self, at: datetime) -> None:
         """Record each threshold once a period, and drain while the share of a drain threshold is spent."""
         if at < self.since:
             return
         standing = self._standing(at)
-        for found in reached(self.policy, standing):
-            budget, threshold = found.budget, found.threshold
-            told = self.crossed.setdefault((budget.key, threshold.at, threshold.action), [])
-            if not told or told[-1].at < window_start(budget, self.policy.zone, at):
+        for reached_threshold in reached(self.policy, standing):
+            budget, threshold = reached_threshold.budget, reached_threshold.threshold
+            crossings = self.crossed.setdefault((budget.key, threshold.at, threshold.action), [])
+            if not crossings or crossings[-1].at < window_start(budget, self.policy.zone, at):
                 name = f"{budget.per}/{budget.window}"
-                told.append(Crossed(budget=name, share=threshold.at, action=threshold.action, at=at))
+                crossings.append(Crossed(budget=name, share=threshold.at, action=threshold.action, at=at))
         if drains(self.policy, standing) is None:
             return
         for live in self.running:

@@ -13,8 +13,7 @@ import aiohttp
 
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.workload import ModelShape
-from broker.model_catalog import catalog as catalogue
-from broker.model_catalog import parameter_count as count
+from broker.model_catalog import catalog, parameter_count
 from broker.model_catalog.task_shape import task_shape
 from trainer.contract.architectures import is_quantised
 from trainer.contract.data_config import MODEL_FILES, model_files
@@ -154,7 +153,7 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShap
 
 def _positions(config: Mapping[str, Any]) -> int | None:
     try:
-        return count.positions(config)
+        return parameter_count.positions(config)
     except ValueError:  # an unknown architecture may use another field
         return None
 
@@ -175,7 +174,7 @@ async def find(
         return _folder(path, files)
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
-    entry = catalogue.find(model) if files[0] == CONFIG else None
+    entry = catalog.find(model) if files[0] == CONFIG else None
     if entry is not None and (hub is None or not (entry.gated or revision)):
         return FoundModel(name=model, config=entry.config, bundled=True)
     if hub is None:

@@ -128,18 +128,19 @@ def _late(left_s: float, job: Job, now: datetime, *, was_late: bool) -> bool:
     return limit_s is not None and left_s > limit_s * (BACK_S if was_late else 1.0)
 
 
-def sufficient_cap_usd(expected: Forecast, job: Job, room: Decimal) -> Decimal:
+def sufficient_cap_usd(expected: Forecast, job: Job, drain_usd: Decimal) -> Decimal:
     """Return a cap in whole cents under which the job is expected to finish.
 
-    The cap includes a margin on the rest of the spending, and `room` for the drain that would otherwise begin earlier.
+    The cap includes a margin on the rest of the spending. It also includes `drain_usd`, without which the drain would
+    begin earlier.
     """
     rest = max(Decimal(0), expected.usd - job.spent_usd)
-    return (job.spent_usd + rest * MARGIN + room).quantize(CENT, rounding=ROUND_CEILING)
+    return (job.spent_usd + rest * MARGIN + drain_usd).quantize(CENT, rounding=ROUND_CEILING)
 
 
-def overrun_message(expected: Forecast, job: Job, room: Decimal) -> str:
+def overrun_message(expected: Forecast, job: Job, drain_usd: Decimal) -> str:
     """Return by how much the job will exceed its cap, and a sufficient cap, in one line."""
-    excess, sufficient = show(expected.usd - job.cap_usd), sufficient_cap_usd(expected, job, room)
+    excess, sufficient = show(expected.usd - job.cap_usd), sufficient_cap_usd(expected, job, drain_usd)
     return (
         f"expected to cost {show(expected.usd)} by its end at {_clock(expected.finish_at)} (P50), {excess} above its "
         f"cap of {show(job.cap_usd)}; `gpubroker cap {job.id} {sufficient}` would suffice"

@@ -123,9 +123,9 @@ def _on_market(facts: PlacementFacts) -> PlacementDecision | FactsNeeded:
 def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
     """Quote the offers that fit the policies' GPU limits, and choose one."""
     job, settings, offers = facts.job, facts.settings, market.offers
-    room, cap_left = free_gpus(facts.policies), reservation(job)
-    if room is not None:
-        offers = [offer for offer in offers if offer.gpus * job.spec.resources.nodes <= room[0]]
+    free_gpu_limit, cap_left = free_gpus(facts.policies), reservation(job)
+    if free_gpu_limit is not None:
+        offers = [offer for offer in offers if offer.gpus * job.spec.resources.nodes <= free_gpu_limit[0]]
     market_quote = quote(
         job.spec,
         workload_left(job, market.resume_from),
@@ -144,7 +144,7 @@ def _quote(facts: PlacementFacts, market: MarketFacts) -> QuotedMarket:
     )
     least = partial(_min_budget_usd, facts)
     choice = choose(market_quote, cap_left=cap_left, attempt_number=job.attempts + 1, least=least)
-    return QuotedMarket(quote=market_quote, choice=choice, room_message=room[1] if room else "")
+    return QuotedMarket(quote=market_quote, choice=choice, room_message=free_gpu_limit[1] if free_gpu_limit else "")
 
 
 def _buy_nothing(facts: PlacementFacts, quoted: QuotedMarket) -> PlacementDecision:

@@ -107,8 +107,8 @@ def foresee(
     if entry_refusal is not None or not applied:
         return entry_refusal
     lines = [line for line in _kept_lines(quote) if least(line) < cap_usd]
-    room = free_gpus(applied)
+    free_gpu_limit = free_gpus(applied)
     # Placement also skips lines with too many GPUs. If all have too many, the smallest one shows the excess.
-    fits = (line for line in lines if room is None or line.offer.gpus * line.nodes <= room[0])
+    fits = (line for line in lines if free_gpu_limit is None or line.offer.gpus * line.nodes <= free_gpu_limit[0])
     line = next(fits, min(lines, key=lambda line: line.offer.gpus * line.nodes, default=None))
     return None if line is None else judge(purchase(line, reserve(line), cap_usd, None), applied, now)

@@ -238,13 +238,13 @@ class EstimateRequest(BaseModel):
 
 def answer(request: EstimateRequest) -> dict[str, Any]:
     """Return the document of the estimate. Raise EstimateError."""
-    name, given = config_of(request.model, request.config)
-    given, config_notes = unquantised(given, request.method)
+    name, config_json = config_of(request.model, request.config)
+    config_json, config_notes = unquantised(config_json, request.method)
     optimizer, optimizer_notes = optimizer_of(request.optimizer)
     try:
         version, stack_notes = stack_of(request.stack)
         ask = request.options(optimizer, version)
-        document = _answer(name, given, ask, request, hardware_of(request.gpu))
+        document = _answer(name, config_json, ask, request, hardware_of(request.gpu))
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     document["notes"] += [*config_notes, *optimizer_notes, *stack_notes, *_variant_notes(request.gpu)]
@@ -261,20 +261,20 @@ def targets_of(text: str) -> tuple[str, ...] | str:
 
 def _answer(
     name: str,
-    given: Mapping[str, Any],
+    config_json: Mapping[str, Any],
     ask: EstimateOptions,
     request: EstimateRequest,
     hardware: Hardware | None,
 ) -> dict[str, Any]:
     """Return the document of the estimate. Raise EstimateError or InvalidEstimate."""
     task = request.task
-    if (kind := trace_tables.kind_of(given)) is not None:
-        ask = traced_tables.sized(given, ask, request.resolution)
-        result = traced_tables.estimate(given, ask)
-        trace = traced_run.trace(given, None, ask, task) if request.exact else None
+    if (kind := trace_tables.kind_of(config_json)) is not None:
+        ask = traced_tables.sized(config_json, ask, request.resolution)
+        result = traced_tables.estimate(config_json, ask)
+        trace = traced_run.trace(config_json, None, ask, task) if request.exact else None
         return _document(name, kind, result, hardware, traced_tables.NO_SPEED, trace)
-    shape = model_shape(name, given, task)
-    task, is_inferred = task or built_for(given), task is None
+    shape = model_shape(name, config_json, task)
+    task, is_inferred = task or built_for(config_json), task is None
     traced_tables.refuse_resolution(shape.family, request.resolution)
     if task == "dpo" and ask.method == "full":
         raise EstimateError(
@@ -287,9 +287,9 @@ def _answer(
         )
     by_class = [f"task {task}, by the config's architectures"] if is_inferred and task else []
     links_note = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
-    notes = *result.notes, *by_class, *_config_notes(given, shape), *_task_notes(task, ask.rows), *links_note
+    notes = *result.notes, *by_class, *_config_notes(config_json, shape), *_task_notes(task, ask.rows), *links_note
     result, step_speed = replace(result, notes=notes), _speed(shape, ask, hardware, task)
-    trace = traced_run.trace(given, shape, ask, task) if request.exact else None
+    trace = traced_run.trace(config_json, shape, ask, task) if request.exact else None
     return _document(name, shape.family, result, hardware, step_speed, trace)
 
 
@@ -301,17 +301,20 @@ def links(hardware: Hardware, each: int) -> str:
     )
 
 
-def _config_notes(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
+def _config_notes(config_json: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
     """Yield notes on what was read differently from the config."""
-    text = text_of(given)
+    text = text_of(config_json)
     missing = filled(text)[1]
     if missing:
         yield f"the config lacks {', '.join(missing)}: {text['model_type']}'s defaults are used"
     if text.get("model_type") in SAME_CODE:
         yield f"{text['model_type']} is estimated as {shape.family}, whose code it shares"
-    others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
+    others = [
+        name for name in config_json if name in ("vision_config", "audio_config", "speech_config") and config_json[name]
+    ]
     if others:
-        yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"
+        model_type = config_json.get("model_type")
+        yield f"{model_type} is estimated without its {' and '.join(others)}: the language model alone"
 
 
 def spoken(step_speed: Speed | str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.architecture.lora_targets import ALL_LINEAR
-from broker.estimator.memory import estimate as memory_estimate
+from broker.estimator.memory import estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.model_catalog.config_defaults import kind_of
 
@@ -27,7 +27,7 @@ def _targets(shape: ModelShape | None, ask: EstimateOptions) -> str:
     """Return the LoRA targets in the tracer's terms. `shape`: None for a model with trace tables."""
     if shape is None or ask.method == "full":
         return "all-linear"
-    adapted, names = memory_estimate.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
+    adapted, names = estimate.adapted_modules(shape, ask.targets)[0], family_spec(shape).names
     if ask.targets == (ALL_LINEAR,):
         return ALL_LINEAR
     if isinstance(ask.targets, tuple):  # the tracer uses peft itself
@@ -50,7 +50,7 @@ def _installed() -> str | None:
 def _check(ask: EstimateOptions, task: str | None) -> None:
     """Raise InvalidEstimate for a step that the trainer itself does not run."""
     installed = _installed()
-    for wrong, what in (
+    for wrong, message in (
         (ask.method not in ("full", "lora", "qlora"), f"--method {ask.method}"),
         (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
         (ask.transformers not in (None, installed), f"--stack but {installed or 'an installed one'}"),
@@ -64,7 +64,7 @@ def _check(ask: EstimateOptions, task: str | None) -> None:
     ):
         if wrong:
             raise InvalidEstimate(
-                f"--exact traces the trainer's own step, alone or by DDP or FSDP 2: no {what}; leave out --exact"
+                f"--exact traces the trainer's own step, alone or by DDP or FSDP 2: no {message}; leave out --exact"
             )
 
 

@@ -9,8 +9,7 @@ from broker.estimator.memory import estimate as memory_estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.simulator.types import StepPeak
 from broker.estimator.memory.trace_fit import by_category
-from broker.model_catalog import parameter_count as count
-from broker.model_catalog import trace_tables
+from broker.model_catalog import parameter_count, trace_tables
 
 Config = Mapping[str, Any]
 NO_SPEED = "no basis: no run of such a model was measured"
@@ -49,7 +48,7 @@ def sized(config: Config, ask: EstimateOptions, resolution: int | None) -> Estim
 def _positive(config: Config, field: str, default: int) -> int:
     """Return the field as a positive integer. Raise InvalidEstimate if it is not one."""
     try:
-        return count.number(config, field, default=default)
+        return parameter_count.number(config, field, default=default)
     except ValueError as e:
         raise InvalidEstimate(f"the config has {e}") from None
 
@@ -95,13 +94,15 @@ def estimate(config: Config, ask: EstimateOptions) -> device_overhead.Estimate:
     notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
     if kind == "unet":
         notes = (*notes, "the UNet alone: no autoencoder, no text encoders")
-    return device_overhead.with_overhead(count.parameters(config), played, ("table", words, MARGINS[kind]), notes)
+    return device_overhead.with_overhead(
+        parameter_count.parameters(config), played, ("table", words, MARGINS[kind]), notes
+    )
 
 
 def _check(kind: str, ask: EstimateOptions) -> None:
     """Raise InvalidEstimate for options that the tables do not cover."""
     memory_estimate.check_numbers(ask)
-    for option, given, known in (
+    for option, value, known in (
         ("--method", ask.method, ("full", "lora")),
         ("--precision", ask.precision, ("bf16-autocast", "fp16-autocast")),
         ("--optimizer", ask.optimizer, ("adamw_fused", "adamw_foreach")),
@@ -114,9 +115,9 @@ def _check(kind: str, ask: EstimateOptions) -> None:
             ("all-linear", WHICH[kind]),
         ),
     ):
-        if given not in known:
+        if value not in known:
             words = " or ".join(w for w in known if w) or "none"
-            raise InvalidEstimate(f"{option} {given}: the tables of {kind} have only {words}")
+            raise InvalidEstimate(f"{option} {value}: the tables of {kind} have only {words}")
 
 
 def _accumulated(by: Mapping[str, int], trained: int) -> dict[str, int]:

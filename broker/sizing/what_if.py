@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import ATTENTION_ROLES, family_spec
-from broker.estimator.memory import estimate as memory_estimate
+from broker.estimator.memory import estimate
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.planning.scaling import A_MACHINE, Point, TrainingLoad, counts_of, scaling
 from broker.estimator.speed.hardware import Hardware
@@ -41,9 +41,9 @@ def what_if(
     `global_batch`: rows of a step; by default the largest number of GPUs times `ask.rows`. `rows`: number of rows of
     the data set, for the hours and dollars of one epoch; None: the table has neither.
     """
-    name, given = config_of(model, config)
-    given, _ = unquantised(given, ask.method)
-    if trace_tables.kind_of(given) is not None:
+    name, config_json = config_of(model, config)
+    config_json, _ = unquantised(config_json, ask.method)
+    if trace_tables.kind_of(config_json) is not None:
         raise EstimateError(f"--what-if: {traced_tables.NO_SPEED}; leave it out for its memory")
     hardware = hardware_of(gpu)
     if hardware is None:
@@ -51,7 +51,7 @@ def what_if(
     counts = _counts(said)
     _check(ask, global_batch, rows, usd_per_gpu_hour)
     batch = counts[-1] * ask.rows if global_batch is None else global_batch
-    shape = model_shape(name, given)
+    shape = model_shape(name, config_json)
     load = TrainingLoad(
         global_batch=batch,
         tokens_per_row=ask.length,
@@ -65,7 +65,7 @@ def what_if(
 def _check(ask: EstimateOptions, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None) -> None:
     """Raise EstimateError if a number is out of range."""
     try:
-        memory_estimate.check_numbers(ask)
+        estimate.check_numbers(ask)
     except InvalidEstimate as e:
         raise EstimateError(str(e)) from None
     for option, value, most in (("--global-batch", global_batch, MOST_BATCH), ("--rows", rows, MOST_ROWS)):

@@ -18,7 +18,7 @@ from broker.ports import Blobs, Clock
 from providers.local.machine import Machine
 from providers.simulated.config import VirtualConfig
 from providers.simulated.market import rng
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Final, Heartbeat, Manifest, Outcome
 
 _AT_ONCE = 64
@@ -149,7 +149,7 @@ class VirtualBackend:
     async def _boot(self, instance: _Instance, now: float) -> None:
         if now >= instance.dies_at:
             return
-        data = await self._blobs.get(keys.spec(instance.attempt))
+        data = await self._blobs.get(object_keys.spec(instance.attempt))
         if data is None:
             await self._finish(instance, Outcome.INFRASTRUCTURE, 0, "spec.json is absent")
             return
@@ -186,7 +186,7 @@ class VirtualBackend:
             await self._beat(instance, step)
 
     async def _obey(self, instance: _Instance, spec: AttemptSpec, step: int) -> None:
-        data = await self._blobs.get(keys.desired(instance.attempt))
+        data = await self._blobs.get(object_keys.desired(instance.attempt))
         if data is None:
             return
         told = Desired.model_validate_json(data)
@@ -218,12 +218,12 @@ class VirtualBackend:
             checkpoint=instance.saved,
             sent_bytes=instance.sent,
         )
-        await self._blobs.put(keys.heartbeat(instance.attempt, 0), beat.model_dump_json().encode())
+        await self._blobs.put(object_keys.heartbeat(instance.attempt, 0), beat.model_dump_json().encode())
 
     async def _save(self, instance: _Instance, spec: AttemptSpec, step: int, *, complete: bool = False) -> None:
         if instance.over:
             return
-        folder = keys.checkpoint(spec.job, instance.attempt, step, f"{instance.boot}{instance.seq:x}")
+        folder = object_keys.checkpoint(spec.job, instance.attempt, step, f"{instance.boot}{instance.seq:x}")
         manifest = Manifest(
             job=spec.job,
             attempt=instance.attempt,
@@ -234,9 +234,9 @@ class VirtualBackend:
         )
         # A put whose reply was lost may be repeated, because its bytes are the same.
         data = manifest.model_dump_json().encode()
-        await self._blobs.put(folder + keys.MANIFEST, data)
+        await self._blobs.put(folder + object_keys.MANIFEST, data)
         instance.sent += len(data)
-        instance.saved = CheckpointRef(manifest=folder + keys.MANIFEST, step=step)
+        instance.saved = CheckpointRef(manifest=folder + object_keys.MANIFEST, step=step)
 
     async def _finish(self, instance: _Instance, outcome: Outcome, step: int, message: str = "") -> None:
         if instance.over:
@@ -258,7 +258,7 @@ class VirtualBackend:
             sent_bytes=instance.sent,
         )
         with contextlib.suppress(AlreadyExists):
-            await self._blobs.put(keys.final(instance.attempt), final.model_dump_json().encode(), if_absent=True)
+            await self._blobs.put(object_keys.final(instance.attempt), final.model_dump_json().encode(), if_absent=True)
         instance.over = True
 
     def _loss(self, step: int) -> float:

@@ -11,7 +11,7 @@ upload, so C is too high and the interval rather too long, but never longer than
 import math
 from collections.abc import Iterable
 
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.train import MAX_FREQUENCY, CheckpointConfig
 
 SLACK_S = 1.0
@@ -60,8 +60,8 @@ def milestones(checkpoints: Iterable[str], every: int | None) -> frozenset[str]:
     if every is None:
         return frozenset()
     first: dict[int, tuple[int, str]] = {}
-    for key in keys.manifests(checkpoints):
-        step = keys.step_of(key)
+    for key in object_keys.manifests(checkpoints):
+        step = object_keys.step_of(key)
         stretch = step // every
         if stretch:
             first[stretch] = min(first.get(stretch, (step, key)), (step, key))

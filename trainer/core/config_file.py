@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from trainer.contract import yaml_document as yamlfile
+from trainer.contract import yaml_document
 from trainer.contract.base import Config
 from trainer.contract.train import CheckpointConfig, TrainConfig
 from trainer.contract.validation_messages import error_messages
@@ -58,8 +58,8 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
 def _read(path: Path) -> tuple[Any, Any]:
     """Return the training and checkpoint parts as written. Raises: BadConfig."""
     try:
-        found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
-    except yamlfile.BadYaml as e:
+        found = yaml_document.parse(path.read_text("utf-8-sig"), str(path)).data
+    except yaml_document.BadYaml as e:
         raise BadConfig(f"line {e.line}: {e.message}") from None
     except OSError as e:
         raise BadConfig(f"cannot be read ({e.strerror}); name a job's spec or a TrainConfig") from None

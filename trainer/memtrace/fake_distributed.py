@@ -15,8 +15,7 @@ import accelerate
 import torch
 from torch import distributed
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
 
 from trainer.contract.documents import Parallelism
 from trainer.memtrace.storage_tracker import Storages
@@ -77,7 +76,7 @@ def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided:
     return WeightlessFsdp(accelerator, how, precision) if divided else SingleRank(accelerator)
 
 
-def _groups(model: torch.nn.Module) -> Iterator[groups.FSDPParamGroup]:
+def _groups(model: torch.nn.Module) -> Iterator[_fsdp_param_group.FSDPParamGroup]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             yield from module._get_fsdp_state()._fsdp_param_groups
@@ -106,17 +105,17 @@ def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
     """Record the exchange of several processes: its category, and the storages that FSDP 2 empties and refills."""
     with contextlib.ExitStack() as patches:
         for owner, name in (
-            (groups, "foreach_all_gather"),
-            (groups, "foreach_all_gather_copy_out"),
-            (groups, "foreach_reduce"),
+            (_fsdp_param_group, "foreach_all_gather"),
+            (_fsdp_param_group, "foreach_all_gather_copy_out"),
+            (_fsdp_param_group, "foreach_reduce"),
             (StableBucketDDP, "__init__"),
         ):
             patches.enter_context(mock.patch.object(owner, name, _exchanging(getattr(owner, name), storages)))
         patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", _resizing(storages)))
         if meta:
             storages.in_parts.append(answered)
-            patches.enter_context(mock.patch.object(collectives, "_get_device_handle", return_value=torch.cpu))
-            patches.enter_context(mock.patch.object(groups.FSDPParamGroup, "_validate_no_meta_params"))
+            patches.enter_context(mock.patch.object(_fsdp_collectives, "_get_device_handle", return_value=torch.cpu))
+            patches.enter_context(mock.patch.object(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params"))
             patches.enter_context(mock.patch(f"{WRAPPER}_verify_param_shape_across_processes"))
             patches.enter_context(mock.patch(f"{WRAPPER}_sync_module_states"))
         yield

@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from trainer.contract.output import CopyConfig, OutputConfig, PushConfig
-from trainer.core import disk_space as room
+from trainer.core import disk_space
 from trainer.objectstore.objects import ObjectStoreError, connect
 
 ROOTS = ("model", "adapter")
@@ -82,8 +82,8 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
         for name in found:
             await obstore.put_async(store, f"{job}/{name}", folder / name)
     except (ObjectStoreError, BaseError, OSError) as e:
-        if room.is_full(e) and config.url.startswith("file://"):
-            there = room.disk_full_message(Path(unquote(urlsplit(config.url).path)), room.of_tree(folder))
+        if disk_space.is_full(e) and config.url.startswith("file://"):
+            there = disk_space.disk_full_message(Path(unquote(urlsplit(config.url).path)), disk_space.of_tree(folder))
             raise NotPublished(f"output.copy_to: {config.url} is full: {there}") from None
         raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
     return f"{config.url.rstrip('/')}/{job}/"

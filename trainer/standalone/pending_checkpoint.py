@@ -4,10 +4,10 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint import protocol
 from trainer.checkpoint.protocol import Origin
-from trainer.contract import object_keys as keys
-from trainer.core import disk_space as room
+from trainer.contract import object_keys
+from trainer.core import disk_space
 from trainer.core.ipc import RunFolder, SnapshotInfo, info_of
 from trainer.objectstore.objects import Objects
 
@@ -34,10 +34,10 @@ async def commit_pending(objects: Objects, origin: Origin, snapshot: Path) -> No
     Raises: ObjectStoreError, OSError; the snapshot then stays.
     """
     info = _info(snapshot)
-    there = [key for key in await checkpoint.own(objects, origin) if keys.step_of(key) >= info.step]
+    there = [key for key in await protocol.own(objects, origin) if object_keys.step_of(key) >= info.step]
     # A training that ended right after a save has no results of that step in the store.
-    if not there or (info.complete and not any([await checkpoint.verified(objects, key) for key in there])):
-        await checkpoint.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)
+    if not there or (info.complete and not any([await protocol.verified(objects, key) for key in there])):
+        await protocol.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)
     shutil.rmtree(snapshot)
 
 
@@ -50,5 +50,5 @@ def clean_up(work: Path, run: RunFolder, store: Path) -> str:
     for path in work.iterdir():
         if path != run.root:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    why = room.disk_full_message(store, room.of_tree(snapshot))
+    why = disk_space.disk_full_message(store, disk_space.of_tree(snapshot))
     return f"{named(snapshot)} could not be brought into the store: {why}; start again then, it goes on from there"

@@ -14,24 +14,22 @@ from pydantic import ValidationError
 from trainer.agent.agent import Agent
 from trainer.agent.base import gpus as load
 from trainer.agent.base.environment import Environment
-from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint import protocol
 from trainer.checkpoint.protocol import Origin
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
 from trainer.contract.train import CheckpointConfig, TrainConfig
-from trainer.core import disk_space as room
+from trainer.core import disk_space
 from trainer.core.config_file import BadConfig, first_problem, read_config, read_saving
 from trainer.core.errors import EXIT
 from trainer.core.ipc import RunFolder
-from trainer.dataset import batch_defaults as batches
+from trainer.dataset import batch_defaults
 from trainer.dataset import sources as places
 from trainer.dataset.prompts import DataError, digest
 from trainer.dataset.readers import each_row
-from trainer.models import remote_code as trust
+from trainer.models import remote_code
 from trainer.objectstore.objects import Objects, ObjectStoreError, connect
-from trainer.standalone import micro_batch as fit
-from trainer.standalone import pending_checkpoint as leftover
-from trainer.standalone import resume_check as same_run
+from trainer.standalone import micro_batch, pending_checkpoint, resume_check
 from trainer.standalone.output_dir import STORE, BadOutput, holding
 
 ME = "standalone"
@@ -48,10 +46,10 @@ def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
     try:
         yield
     except (ObjectStoreError, OSError) as e:
-        if not room.is_full(e):
+        if not disk_space.is_full(e):
             raise
         raise OutputDiskFull(
-            f"{what} could not be written: {room.disk_full_message(folder, wanted)}; start again then, it goes on"
+            f"{what} could not be written: {disk_space.disk_full_message(folder, wanted)}; start again then, it goes on"
         ) from e
 
 
@@ -77,7 +75,7 @@ def main(
         return ExitCode.USER_ERROR
     try:
         train, saving = read_config(config), read_saving(config, save_every_s)
-        if wrong := trust.unpermitted(train, given=trusted):
+        if wrong := remote_code.unpermitted(train, given=trusted):
             raise BadConfig(wrong)
         given = _secrets(train)
         with holding(output):
@@ -137,28 +135,28 @@ async def _run(
         world=World(gpus_per_node=gpus(), parallelism=how),
         limits=Limits(deadman_s=0),
     )
-    await objects.create(keys.spec(attempt), spec.model_dump_json().encode())
+    await objects.create(object_keys.spec(attempt), spec.model_dump_json().encode())
     env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
     outcome = await Agent(env, echo=print, folder=output, secrets=given).run()
     if outcome is Outcome.COMPLETED:
-        _publish(store / ME, (await checkpoint.own(objects, origin))[0], output)
+        _publish(store / ME, (await protocol.own(objects, origin))[0], output)
     await _tidy(objects, origin, saving, train, data)
-    if left := leftover.clean_up(env.workdir, RunFolder(root=env.workdir / "run"), store):
+    if left := pending_checkpoint.clean_up(env.workdir, RunFolder(root=env.workdir / "run"), store):
         print(left, file=sys.stderr)
     return outcome
 
 
 async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
     """Commit the previous run's checkpoint that its store could not hold. Raises: OutputDiskFull, ObjectStoreError."""
-    if before and (snapshot := leftover.pending_snapshot(RunFolder(root=work / "run"))) is not None:
+    if before and (snapshot := pending_checkpoint.pending_snapshot(RunFolder(root=work / "run"))) is not None:
         origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
-        with _with_room(leftover.named(snapshot), store, room.of_tree(snapshot)):
-            await leftover.commit_pending(objects, origin, snapshot)
+        with _with_room(pending_checkpoint.named(snapshot), store, disk_space.of_tree(snapshot)):
+            await pending_checkpoint.commit_pending(objects, origin, snapshot)
 
 
 async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[str]) -> AttemptSpec | None:
     """Return the spec of the start that left the newest checkpoint, or of the first start. Raises: BadOutput."""
-    made = [keys.spec(key.split("/")[2]) for key in candidates[:1]]
+    made = [object_keys.spec(key.split("/")[2]) for key in candidates[:1]]
     key = (made or [*before, ""])[0]
     text = await objects.read(key) if before else None
     try:
@@ -178,7 +176,7 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
         print(f"global_batch auto: {began.train.global_batch}, as before")
         return train.model_copy(update={"global_batch": began.train.global_batch})
     rows = await asyncio.to_thread(lambda: sum(1 for _ in each_row(path, data.format, train.data.path)))
-    found, told = batches.settled(train, rows)
+    found, told = batch_defaults.settled(train, rows)
     print(told)
     return found
 
@@ -189,7 +187,7 @@ async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
     memory = load.memory_bytes() if processes and how == Parallelism() else None
     if memory is None:
         return train
-    found, told = await asyncio.to_thread(fit.sized, train, memory=memory, processes=processes)
+    found, told = await asyncio.to_thread(micro_batch.sized, train, memory=memory, processes=processes)
     if told:
         print(told)
     return found
@@ -214,11 +212,11 @@ async def _put_data(
     """
     with places.readable(train.data, beside) as found:
         sha256 = digest(found.path)
-        key = keys.job_data(ME, sha256)
+        key = object_keys.job_data(ME, sha256)
         data = DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
-        if resumed is not None and (wrong := same_run.changed(resumed, data, train)):
+        if resumed is not None and (wrong := resume_check.changed(resumed, data, train)):
             raise BadConfig(wrong)
-        if key not in await objects.keys(keys.JOB_DATA):
+        if key not in await objects.keys(object_keys.JOB_DATA):
             with _with_room("the copy of the data", store, found.path.stat().st_size):
                 await objects.upload(key, found.path)
             if digest(found.path) != sha256:
@@ -230,15 +228,15 @@ async def _put_data(
 async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, train: TrainConfig, data: DataFile) -> None:
     """Remove what no start needs any more: checkpoints, and abandoned token caches."""
     with contextlib.suppress(ObjectStoreError):  # the next run removes it
-        await checkpoint.prune(objects, origin, saving, train.guard, earlier=True)
-        for key in await objects.keys(keys.JOB_DATA):
+        await protocol.prune(objects, origin, saving, train.guard, earlier=True)
+        for key in await objects.keys(object_keys.JOB_DATA):
             if key != data.key:
                 await objects.delete(key)
 
 
 async def _candidates(objects: Objects) -> tuple[str, ...]:
-    found = await objects.keys(keys.checkpoints(ME))
-    return tuple(keys.manifests(reversed(found)))
+    found = await objects.keys(object_keys.checkpoints(ME))
+    return tuple(object_keys.manifests(reversed(found)))
 
 
 def gpus() -> int:
@@ -248,9 +246,9 @@ def gpus() -> int:
 
 def _publish(store: Path, manifest: str, output: Path) -> None:
     """Copy the results out of the complete checkpoint, which stays. Raises: OutputDiskFull."""
-    folder = store / keys.files_prefix(manifest)
+    folder = store / object_keys.files_prefix(manifest)
     sources = [folder / name for name in RESULTS if (folder / name).exists()]
-    wanted = sum(room.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
+    wanted = sum(disk_space.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
     with _with_room("the results", output, wanted):
         for source in sources:
             if source.is_dir():

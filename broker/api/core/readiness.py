@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from broker.domain.errors import GpubrokerError
 from broker.ports import Blobs, Clock, Store
 from broker.runtime.clock import clock_skew_message
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Readiness:
         except GpubrokerError as error:
             checks["database"] = str(error)
         try:
-            checks["broker"] = self._judge(await self._blobs.get(keys.BROKER_LEASE))
+            checks["broker"] = self._judge(await self._blobs.get(object_keys.BROKER_LEASE))
         except GpubrokerError as error:
             checks["blobs"] = str(error)
             checks["broker"] = "unknown while the blob store cannot be reached"

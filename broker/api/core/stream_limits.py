@@ -52,7 +52,7 @@ class Streams:
         return self._open.total()
 
     @asynccontextmanager
-    async def one_more(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
+    async def slot(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
         """Run a stream in the body of the `with` statement. Raises TooMany before the body.
 
         Soon after the token expired or was deleted, the body is cancelled and Unauthenticated is raised.

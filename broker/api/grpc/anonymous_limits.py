@@ -27,7 +27,7 @@ class AnonymousCallLimit:
         self._silent: defaultdict[str, dict[asyncio.Timeout, None]] = defaultdict(dict)
 
     @contextmanager
-    def one_more(self, method: str) -> Iterator[None]:
+    def slot(self, method: str) -> Iterator[None]:
         """Count a call during the body. Raises TooMany."""
         if self._here[method] >= PLACES:
             self._turn_out(method)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from broker.api.grpc import queries as inputs
+from broker.api.grpc import queries
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
@@ -32,7 +32,7 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
 
     @scope("read")
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, call: GrpcCall) -> pb.ListArtifactsResponse:
-        located = await self._content.manifest(call.caller, inputs.job_id(request))
+        located = await self._content.manifest(call.caller, queries.job_id(request))
         if located is None:
             return pb.ListArtifactsResponse()
         manifest = located[1]
@@ -43,7 +43,7 @@ class ArtifactServicer(stubs.ArtifactServiceServicer):
     async def DownloadArtifact(
         self, request: pb.DownloadArtifactRequest, call: GrpcCall
     ) -> AsyncIterator[pb.DownloadArtifactResponse]:
-        wanted, query = inputs.job_id(request), parse(request, DownloadQuery)
+        wanted, query = queries.job_id(request), parse(request, DownloadQuery)
         file, pieces = await self._content.artifact(call.caller, wanted, query.path)
         if query.offset > file.bytes:
             message = f"{query.offset} is past the end; {query.path} has {file.bytes} bytes"

@@ -44,21 +44,21 @@ NAMED = "_named"
 
 def parse(message: Message, model: type[Model]) -> Model:
     """Return the model of a message, by the rules of a JSON body. Raises InvalidInput with the same problems."""
-    given = plain(message, model)
+    content = plain(message, model)
     try:
-        return model.model_validate_json(json.dumps(given))
+        return model.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        raise of_validation(error, model, given, root="message") from None
+        raise of_validation(error, model, content, root="message") from None
 
 
 def plain(message: Message, model: type[BaseModel]) -> dict[str, Any]:
     """Return a message as JSON objects for the model. Fields that only one of the two has are left out."""
-    given: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, read in _readers(message.DESCRIPTOR, model):
         value = read(message)
         if value is not _ABSENT:
-            given[name] = value
-    return given
+            content[name] = value
+    return content
 
 
 _ABSENT = object()
@@ -272,16 +272,16 @@ def parts(annotation: Any) -> tuple[Any, ...]:
 
 def models_in(annotation: Any) -> dict[str, type[BaseModel]]:
     """Return the models in an annotation by their `kind`, or by name if they have none."""
-    found = [p for p in parts(annotation) if isinstance(p, type) and issubclass(p, BaseModel)]
-    return {m.model_fields["kind"].default if "kind" in m.model_fields else m.__name__: m for m in found}
+    models = [p for p in parts(annotation) if isinstance(p, type) and issubclass(p, BaseModel)]
+    return {m.model_fields["kind"].default if "kind" in m.model_fields else m.__name__: m for m in models}
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
     """Return the words that an enum or literals allow."""
-    found: list[str] = []
+    words: list[str] = []
     for part in parts(annotation):
         if isinstance(part, type) and issubclass(part, enum.Enum):
-            found += [member.value for member in part]
+            words += [member.value for member in part]
         elif typing.get_origin(part) is Literal:
-            found += typing.get_args(part)
-    return tuple(found)
+            words += typing.get_args(part)
+    return tuple(words)

@@ -16,7 +16,7 @@ from broker.api.core.auth import Authenticator, Caller
 from broker.api.core.metrics import Metrics
 from broker.api.core.stream_limits import ANSWER_S, Streams
 from broker.api.grpc.anonymous_limits import OPEN, AnonymousCallLimit
-from broker.api.grpc.status import DETAILS, fault, status_of
+from broker.api.grpc.status import DETAILS, internal_error, status_of
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem, StoreUnavailable
 from broker.domain.tenancy import Scope
 
@@ -68,40 +68,48 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if registered is None:
             return None  # UNIMPLEMENTED
         metadata = cast(Any, handler_call_details.invocation_metadata)
-        given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
+        authorization: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
         method = _Method.of(handler_call_details.method, registered)
 
         # Register every method as a stream: gRPC calls the handler of a single message only when the message has
         # arrived, so a caller without a token could hold a place by sending no message.
-        kind = grpc.stream_stream_rpc_method_handler if method.tells_many else grpc.stream_unary_rpc_method_handler
-        serve = self._many(method, given) if method.tells_many else self._one(method, given)
+        kind = (
+            grpc.stream_stream_rpc_method_handler
+            if method.has_response_stream
+            else grpc.stream_unary_rpc_method_handler
+        )
+        serve = (
+            self._serve_stream(method, authorization)
+            if method.has_response_stream
+            else self._serve_unary(method, authorization)
+        )
         read, write = _tolerant(registered.request_deserializer), registered.response_serializer
         return kind(serve, request_deserializer=read, response_serializer=write)
 
-    def _one(self, method: "_Method", given: str | None) -> Any:
+    def _serve_unary(self, method: "_Method", authorization: str | None) -> Any:
         async def serve(requests: Any, context: Any) -> Any:
             with _CallMetrics(self._measured, method.name) as measure:
                 try:
-                    async with self._entered(method, given, requests, context) as (request, call):
+                    async with self._entered(method, authorization, requests, context) as (request, call):
                         return await method.behaviour(request, call)
                 except Exception as error:
                     await measure.refuse(context, error)
 
         return serve
 
-    def _many(self, method: "_Method", given: str | None) -> Any:
+    def _serve_stream(self, method: "_Method", authorization: str | None) -> Any:
         async def serve(requests: Any, context: Any) -> None:
             with _CallMetrics(self._measured, method.name) as measure:
                 try:
                     async with (
-                        self._entered(method, given, requests, context) as (request, call),
+                        self._entered(method, authorization, requests, context) as (request, call),
                         aclosing(method.behaviour(request, call)) as answers,
                     ):
-                        look_at = 0.0
+                        next_check = 0.0
                         async for answer in answers:
-                            if not method.open and perf_counter() >= look_at:
-                                look_at = await self._look(given)
-                            await _tell(context, answer)
+                            if not method.is_open and perf_counter() >= next_check:
+                                next_check = await self._check_token(authorization)
+                            await _send(context, answer)
                 except _ClientDisconnected:
                     measure.left()
                 except Exception as error:
@@ -109,7 +117,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
         return serve
 
-    async def _look(self, given: str | None) -> float:
+    async def _check_token(self, authorization: str | None) -> float:
         """Check the token again and return the time of the next check; 0.0: before the next message.
 
         If the database does not answer, the call may continue until the known expiry, when `Streams` ends the call.
@@ -117,24 +125,24 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._auth.still(given)
+                await self._auth.still(authorization)
         except (StoreUnavailable, TimeoutError):
             return perf_counter() + OUTAGE_S
         return 0.0
 
     @asynccontextmanager
     async def _entered(
-        self, method: "_Method", given: str | None, requests: Any, context: Any
+        self, method: "_Method", authorization: str | None, requests: Any, context: Any
     ) -> AsyncIterator[tuple[Any, Any]]:
         """Check token and limits, then yield (the request, the handler's context)."""
-        if method.open:
-            with self._guests.one_more(method.name):
+        if method.is_open:
+            with self._guests.slot(method.name):
                 yield await method.request(requests, context, self._guests.silent(method.name, MESSAGE_S)), context
             return
-        caller = await self._auth.caller(given, method.needed)
-        async with self._streams.one_more(caller, given) if method.streams else nullcontext():
+        caller = await self._auth.caller(authorization, method.needed)
+        async with self._streams.slot(caller, authorization) if method.is_streaming else nullcontext():
             request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
-            await self._auth.still(given)  # the token may have ended before the message arrived
+            await self._auth.still(authorization)  # the token may have ended before the message arrived
             yield request, GrpcCall(caller=caller)
 
 
@@ -143,8 +151,8 @@ class _Method:
     name: str
     behaviour: Callable[..., Any]
     needed: Scope
-    hears_many: bool
-    tells_many: bool
+    has_request_stream: bool
+    has_response_stream: bool
 
     @classmethod
     def of(cls, name: str, handler: Any) -> "_Method":
@@ -153,17 +161,17 @@ class _Method:
             name=name,
             behaviour=behaviour,
             needed=getattr(behaviour, MARK, "admin"),
-            hears_many=handler.request_streaming,
-            tells_many=handler.response_streaming,
+            has_request_stream=handler.request_streaming,
+            has_response_stream=handler.response_streaming,
         )
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self.name in OPEN
 
     @property
-    def streams(self) -> bool:
-        return self.hears_many or self.tells_many
+    def is_streaming(self) -> bool:
+        return self.has_request_stream or self.has_response_stream
 
     async def request(self, requests: Any, context: Any, timeout: AbstractAsyncContextManager[Any]) -> Any:
         """Return the message, or the stream of messages once the first has arrived. Raises InvalidInput."""
@@ -172,7 +180,7 @@ class _Method:
                 first = await context.read()
         except TimeoutError:
             raise InvalidInput(Problem(field="message", message="did not come; send it with the call")) from None
-        if self.hears_many:
+        if self.has_request_stream:
             return _readables(first, requests)
         if first is grpc.aio.EOF:
             raise InvalidInput(Problem(field="message", message="is missing; send one"))
@@ -183,7 +191,7 @@ class _ClientDisconnected(Exception):
     """The client disconnected."""
 
 
-async def _tell(context: Any, answer: Any) -> None:
+async def _send(context: Any, answer: Any) -> None:
     """Send a message. Raises _ClientDisconnected."""
     try:
         await context.write(answer)
@@ -220,7 +228,7 @@ class _CallMetrics:
             status = status_of(error)
         else:
             log.exception("%s failed", self._method, exc_info=error)
-            status = fault()
+            status = internal_error()
         self._code = CODES[status.code]
         await _abort(context, self._code, status)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from broker.api.grpc import queries as inputs
+from broker.api.grpc import queries
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.interceptor import GrpcCall, scope
 from broker.api.proto.gpubroker.v1 import job_pb2 as job
@@ -30,13 +30,13 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("submit")
     async def SubmitJob(self, request: pb.SubmitJobRequest, call: GrpcCall) -> pb.SubmitJobResponse:
-        key = inputs.idempotency_key(request)
+        key = queries.idempotency_key(request)
         row, created = await self._service.submit(call.caller, parse(request.spec, JobSpec), key=key)
         return pb.SubmitJobResponse(job=_job(row), replayed=not created)
 
     @scope("read")
     async def GetJob(self, request: pb.GetJobRequest, call: GrpcCall) -> pb.GetJobResponse:
-        row = await self._service.job(call.caller, inputs.job_id(request))
+        row = await self._service.job(call.caller, queries.job_id(request))
         return pb.GetJobResponse(job=await self._detail(call, row))
 
     @scope("read")
@@ -47,34 +47,34 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("submit")
     async def CancelJob(self, request: pb.CancelJobRequest, call: GrpcCall) -> pb.CancelJobResponse:
-        return pb.CancelJobResponse(job=_job(await self._service.cancel(call.caller, inputs.job_id(request))))
+        return pb.CancelJobResponse(job=_job(await self._service.cancel(call.caller, queries.job_id(request))))
 
     @scope("submit")
     async def RetryJob(self, request: pb.RetryJobRequest, call: GrpcCall) -> pb.RetryJobResponse:
-        wanted, resume = inputs.job_id(request), parse(request, GrpcRetryQuery).resume
-        key = inputs.idempotency_key(request)
+        wanted, resume = queries.job_id(request), parse(request, GrpcRetryQuery).resume
+        key = queries.idempotency_key(request)
         row, created = await self._service.retry(call.caller, wanted, resume=resume, key=key)
         return pb.RetryJobResponse(job=_job(row), replayed=not created)
 
     @scope("submit")
     async def RaiseCap(self, request: pb.RaiseCapRequest, call: GrpcCall) -> pb.RaiseCapResponse:
-        wanted, change = inputs.job_id(request), parse(request, CapChange)
+        wanted, change = queries.job_id(request), parse(request, CapChange)
         return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, wanted, change.cap_usd)))
 
     @scope("manage")
     async def ApproveJob(self, request: pb.ApproveJobRequest, call: GrpcCall) -> pb.ApproveJobResponse:
-        wanted, given = inputs.job_id(request), parse(request, Approval)
+        wanted, approval = queries.job_id(request), parse(request, Approval)
         return pb.ApproveJobResponse(
-            job=_job(await self._service.policies.approve(call.caller, wanted, given.up_to_usd))
+            job=_job(await self._service.policies.approve(call.caller, wanted, approval.up_to_usd))
         )
 
     @scope("manage")
     async def RefuseJob(self, request: pb.RefuseJobRequest, call: GrpcCall) -> pb.RefuseJobResponse:
-        return pb.RefuseJobResponse(job=_job(await self._service.policies.refuse(call.caller, inputs.job_id(request))))
+        return pb.RefuseJobResponse(job=_job(await self._service.policies.refuse(call.caller, queries.job_id(request))))
 
     @scope("submit")
     async def DeleteJobData(self, request: pb.DeleteJobDataRequest, call: GrpcCall) -> pb.DeleteJobDataResponse:
-        wanted, query = inputs.job_id(request), parse(request, DataQuery)
+        wanted, query = queries.job_id(request), parse(request, DataQuery)
         row = await self._service.stored_data.delete_data(call.caller, wanted, query.kind or KINDS)
         return pb.DeleteJobDataResponse(job=await self._detail(call, row))
 
@@ -85,13 +85,13 @@ class JobServicer(stubs.JobServiceServicer):
 
     @scope("read")
     async def GetLedger(self, request: pb.GetLedgerRequest, call: GrpcCall) -> pb.GetLedgerResponse:
-        entries = await self._service.ledger(call.caller, inputs.job_id(request))
+        entries = await self._service.ledger(call.caller, queries.job_id(request))
         lines = (LedgerLine.model_validate(e) for e in entries)
         return pb.GetLedgerResponse(items=[fill(job.LedgerEntry(), line) for line in lines])
 
     @scope("read")
     async def GetDecision(self, request: pb.GetDecisionRequest, call: GrpcCall) -> pb.GetDecisionResponse:
-        wanted, number = inputs.job_id(request), parse(request, DecisionQuery).number
+        wanted, number = queries.job_id(request), parse(request, DecisionQuery).number
         return fill(pb.GetDecisionResponse(), views.decision(await self._service.decision(call.caller, wanted, number)))
 
     @scope("read")
@@ -99,7 +99,7 @@ class JobServicer(stubs.JobServiceServicer):
         self, request: pb.WatchEventsRequest, call: GrpcCall
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         query = parse(request, WatchQuery)
-        row = await self._service.job(call.caller, inputs.job_id(request))
+        row = await self._service.job(call.caller, queries.job_id(request))
         async for update in follow_events(self._service, call.caller, row, query.after):
             if isinstance(update, Event):
                 yield pb.WatchEventsResponse(event=fill(job.Event(), views.event(update)))
@@ -111,7 +111,7 @@ class JobServicer(stubs.JobServiceServicer):
     @scope("read")
     async def FollowLogs(self, request: pb.FollowLogsRequest, call: GrpcCall) -> AsyncIterator[pb.FollowLogsResponse]:
         query = parse(request, FollowQuery)
-        row = await self._service.job(call.caller, inputs.job_id(request))
+        row = await self._service.job(call.caller, queries.job_id(request))
         position = Position.parse(query.position)
         await self._content.attempt(call.caller, row, query.attempt)
         last_position = query.position

@@ -56,15 +56,15 @@ class ProviderServicer(provider_service_pb2_grpc.ProviderServiceServicer):
     async def ListProviders(
         self, request: provider_service_pb2.ListProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.ListProvidersResponse:
-        found = offers.providers(self._service.quotes.market, {})
-        return provider_service_pb2.ListProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])
+        listing = offers.providers(self._service.quotes.market, {})
+        return provider_service_pb2.ListProvidersResponse(items=[fill(offer.Provider(), p) for p in listing.items])
 
     @scope("admin")
     async def CheckProviders(
         self, request: provider_service_pb2.CheckProvidersRequest, call: GrpcCall
     ) -> provider_service_pb2.CheckProvidersResponse:
-        found = offers.providers(self._service.quotes.market, await self._service.check_providers())
-        return provider_service_pb2.CheckProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])
+        listing = offers.providers(self._service.quotes.market, await self._service.check_providers())
+        return provider_service_pb2.CheckProvidersResponse(items=[fill(offer.Provider(), p) for p in listing.items])
 
 
 class BudgetServicer(budget_service_pb2_grpc.BudgetServiceServicer):
@@ -75,5 +75,5 @@ class BudgetServicer(budget_service_pb2_grpc.BudgetServiceServicer):
     async def ListBudgets(
         self, request: budget_service_pb2.ListBudgetsRequest, call: GrpcCall
     ) -> budget_service_pb2.ListBudgetsResponse:
-        found = await self._service.policies.budgets(call.caller)
-        return fill(budget_service_pb2.ListBudgetsResponse(), views.budget_list(*found))
+        budgets = await self._service.policies.budgets(call.caller)
+        return fill(budget_service_pb2.ListBudgetsResponse(), views.budget_list(*budgets))

@@ -32,11 +32,11 @@ def status_of(error: GpubrokerError) -> status_pb2.Status:
     return status
 
 
-def fault() -> status_pb2.Status:
+def internal_error() -> status_pb2.Status:
     """Return the status of an internal error. Only the log has the details."""
-    made = status_pb2.Status(code=code_pb2.INTERNAL, message="an internal error; the server's log has the details")
-    made.details.add().Pack(error_details_pb2.ErrorInfo(reason="FAULT", domain=DOMAIN))
-    return made
+    status = status_pb2.Status(code=code_pb2.INTERNAL, message="an internal error; the server's log has the details")
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason="FAULT", domain=DOMAIN))
+    return status
 
 
 def _text(error: GpubrokerError) -> str:

@@ -7,7 +7,7 @@ from broker.api.core.problems import NotFound, problem
 from broker.api.core.readiness import unready, without_reasons
 from broker.api.http.context import AUTH, METRICS, READINESS, SERVICE
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas import tenancy as models_tenancy
+from broker.api.schemas import tenancy
 from broker.api.schemas.base import Health
 from broker.api.schemas.tenancy import SecretList, SecretValue
 from broker.domain.errors import GpubrokerError, Problem
@@ -17,10 +17,10 @@ api = Api()
 
 
 @api.op("GET", "/v1/me", scope="read")
-async def who_am_i(call: Call) -> models_tenancy.Identity:
+async def who_am_i(call: Call) -> tenancy.Identity:
     """Show the team, owner and scopes of this token."""
     caller = call.caller
-    return models_tenancy.Identity.model_validate(
+    return tenancy.Identity.model_validate(
         {"team": caller.team, "owner": caller.owner, "scopes": sorted(caller.scopes)}
     )
 
@@ -28,8 +28,8 @@ async def who_am_i(call: Call) -> models_tenancy.Identity:
 @api.op("GET", "/v1/secrets", scope="read")
 async def list_secrets(call: Call) -> SecretList:
     """List the names of your secrets; values are never shown."""
-    found = await call.request.app[SERVICE].rows(call.caller).secrets(call.caller.owner)
-    return SecretList(names=tuple(sorted(found)))
+    secrets = await call.request.app[SERVICE].rows(call.caller).secrets(call.caller.owner)
+    return SecretList(names=tuple(sorted(secrets)))
 
 
 @api.op("PUT", "/v1/secrets/{name}", scope="submit", status=204)

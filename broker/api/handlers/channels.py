@@ -13,8 +13,8 @@ api = Api()
 @api.op("GET", "/v1/channels", scope="manage")
 async def list_channels(call: Call) -> wire.ChannelList:
     """List your team's channels with their backlog; for admins all. Secrets are never shown."""
-    found = await call.request.app[SERVICE].channels.list(call.caller)
-    return wire.ChannelList(items=tuple(map(_view, found)))
+    channels = await call.request.app[SERVICE].channels.list(call.caller)
+    return wire.ChannelList(items=tuple(map(_view, channels)))
 
 
 @api.op("POST", "/v1/channels", scope="manage", status=201, errors=(409,))

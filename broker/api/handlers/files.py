@@ -28,7 +28,7 @@ async def upload(call: Call, query: UploadQuery) -> UploadView | web.Response:
     if request.content_type != OCTETS:
         return problems.problem(415, f"send {OCTETS}, not {request.content_type}")
     content: Content = request.app[CONTENT]
-    async with request.app[STREAMS].one_more(call.caller, call.authorization):
+    async with request.app[STREAMS].slot(call.caller, call.authorization):
         body = request.content.iter_any()
         stored = await content.upload(call.caller, query.name, query.format, body, sha256=query.sha256)
     return views.upload(stored)
@@ -52,7 +52,7 @@ async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.St
     It is checked against its hash before its last bytes are sent; a corrupt file never completes.
     """
     request = call.request
-    async with request.app[STREAMS].one_more(call.caller, call.authorization):
+    async with request.app[STREAMS].slot(call.caller, call.authorization):
         file, pieces = await request.app[CONTENT].artifact(call.caller, job_id, path)
         async with aclosing(pieces):
             first = await anext(pieces)  # faults of the first piece can still be answered with a status

@@ -18,8 +18,8 @@ api = Api()
 @api.op("POST", "/v1/quotes", scope="read")
 async def quote(call: Call, query: QuoteQuery, body: QuoteSpec) -> QuoteView:
     """Check a spec and price every offer against it; nothing is created."""
-    found = await call.request.app[SERVICE].quotes.quote(call.caller, body)
-    return views.quote(*found, query.limit)
+    result = await call.request.app[SERVICE].quotes.quote(call.caller, body)
+    return views.quote(*result, query.limit)
 
 
 @api.op("POST", "/v1/jobs", scope="submit", status=202, errors=(409,), headers=("Idempotency-Key",))

@@ -38,7 +38,7 @@ class Shells:
         self._open: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
-    def one_more(self, caller: Caller) -> Iterator[None]:
+    def slot(self, caller: Caller) -> Iterator[None]:
         """Count a shell during the body. Raises TooMany."""
         owner = caller.team, caller.owner
         if self._open[owner] >= SHELLS_OF_ONE:
@@ -67,7 +67,7 @@ async def shell(request: web.Request) -> web.WebSocketResponse:
     if len(words) > WORDS or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words):
         message = f"at most {WORDS} words of {WORD_CHARACTERS} characters; put a longer command into a file"
         raise InvalidInput(Problem(field="word", message=message))
-    with request.app[OPEN_SHELLS].one_more(caller):
+    with request.app[OPEN_SHELLS].slot(caller):
         return await _open(request, caller, JobId(name), words)
 
 
@@ -86,7 +86,7 @@ async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[
     if not socket.can_prepare(request).ok:
         raise InvalidInput(Problem(field="Upgrade", message="this endpoint speaks WebSocket; use `gpubroker exec JOB`"))
     try:
-        async with request.app[STREAMS].one_more(caller, request.headers.get("Authorization")):
+        async with request.app[STREAMS].slot(caller, request.headers.get("Authorization")):
             await socket.prepare(request)
             await terminal.serve(argv, socket, tty=tty)
     except Unauthenticated as error:

@@ -5,7 +5,7 @@ from aiohttp import web
 from broker.api.core import problems
 from broker.api.http.context import SLACK
 from broker.api.http.openapi import Api, Call, whole_body
-from broker.api.schemas import slack_users as wire
+from broker.api.schemas import slack_users
 from broker.api.service.slack import NewSlackLink
 
 api = Api()
@@ -29,14 +29,14 @@ async def slack_request(call: Call) -> web.Response:
 
 
 @api.op("GET", "/v1/slack/users", scope="manage")
-async def list_slack_users(call: Call) -> wire.SlackUserList:
+async def list_slack_users(call: Call) -> slack_users.SlackUserList:
     """List your team's Slack links: Slack users and the owners that they act as; for admins all."""
     links = await call.request.app[SLACK].links(call.caller)
-    return wire.SlackUserList(items=tuple(wire.SlackUserMade.model_validate(link) for link in links))
+    return slack_users.SlackUserList(items=tuple(slack_users.SlackUserMade.model_validate(link) for link in links))
 
 
 @api.op("POST", "/v1/slack/users", scope="manage", status=201, errors=(404, 409))
-async def link_slack_user(call: Call, body: wire.SlackLinkRequest) -> wire.SlackUserView:
+async def link_slack_user(call: Call, body: slack_users.SlackLinkRequest) -> slack_users.SlackUserView:
     """Link a Slack user to an owner of your team. A second call changes the link."""
     wish = NewSlackLink(
         team=body.team,
@@ -45,10 +45,10 @@ async def link_slack_user(call: Call, body: wire.SlackLinkRequest) -> wire.Slack
         scopes=tuple(dict.fromkeys(body.scopes)),
         channel=body.channel,
     )
-    return wire.SlackUserView.model_validate(await call.request.app[SLACK].link(call.caller, wish))
+    return slack_users.SlackUserView.model_validate(await call.request.app[SLACK].link(call.caller, wish))
 
 
 @api.op("DELETE", "/v1/slack/users/{user}", scope="manage", status=204, errors=(404,))
-async def unlink_slack_user(call: Call, user: wire.Member) -> None:
+async def unlink_slack_user(call: Call, user: slack_users.Member) -> None:
     """Remove the links of a Slack user at once."""
     await call.request.app[SLACK].unlink(call.caller, user)

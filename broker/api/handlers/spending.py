@@ -2,7 +2,7 @@
 
 from broker.api.http.context import SERVICE
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas import spending as models
+from broker.api.schemas import spending
 from broker.api.schemas.queries import ChargesParameters, SpendParameters
 from broker.api.service.spending import SpendQuery
 
@@ -10,21 +10,21 @@ api = Api()
 
 
 @api.op("GET", "/v1/spend", scope="read")
-async def spend(call: Call, query: SpendParameters) -> models.SpendView:
+async def spend(call: Call, query: SpendParameters) -> spending.SpendView:
     """Report charges by job, user, team, cloud, GPU, day or month, with the cost of alternatives."""
     asked = SpendQuery(**query.model_dump())
     window, report = await call.request.app[SERVICE].spending.spend(call.caller, asked)
-    rows = tuple(models.SpendRowView.model_validate(row) for row in report.rows)
-    total = models.SpendRowView.model_validate(report.total)
-    return models.SpendView(
+    rows = tuple(spending.SpendRowView.model_validate(row) for row in report.rows)
+    total = spending.SpendRowView.model_validate(report.total)
+    return spending.SpendView(
         by=report.by, since=window.since, until=window.until, zone=window.zone, rows=rows, total=total
     )
 
 
 @api.op("GET", "/v1/charges", scope="read")
-async def charges(call: Call, query: ChargesParameters) -> models.ChargeList:
+async def charges(call: Call, query: ChargesParameters) -> spending.ChargeList:
     """List the charges of each machine of a cloud, to compare them with its invoice."""
     service = call.request.app[SERVICE].spending
     window, machines = await service.charges(call.caller, query.cloud, query.since, query.until)
-    items = tuple(models.ChargeView.model_validate(machine) for machine in machines)
-    return models.ChargeList(cloud=query.cloud, since=window.since, until=window.until, items=items)
+    items = tuple(spending.ChargeView.model_validate(machine) for machine in machines)
+    return spending.ChargeList(cloud=query.cloud, since=window.since, until=window.until, items=items)

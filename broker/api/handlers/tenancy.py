@@ -2,7 +2,7 @@
 
 from broker.api.http.context import AUTH, SERVICE
 from broker.api.http.openapi import Api, Call
-from broker.api.schemas import tenancy as wire
+from broker.api.schemas import tenancy
 from broker.api.schemas.queries import AuditQuery, TokenId
 from broker.api.service.tenancy import NewToken
 from broker.domain.spec import Name
@@ -12,14 +12,14 @@ api = Api()
 
 
 @api.op("GET", "/v1/tokens", scope="manage")
-async def list_tokens(call: Call) -> wire.TokenList:
+async def list_tokens(call: Call) -> tenancy.TokenList:
     """List your team's tokens, without their secrets; for admins all."""
     tokens = await call.request.app[SERVICE].tenancy.tokens(call.caller)
-    return wire.TokenList(items=tuple(wire.TokenView.model_validate(t) for t in tokens))
+    return tenancy.TokenList(items=tuple(tenancy.TokenView.model_validate(t) for t in tokens))
 
 
 @api.op("POST", "/v1/tokens", scope="manage", status=201)
-async def create_token(call: Call, body: wire.TokenRequest) -> wire.TokenCreated:
+async def create_token(call: Call, body: tenancy.TokenRequest) -> tenancy.TokenCreated:
     """Create a token for your team, with scopes that you have yourself. It is shown in this answer only."""
     wish = NewToken(
         team=body.team,
@@ -29,8 +29,8 @@ async def create_token(call: Call, body: wire.TokenRequest) -> wire.TokenCreated
         note=body.note,
     )
     token, text = await call.request.app[SERVICE].tenancy.create_token(call.caller, wish)
-    view = wire.TokenView.model_validate(token)
-    return wire.TokenCreated(**view.model_dump(), token=text)
+    view = tenancy.TokenView.model_validate(token)
+    return tenancy.TokenCreated(**view.model_dump(), token=text)
 
 
 @api.op("DELETE", "/v1/tokens/{token_id}", scope="manage", status=204, errors=(404,))
@@ -41,17 +41,17 @@ async def delete_token(call: Call, token_id: TokenId) -> None:
 
 
 @api.op("GET", "/v1/teams", scope="read")
-async def list_teams(call: Call) -> wire.TeamList:
+async def list_teams(call: Call) -> tenancy.TeamList:
     """List your team; for admins all teams."""
     teams = await call.request.app[SERVICE].tenancy.teams(call.caller)
-    return wire.TeamList(items=tuple(wire.TeamView.model_validate(t) for t in teams))
+    return tenancy.TeamList(items=tuple(tenancy.TeamView.model_validate(t) for t in teams))
 
 
 @api.op("POST", "/v1/teams", scope="admin", status=201, errors=(409,))
-async def create_team(call: Call, body: wire.TeamRequest) -> wire.TeamView:
+async def create_team(call: Call, body: tenancy.TeamRequest) -> tenancy.TeamView:
     """Create a team; give its users tokens with POST /v1/tokens."""
     team = await call.request.app[SERVICE].tenancy.create_team(call.caller, body.name, body.note)
-    return wire.TeamView.model_validate(team)
+    return tenancy.TeamView.model_validate(team)
 
 
 @api.op("DELETE", "/v1/teams/{team}", scope="admin", status=204, errors=(404, 409))
@@ -62,7 +62,7 @@ async def delete_team(call: Call, team: Name) -> None:
 
 
 @api.op("GET", "/v1/audit", scope="manage")
-async def list_audit(call: Call, query: AuditQuery) -> wire.AuditPage:
+async def list_audit(call: Call, query: AuditQuery) -> tenancy.AuditPage:
     """List the writes in your team with their actors, newest first; for admins all teams."""
     where = AuditFilter(
         team=query.team,
@@ -74,4 +74,4 @@ async def list_audit(call: Call, query: AuditQuery) -> wire.AuditPage:
         limit=query.limit,
     )
     page = await call.request.app[SERVICE].tenancy.audit(call.caller, where, query.cursor)
-    return wire.AuditPage(items=tuple(wire.AuditView.model_validate(e) for e in page.entries), next=page.next)
+    return tenancy.AuditPage(items=tuple(tenancy.AuditView.model_validate(e) for e in page.entries), next=page.next)

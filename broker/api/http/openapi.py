@@ -218,20 +218,20 @@ def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
 
 def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
     """Return the validated query. Raises InvalidInput also for unknown parameters and for repeated single values."""
-    given: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name in dict.fromkeys(request.query):
         values = request.query.getall(name)
         known = model.model_fields.get(name)
         if known is not None and typing.get_origin(known.annotation) is tuple:
-            given[name] = values
+            content[name] = values
         elif len(values) > 1:
             raise InvalidInput(Fault(field=name, message="is given more than once; give it once"))
         else:
-            given[name] = values[0]
+            content[name] = values[0]
     try:
-        return model.model_validate(given)
+        return model.model_validate(content)
     except ValidationError as error:
-        raise problems.of_validation(error, model, given, root="query") from None
+        raise problems.of_validation(error, model, content, root="query") from None
 
 
 # ----------------------------------------------------------------------------------------------------------- document

@@ -48,7 +48,7 @@ async def stream(
     headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     request, response = call.request, web.StreamResponse(headers=headers)
     try:
-        async with request.app[STREAMS].one_more(call.caller, call.authorization):
+        async with request.app[STREAMS].slot(call.caller, call.authorization):
             await _send(call, response, messages, clock, heartbeat_s)
     except Unauthenticated as error:
         if not response.prepared:

@@ -69,7 +69,7 @@ class ChannelService:
 
     async def status(self, caller: Caller, wanted: str) -> ChannelStatus:
         """Return one channel with its backlog. Raises NotFound."""
-        channel_status = next((one for one in await self.list(caller) if one.channel.id == wanted), None)
+        channel_status = next((status for status in await self.list(caller) if status.channel.id == wanted), None)
         if channel_status is None:
             raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
         return channel_status
@@ -109,7 +109,7 @@ class ChannelService:
                 raise Forbidden("this token lacks the scope 'admin', which a channel of the installation needs")
             return None
         team = wish.team or caller.team
-        if all(one.name != team for one in await self._store.as_tenant(caller.tenant).teams()):
+        if all(team_row.name != team for team_row in await self._store.as_tenant(caller.tenant).teams()):
             raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         return team
 

@@ -27,7 +27,7 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.lifecycle.retention import last_checkpoint
 from broker.ports import Upload
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Manifest, ManifestFile
 from trainer.dataset.prompts import DataError
 from trainer.dataset.readers import format_of
@@ -81,7 +81,7 @@ class Content:
                 summary = await asyncio.to_thread(self._examine, file.path, fmt)
                 if settings.blobs is not None:
                     check_disk_space(settings.blobs, file.bytes)
-                await self._blobs.put_file(keys.upload(file.sha256), file.path)
+                await self._blobs.put_file(object_keys.upload(file.sha256), file.path)
         upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
         await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
@@ -110,7 +110,7 @@ class Content:
             raw = await self._blobs.get(key)
             manifest = None if raw is None else _parse(raw)
             if manifest is not None and manifest.job == job.id:
-                return keys.files_prefix(key), manifest
+                return object_keys.files_prefix(key), manifest
         return None
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
@@ -121,12 +121,14 @@ class Content:
         attempts = await self._service.attempts(caller, job)
         numbers = {a.id: a.number for a in attempts}
         ends = {a.final.checkpoint.manifest for a in attempts if a.final and a.final.checkpoint}
-        prefix = keys.checkpoints(job.id)
+        prefix = object_keys.checkpoints(job.id)
         manifests: list[tuple[int, int, bool, str]] = []
         for info in await self._blobs.list(prefix):
             attempt = info.key.removeprefix(prefix).partition("/")[0]
-            if keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
-                manifests.append((numbers[AttemptId(attempt)], keys.step_of(info.key), info.key in ends, info.key))
+            if object_keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
+                manifests.append(
+                    (numbers[AttemptId(attempt)], object_keys.step_of(info.key), info.key in ends, info.key)
+                )
         return [key for *_, key in sorted(manifests, reverse=True)]
 
     async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
@@ -208,7 +210,7 @@ class Content:
             await store.wait(f"job/{job.id}", self._service.settings.poll_s)
 
     async def _chunks(self, attempt: AttemptId) -> list["Chunk"]:
-        prefix = keys.logs(attempt)
+        prefix = object_keys.logs(attempt)
         chunks: list[Chunk] = []
         for info in await self._blobs.list(prefix):
             match = CHUNK_KEY.fullmatch(info.key.removeprefix(prefix))

@@ -35,7 +35,7 @@ from broker.domain.spec import JobSpec
 from broker.ports import Blobs, Clock, JobFilter, Notifier, Store, TenantStore
 from broker.quote.decision_record import unpacked
 from broker.runtime.secret_box import SecretBox
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 
 class Service:
@@ -88,7 +88,7 @@ class Service:
         job = self.quotes.new_job(caller.team, caller.owner, spec, checked.workload)
         note = checked.report.get("settled", "")
         try:
-            source = keys.upload(upload.sha256)
+            source = object_keys.upload(upload.sha256)
             return await self._create(caller, job, source, upload.sha256, key=key, body=body, note=note)
         except OriginDeleted as error:  # deleted after the check
             raise InvalidInput(Problem(field="init_from", message=f"{error}; leave it out")) from None
@@ -97,7 +97,7 @@ class Service:
         self, caller: Caller, job: Job, source: str, sha256: str, *, key: str | None, body: str, note: str = ""
     ) -> tuple[Job, bool]:
         """Copy the data, then write the row, because a job needs its data; a blob without a job is harmless."""
-        target = keys.job_data(job.id, sha256)
+        target = object_keys.job_data(job.id, sha256)
         try:
             await self.blobs.copy(source, target)
         except BlobsUnavailable:
@@ -144,7 +144,7 @@ class Service:
         job = self.quotes.new_job(origin.team, origin.owner, spec, origin.workload, origin.id)
         sha256 = self.quotes.inputs.reference(spec)
         body = f"retry {origin.id} {resume}"
-        return await self._create(caller, job, keys.job_data(origin.id, sha256), sha256, key=key, body=body)
+        return await self._create(caller, job, object_keys.job_data(origin.id, sha256), sha256, key=key, body=body)
 
     # --------------------------------------------------------------------------------------------------------- reading
 

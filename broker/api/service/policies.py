@@ -44,8 +44,8 @@ class Policies:
 
     async def _own(self, caller: Caller, policy: Policy) -> None:
         if not caller.admin and policy.team != caller.team:
-            whose = f"team {policy.team}'s" if policy.team else "more than one team's"
-            message = f"this policy is {whose}; yours is team: {caller.team}"
+            scope = f"team {policy.team}'s" if policy.team else "more than one team's"
+            message = f"this policy is {scope}; yours is team: {caller.team}"
             raise InvalidInput(Problem(field="team", message=message))
         if policy.team is not None and all(
             team.name != policy.team for team in await self._store.as_tenant(caller.tenant).teams()
@@ -58,16 +58,16 @@ class Policies:
         `team` None: the caller's team, then the installation.
         """
         rows = self._store.as_tenant(caller.tenant)
-        for whose in _candidates(caller, team):
-            if await rows.delete_policy(whose, name):
+        for candidate in _candidates(caller, team):
+            if await rows.delete_policy(candidate, name):
                 return
         raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
     async def history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
         """Return all versions of a policy, newest first. `team` as in `delete`. Raises NotFound."""
         rows = self._store.as_tenant(caller.tenant)
-        for whose in _candidates(caller, team):
-            if versions := await rows.policy_history(whose, name):
+        for candidate in _candidates(caller, team):
+            if versions := await rows.policy_history(candidate, name):
                 return versions
         raise NotFound(f"no policy named {name}; `gpubroker policy ls` lists them")
 
@@ -87,8 +87,8 @@ class Policies:
         self, job: Job, ranking: Quote, caps: Mapping[str, Caps], drain_budget: DrainBudget
     ) -> Refusal | None:
         """Return the effect of the job's policies if it were submitted now. Nothing is written."""
-        whose, every_s = (job.team, job.owner), job.spec.checkpoint.min_interval_s
-        now, applied = await self._store.applied([whose])
+        owner, every_s = (job.team, job.owner), job.spec.checkpoint.min_interval_s
+        now, applied = await self._store.applied([owner])
 
         def least(line: QuoteLine) -> Decimal:
             return min_budget_usd(line, caps[line.offer.provider], every_s, drain_budget)
@@ -96,7 +96,7 @@ class Policies:
         def reserve(line: QuoteLine) -> Decimal:
             return reserved(job, line, caps[line.offer.provider], drain_budget)
 
-        return foresee(ranking, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
+        return foresee(ranking, job.cap_usd, applied[owner], now, least=least, reserve=reserve)
 
     # -------------------------------------------------------------------------------------------------------- approval
 

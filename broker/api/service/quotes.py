@@ -23,7 +23,7 @@ from broker.lifecycle.retention import last_checkpoint, origin_deleted_message
 from broker.policy.budgets import Refusal
 from broker.ports import Blobs, Clock, Store, Upload
 from broker.quote.engine import quote
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 ID_ENTROPY = 9
 RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: left alone for a while"
@@ -117,8 +117,8 @@ class QuoteService:
         """Return True if the job has a committed checkpoint that was not deleted."""
         if last_checkpoint(job) in job.deleted:
             return False
-        objects = await self._blobs.list(keys.checkpoints(job.id))
-        return any(keys.is_manifest(info.key) for info in objects)
+        objects = await self._blobs.list(object_keys.checkpoints(job.id))
+        return any(object_keys.is_manifest(info.key) for info in objects)
 
     def check_cap(self, spec: JobSpec, checked: Checked) -> None:
         """Raise InvalidInput if even the cheapest offer is expected to cost more than the cap."""

@@ -75,8 +75,8 @@ class SlackActions:
 
     async def _retry(self, caller: Caller, job: Job, rest: str) -> str:
         """Retry a job. Repeated clicks on one button create one job."""
-        made, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
-        return f"{job.spec.name} {'goes' if new else 'went'} on as job {made.id}, cap {show(made.cap_usd)}"
+        retry, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
+        return f"{job.spec.name} {'goes' if new else 'went'} on as job {retry.id}, cap {show(retry.cap_usd)}"
 
     # --------------------------------------------------------------------------------------------------------- command
 

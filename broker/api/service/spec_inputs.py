@@ -12,7 +12,7 @@ from broker.domain.spec import JobSpec
 from broker.domain.tenancy import Tenant
 from broker.estimator.speed.hardware import TABLE, matches
 from broker.ports import TenantStore, Upload
-from trainer.dataset import batch_defaults as batches
+from trainer.dataset import batch_defaults
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
 CACHED = 1024
@@ -45,8 +45,8 @@ class Inputs:
             raise InvalidInput(Problem(field=field, message=message))
         detected = None if upload.summary is None else upload.summary["format"]
         if not (detected in (None, "tar") if spec.script else detected):
-            what = "a .tar archive of code" if spec.script else "a data set, or an archive of pictures"
-            raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {what}; upload one"))
+            expected = "a .tar archive of code" if spec.script else "a data set, or an archive of pictures"
+            raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {expected}; upload one"))
         return _settled(spec, upload), upload
 
     async def _find(self, store: TenantStore, own: tuple[str, str, str]) -> Upload | None:
@@ -115,7 +115,7 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
     """Return (the spec with a number for `global_batch: auto`, by the rows of the upload; a message about it)."""
     if spec.train is None or upload.summary is None:
         return spec, ""
-    train, message = batches.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
+    train, message = batch_defaults.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
     return spec.model_copy(update={"train": train}), message
 
 

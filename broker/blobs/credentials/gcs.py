@@ -119,20 +119,22 @@ def service_account(options: Mapping[str, str]) -> dict[str, str] | None:
         except OSError:
             return None
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return None
     wanted = ("client_email", "private_key")
-    return found if isinstance(found, dict) and all(isinstance(found.get(name), str) for name in wanted) else None
+    if not isinstance(document, dict):
+        return None
+    return document if all(isinstance(document.get(name), str) for name in wanted) else None
 
 
 async def _token(url: str, form: Mapping[str, str]) -> dict[str, Any]:
     status, answer = await post("Google", url, headers=FORM, body=urlencode(form).encode())
     try:
-        said = json.loads(answer)
-        if status == 200 and said["access_token"]:
-            return dict(said)
-        why = f"{status} {said.get('error', '')} {said.get('error_description', '')}"
+        document = json.loads(answer)
+        if status == 200 and document["access_token"]:
+            return dict(document)
+        why = f"{status} {document.get('error', '')} {document.get('error_description', '')}"
     except (ValueError, KeyError, TypeError, AttributeError):
         why = f"{status} with an answer that is not what is documented"
     raise refused("Google", why, FIX)

@@ -62,10 +62,10 @@ class R2Issuer:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         status, answer = await post("Cloudflare", url, headers=headers, body=json.dumps(asked).encode())
         try:
-            said: Any = json.loads(answer)
-            if status != 200 or not said.get("success"):
-                raise refused("Cloudflare", f"{status} {_errors(said)}", FIX)
-            result = said["result"]
+            document: Any = json.loads(answer)
+            if status != 200 or not document.get("success"):
+                raise refused("Cloudflare", f"{status} {_errors(document)}", FIX)
+            result = document["result"]
             return {
                 "aws_access_key_id": result["accessKeyId"],
                 "aws_secret_access_key": result["secretAccessKey"],
@@ -75,8 +75,8 @@ class R2Issuer:
             raise refused("Cloudflare", f"{status} with an answer that is not what is documented") from None
 
 
-def _errors(said: Any) -> str:
-    return ", ".join(f"{e.get('code')} {e.get('message')}" for e in said.get("errors") or [])
+def _errors(document: Any) -> str:
+    return ", ".join(f"{e.get('code')} {e.get('message')}" for e in document.get("errors") or [])
 
 
 def account_of(endpoint: str | None) -> str | None:

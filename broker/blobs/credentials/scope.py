@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from broker.domain.ids import AttemptId, JobId
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class Scope:
     def checkpoints(self) -> tuple[str, ...]:
         """Prefixes of the checkpoints of all attempts of the job and of its origin, from which it may resume."""
         jobs = (self.job,) if self.origin is None else (self.job, self.origin)
-        return tuple(self.root + keys.checkpoints(job) for job in jobs)
+        return tuple(self.root + object_keys.checkpoints(job) for job in jobs)
 
     @property
     def own_checkpoints(self) -> str:
-        return f"{self.root}{keys.checkpoints(self.job)}{self.attempt}/"
+        return f"{self.root}{object_keys.checkpoints(self.job)}{self.attempt}/"
 
     @property
     def documents(self) -> str:
@@ -35,23 +35,23 @@ class Scope:
 
     @property
     def read_prefixes(self) -> tuple[str, ...]:
-        return (self.root + keys.job_data(self.job, ""), *self.checkpoints, self.documents)
+        return (self.root + object_keys.job_data(self.job, ""), *self.checkpoints, self.documents)
 
     @property
     def read_objects(self) -> tuple[str, ...]:
-        return (self.root + keys.BROKER_LEASE,)
+        return (self.root + object_keys.BROKER_LEASE,)
 
     @property
     def write_prefixes(self) -> tuple[str, ...]:
         return (
-            f"{self.root}{keys.HEARTBEATS}{self.attempt}/",
-            self.root + keys.logs(self.attempt),
+            f"{self.root}{object_keys.HEARTBEATS}{self.attempt}/",
+            self.root + object_keys.logs(self.attempt),
             self.own_checkpoints,
         )
 
     @property
     def write_objects(self) -> tuple[str, ...]:
-        return (self.root + keys.final(self.attempt),)
+        return (self.root + object_keys.final(self.attempt),)
 
     @property
     def list_prefixes(self) -> tuple[str, ...]:

@@ -127,30 +127,30 @@ def sdk_keys() -> Keys:
     except ImportError:
         fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pip install 'gpubroker[clouds]'"
         raise refused("STS", "no AWS keys in the environment, and no AWS SDK to find others", fix) from None
-    found = boto3.Session().get_credentials()
-    if found is None:
+    credentials = boto3.Session().get_credentials()
+    if credentials is None:
         raise refused("STS", "no AWS credentials", "run `aws configure`")
-    frozen = found.get_frozen_credentials()
+    frozen = credentials.get_frozen_credentials()
     return Keys(access_key=frozen.access_key, secret_key=frozen.secret_key, session_token=frozen.token)
 
 
 def _issued(answer: bytes) -> Issued:
     try:
         root = ElementTree.fromstring(answer)
-        found = {node.tag.rpartition("}")[2]: (node.text or "").strip() for node in root.iter()}
+        fields = {node.tag.rpartition("}")[2]: (node.text or "").strip() for node in root.iter()}
         options = {
-            "aws_access_key_id": found["AccessKeyId"],
-            "aws_secret_access_key": found["SecretAccessKey"],
-            "aws_session_token": found["SessionToken"],
+            "aws_access_key_id": fields["AccessKeyId"],
+            "aws_secret_access_key": fields["SecretAccessKey"],
+            "aws_session_token": fields["SessionToken"],
         }
-        return Issued(options=options, expires_at=datetime.fromisoformat(found["Expiration"]))
+        return Issued(options=options, expires_at=datetime.fromisoformat(fields["Expiration"]))
     except (ElementTree.ParseError, KeyError, ValueError) as e:
         raise refused("STS", f"an answer without {e}") from None
 
 
 def _error(status: int, answer: bytes) -> str:
     try:
-        found = {node.tag.rpartition("}")[2]: node.text or "" for node in ElementTree.fromstring(answer).iter()}
+        fields = {node.tag.rpartition("}")[2]: node.text or "" for node in ElementTree.fromstring(answer).iter()}
     except ElementTree.ParseError:
-        found = {}
-    return f"{status} {found.get('Code', '')} {found.get('Message', '')}"
+        fields = {}
+    return f"{status} {fields.get('Code', '')} {fields.get('Message', '')}"

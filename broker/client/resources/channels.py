@@ -1,6 +1,6 @@
 """Calls for channels and Slack links."""
 
-from urllib.parse import quote as escape
+from urllib.parse import quote
 
 from broker.api.schemas import channels as wire
 from broker.api.schemas import slack_users as slack_wire
@@ -44,8 +44,8 @@ class SlackCalls(Calls):
         return await self._call("POST", "/v1/slack/users", slack_wire.SlackUserView, json=body)
 
     async def unlink_slack_user(self, user: str) -> None:
-        await self._http.read("DELETE", f"/v1/slack/users/{escape(user, safe='')}")
+        await self._http.read("DELETE", f"/v1/slack/users/{quote(user, safe='')}")
 
 
 def _path(channel_id: str) -> str:
-    return f"/v1/channels/{escape(channel_id, safe='')}"
+    return f"/v1/channels/{quote(channel_id, safe='')}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
-from urllib.parse import quote as escape
+from urllib.parse import quote
 
 from broker.api.schemas import policies as wire
 from broker.api.schemas.jobs import JobView
@@ -38,12 +38,12 @@ class PolicyCalls(Calls):
     async def approve(self, job: str, *, up_to_usd: Decimal | None = None) -> JobView:
         """Approve the job's cap, or a higher one in advance."""
         body = {"up_to_usd": None if up_to_usd is None else str(up_to_usd)}
-        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/approve", JobView, json=body)
+        return await self._call("POST", f"/v1/jobs/{quote(job, safe='')}/approve", JobView, json=body)
 
     async def refuse(self, job: str) -> JobView:
         """Cancel a job that awaits approval."""
-        return await self._call("POST", f"/v1/jobs/{escape(job, safe='')}/refuse", JobView)
+        return await self._call("POST", f"/v1/jobs/{quote(job, safe='')}/refuse", JobView)
 
 
 def _policy(name: str) -> str:
-    return f"/v1/policies/{escape(name, safe='')}"
+    return f"/v1/policies/{quote(name, safe='')}"

@@ -1,6 +1,6 @@
 """Calls for spending reports."""
 
-from broker.api.schemas import spending as models
+from broker.api.schemas import spending
 from broker.client.transport.http import Calls, plain
 
 
@@ -14,12 +14,12 @@ class SpendingCalls(Calls):
         zone: str | None = None,
         team: str | None = None,
         user: str | None = None,
-    ) -> models.SpendView:
+    ) -> spending.SpendView:
         """Report charges by group; times in ISO 8601, `zone` an IANA name."""
         params = plain({"by": by, "since": since, "until": until, "zone": zone, "team": team, "user": user})
-        return await self._call("GET", "/v1/spend", models.SpendView, params=params)
+        return await self._call("GET", "/v1/spend", spending.SpendView, params=params)
 
-    async def charges(self, *, cloud: str, since: str | None, until: str | None) -> models.ChargeList:
+    async def charges(self, *, cloud: str, since: str | None, until: str | None) -> spending.ChargeList:
         """List charges by machine, to compare them with an invoice."""
         params = plain({"cloud": cloud, "since": since, "until": until})
-        return await self._call("GET", "/v1/charges", models.ChargeList, params=params)
+        return await self._call("GET", "/v1/charges", spending.ChargeList, params=params)

@@ -1,32 +1,32 @@
 """Calls for teams, tokens and the audit."""
 
-from urllib.parse import quote as escape
+from urllib.parse import quote
 
-from broker.api.schemas import tenancy as wire
+from broker.api.schemas import tenancy
 from broker.client.transport.http import Calls, plain
 
 
 class TenancyCalls(Calls):
-    async def tokens(self) -> wire.TokenList:
+    async def tokens(self) -> tenancy.TokenList:
         """List the tokens of your team; for admins all."""
-        return await self._call("GET", "/v1/tokens", wire.TokenList)
+        return await self._call("GET", "/v1/tokens", tenancy.TokenList)
 
-    async def create_token(self, request: wire.TokenRequest) -> wire.TokenCreated:
+    async def create_token(self, request: tenancy.TokenRequest) -> tenancy.TokenCreated:
         body = request.model_dump(mode="json")
-        return await self._call("POST", "/v1/tokens", wire.TokenCreated, json=body)
+        return await self._call("POST", "/v1/tokens", tenancy.TokenCreated, json=body)
 
     async def delete_token(self, token_id: str) -> None:
-        await self._http.read("DELETE", f"/v1/tokens/{escape(token_id, safe='')}")
+        await self._http.read("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
 
-    async def teams(self) -> wire.TeamList:
+    async def teams(self) -> tenancy.TeamList:
         """List your team; for admins all teams."""
-        return await self._call("GET", "/v1/teams", wire.TeamList)
+        return await self._call("GET", "/v1/teams", tenancy.TeamList)
 
-    async def create_team(self, request: wire.TeamRequest) -> wire.TeamView:
-        return await self._call("POST", "/v1/teams", wire.TeamView, json=request.model_dump(mode="json"))
+    async def create_team(self, request: tenancy.TeamRequest) -> tenancy.TeamView:
+        return await self._call("POST", "/v1/teams", tenancy.TeamView, json=request.model_dump(mode="json"))
 
     async def delete_team(self, name: str) -> None:
-        await self._http.read("DELETE", f"/v1/teams/{escape(name, safe='')}")
+        await self._http.read("DELETE", f"/v1/teams/{quote(name, safe='')}")
 
     async def audit(
         self,
@@ -39,8 +39,8 @@ class TenancyCalls(Calls):
         until: str | None = None,
         cursor: str | None = None,
         limit: int | None = None,
-    ) -> wire.AuditPage:
+    ) -> tenancy.AuditPage:
         """List writes with their actors, newest first; times in ISO 8601."""
         asked = {"team": team, "actor": actor, "action": action, "target": target, "since": since, "until": until}
         params = plain({**asked, "cursor": cursor, "limit": limit})
-        return await self._call("GET", "/v1/audit", wire.AuditPage, params=params)
+        return await self._call("GET", "/v1/audit", tenancy.AuditPage, params=params)

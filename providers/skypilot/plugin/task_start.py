@@ -16,7 +16,7 @@ from sky import task as task_lib
 from sky.backends import backend_utils
 from sky.provision import common
 
-from providers.skypilot import ssh as sky_ssh
+from providers.skypilot import ssh
 from providers.skypilot.plugin.patch import Replacement, state_folder
 from providers.skypilot.shared import PIN
 
@@ -70,9 +70,9 @@ def started_over_ssh(original: Replacement) -> Replacement:
         for rank, node in enumerate(login["nodes"]):
             node_env = env | {"SKYPILOT_NODE_RANK": str(rank)}
             lines = [f"{name}={shlex.quote(value)}\n" for name, value in node_env.items()]
-            data = sky_ssh.owner_only_tar({"env": "".join(lines), **scripts})
-            nodes.append((sky_ssh.argv({**login, **node}, login["key"], tty=False), data))
-        sky_ssh.start_tasks(nodes)
+            data = ssh.owner_only_tar({"env": "".join(lines), **scripts})
+            nodes.append((ssh.argv({**login, **node}, login["key"], tty=False), data))
+        ssh.start_tasks(nodes)
         return None
 
     return _execute
