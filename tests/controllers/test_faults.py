@@ -46,7 +46,7 @@ async def test_a_manifest_at_a_nonsense_key_harms_no_job(house: Build) -> None:
 
 async def test_a_refusal_that_takes_long_is_still_a_refusal(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """The create is looked up meanwhile, which must not make its late answer void."""
-    monkeypatch.setattr("broker.lifecycle.launch_decision.CREATE_POLL_S", 0.02)
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     broker = house()
     create, calls = broker.provider.create, []
 
@@ -328,7 +328,7 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
 
     monkeypatch.setattr(broker.provider, "launcher", unknown)
     monkeypatch.setattr(broker.provider, "create", mute)
-    monkeypatch.setattr("broker.lifecycle.launch_decision.CREATE_POLL_S", 0.02)
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     async with broker.running():
         job = await broker.submit()
 

@@ -24,7 +24,7 @@ Build = Callable[..., House]
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.lifecycle.launch_decision.CREATE_POLL_S", 0.02)
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from trainer.contract import object_keys as keys
 async def test_what_was_never_sent_is_created_although_its_launcher_lives(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.lifecycle.launch_decision.CREATE_POLL_S", 0.02)
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     broker = house()
     put = broker.blobs.put
     refused: list[str] = []
@@ -53,7 +53,7 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blob store takes no writes for longer than a boot may take, and than a quote holds."""
-    monkeypatch.setattr("broker.lifecycle.launch_decision.CREATE_POLL_S", 0.02)
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     broker = house()
     put, shut = broker.blobs.put, [True]
 
@@ -87,7 +87,7 @@ async def test_what_no_grant_could_be_made_for_costs_no_money_either(
     house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its spec is written last, so that one which lies there tells of a cloud that may have been asked."""
-    monkeypatch.setattr("broker.lifecycle.launch_decision.CREATE_POLL_S", 0.02)
+    monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     broker = house()
 
     async def refused(*_: Any, **__: Any) -> Any:

@@ -86,11 +86,11 @@ MUTANTS = (
     _mutant("name chosen at call time", "intent_first", (f"{LAUNCH}._create", wrong.fresh_name)),
     _mutant(
         "create repeated on an unknown outcome", "create_once",
-        (f"{LIFECYCLE}.launch_decision.judge_launching", wrong.create_again),
+        (f"{LIFECYCLE}.decisions.launch_decision.judge_launching", wrong.create_again),
     ),
     _mutant(
         "what is not listed was not bought", "one_machine_set",
-        (f"{LIFECYCLE}.launch_decision.judge_launching", wrong.create_unseen),
+        (f"{LIFECYCLE}.decisions.launch_decision.judge_launching", wrong.create_unseen),
         aim=_always_on("cloud.lost_reply", share=0.5),
     ),
     _mutant(
@@ -167,7 +167,8 @@ MUTANTS = (
         aim=_now_and_then("late_machine"),
     ),
     _mutant(
-        "charges are not cumulative", "spend_within_cap", (f"{BILLING}.metering.uncharged_usd", money.accrued),
+        "charges are not cumulative", "spend_within_cap",
+        (f"{LIFECYCLE}.decisions.charge_decision.uncharged_usd", money.accrued),
     ),
     _mutant(
         "the cap is not watched", "spend_within_cap", (f"{LIFECYCLE}.signals.cap_is_near", wrong.always(False)),
@@ -241,7 +242,7 @@ MUTANTS = (
     ),
     _mutant(
         "what stood alone is charged before its end", "not_overbilled",
-        (f"{BILLING}.metering.Billing._until", wrong_money.charged_while_alone), aim=LONG_AWAY,
+        (f"{LIFECYCLE}.decisions.charge_decision.charged_until", wrong_money.charged_while_alone), aim=LONG_AWAY,
     ),
     _mutant(
         "an absence of all brokers is charged whole", "not_overbilled",

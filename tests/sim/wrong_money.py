@@ -6,17 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from broker.billing.prices import MachineSpan, price_changes, price_now
-from broker.controllers.billing.metering import Billing
 from broker.controllers.observation.inventory import Inventory
-from broker.domain.instance import Caps
 from broker.domain.job import Attempt, PriceChange
-from broker.ports import Leased
+from broker.lifecycle.decisions.charge_decision import ChargeFacts, charged_until
 
 Machines = Sequence[MachineSpan]
 Changes = Sequence[PriceChange]
 _CHANGES = price_changes
 _STOOD = Inventory.machine_spans
-_UNTIL = Billing._until
+_UNTIL = charged_until
 
 
 def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
@@ -39,7 +37,6 @@ def only_those_that_stand(inventory: Inventory, attempt: Attempt, *, max_age_s: 
     return [one for one in _STOOD(inventory, attempt, max_age_s=max_age_s) if one.until is None]
 
 
-def charged_while_alone(billing: Billing, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
-    """As if it were known at once how long it stood while all brokers were away, and not at its end alone."""
-    stood_until = billing._stood_until(one, now)
-    return stood_until if stood_until < now else _UNTIL(billing, one, attempt, now, caps)
+def charged_while_alone(facts: ChargeFacts) -> datetime:
+    """As if it were known at once how long it ran while all brokers were away, and not at its end alone."""
+    return facts.possible_end if facts.possible_end < facts.now else _UNTIL(facts)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from broker.domain.job import Attempt, AttemptState, Event, Job
-from broker.lifecycle.launch_decision import LaunchDecision, LaunchReport
+from broker.lifecycle.decisions.launch_decision import LaunchDecision, LaunchReport
 from broker.lifecycle.transitions import inspection_end
 from broker.reporting import progress
 

@@ -1,35 +1,26 @@
 """Billing: charges every live attempt by its billing quantum and for its traffic, and signals the cap and time limits.
 
-Steps: read the live attempts; for each, gather prices and listings, compute what is owed, write all charges at once.
-Facts: listed prices, extra machines, the end of listings, the time without any broker. Decisions: a charge, a signal.
+Steps: read the live attempts; for each, gather `ChargeFacts` and call `decide_charge`; write all charges at once.
+Facts: listed prices, extra machines, the end of listings, the time without any broker.
+Decisions: a charge of an amount up to a time, with price changes, a signal (CAP or OUT_OF_TIME) or neither; nothing.
 """
 
 import logging
 from collections.abc import Sequence, Set
-from dataclasses import replace
 from datetime import datetime
-from decimal import Decimal
 from typing import Protocol
 
-from broker.billing.accrual import billed_until, traffic_owed, uncharged_usd
-from broker.billing.time_limits import out_of_time_message
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import event
 from broker.controllers.billing.charges import moved_prices, self_stopped_by
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId
-from broker.domain.instance import Caps
-from broker.domain.job import Attempt, Event, Signal
-from broker.domain.money import ZERO, show
-from broker.lifecycle.signals import due_signal
+from broker.lifecycle.decisions.charge_decision import ChargeDecision, ChargeFacts, charge_event, decide_charge
 from broker.ports import Charge, Leased
 
 log = logging.getLogger(__name__)
 
 LISTED_S = 60.0
 """Seconds for which a process that starts, or was frozen, waits for two listings of a cloud. Then caps are enforced."""
-PROOF_S = 15.0
-"""Seconds that a proof of absence takes in addition to the lag of listings."""
 
 
 class MeteringCache(Protocol):
@@ -75,30 +66,32 @@ class Billing:
             return None
 
     def _charge(self, row: Leased) -> Charge | None:
-        """Return what is owed since the last charge, with a signal if the attempt must end; None: nothing is new."""
-        attempt, job, context = row.attempt, row.job, self._context
-        if attempt.create_sent_at is None:
+        """Return the charge of one attempt; None: no create was sent, its cloud was not listed, or nothing is new."""
+        if row.attempt.create_sent_at is None or self._is_blind(row.attempt.line.offer.provider):
             return None
-        now, caps = context.clock.now(), context.provider_of(attempt).caps
-        if self._is_blind(attempt.line.offer.provider):
-            return None
-        prices = moved_prices(context, self._inventory, attempt)
-        known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
-        until = self._until(row, known, now, caps)
-        due, traffic = uncharged_usd(known, until), traffic_owed(known, now)
-        signal = due_signal(known, job, caps, self._stood_until(row, now), context.drain_budget)
-        if due == traffic == ZERO and signal is None and not prices:
-            return None
-        return Charge(
-            attempt_id=attempt.id,
-            job_id=job.id,
-            since=attempt.charged_to,
-            to=max(until, attempt.charged_to or until),
-            usd=due,
-            traffic_usd=traffic,
-            prices=prices,
-            signal=signal,
-            event=_signal_event(row, signal, job.spent_usd + due + traffic, now),
+        decision = decide_charge(self._gather(row))
+        return None if decision is None else _charge_of(decision)
+
+    def _gather(self, row: Leased) -> ChargeFacts:
+        attempt, context, inventory = row.attempt, self._context, self._inventory
+        provider, stopped_by = attempt.line.offer.provider, None
+        prices = moved_prices(context, inventory, attempt)
+        if attempt.booted_at is None:  # it may not be listed yet; from here on its listing is recorded
+            missing_at = inventory.latest_possible_end(attempt)
+        else:
+            missing_at = inventory.missing_twice_at(provider, attempt.name, born_by=attempt.booted_at)
+            if missing_at is not None:
+                stopped_by = self_stopped_by(context, inventory, attempt, row.job)
+        return ChargeFacts(
+            job=row.job,
+            attempt=attempt,
+            caps=context.provider_of(attempt).caps,
+            drain_budget=context.drain_budget,
+            now=context.clock.now(),
+            prices=tuple(prices),
+            is_listed=inventory.is_listed(provider, attempt.name),
+            missing_at=missing_at,
+            self_stopped_by=stopped_by,
         )
 
     def _thaw(self) -> None:
@@ -116,40 +109,17 @@ class Billing:
         is_new = self._context.clock.monotonic() - self._began < LISTED_S
         return is_new and not self._inventory.has_listed_twice(provider, self._began)
 
-    def _stood_until(self, row: Leased, now: datetime) -> datetime:
-        """Return the latest possible end of a machine that two listings omit and that may have run without a broker.
 
-        Return `now` for all others.
-        """
-        attempt, booted_at = row.attempt, row.attempt.booted_at
-        provider = attempt.line.offer.provider
-        if booted_at is None or self._inventory.missing_twice_at(provider, attempt.name, born_by=booted_at) is None:
-            return now
-        return min(now, self_stopped_by(self._context, self._inventory, attempt, row.job) or now)
-
-    def _until(self, row: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
-        """Return the time up to which an attempt is charged now.
-
-        Charges are final. So a machine that listings omit is not charged further before its absence is proven; if it
-        exists after all, the next charge includes the time between. A machine that vanished while no broker ran is
-        charged only when its attempt ends, because its possible lifetime counts from the previous charge.
-        """
-        provider, born_by = attempt.line.offer.provider, attempt.booted_at
-        is_listed, stood_until = self._inventory.is_listed(provider, attempt.name), self._stood_until(row, now)
-        if stood_until < now:
-            return attempt.charged_to or attempt.create_sent_at or now
-        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S, shown=is_listed)
-        if born_by is None:  # it may not be listed yet; from here on its listing is recorded
-            unseen = self._inventory.latest_possible_end(attempt)
-        else:
-            unseen = self._inventory.missing_twice_at(provider, attempt.name, born_by=born_by)
-        return min(until, unseen or until)
-
-
-def _signal_event(row: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> Event | None:
-    if signal is None:
-        return None
-    if signal is Signal.CAP:
-        message = f"{show(spent)} of {show(row.job.cap_usd)} spent: checkpoint and stop"
-        return event(row.job, "job.cap_near", message, attempt=row.attempt)
-    return event(row.job, "job.out_of_time", out_of_time_message(row.job, now), attempt=row.attempt)
+def _charge_of(decision: ChargeDecision) -> Charge:
+    attempt = decision.attempt
+    return Charge(
+        attempt_id=attempt.id,
+        job_id=attempt.job_id,
+        since=attempt.charged_to,
+        to=decision.to,
+        usd=decision.usd,
+        traffic_usd=decision.traffic_usd,
+        prices=decision.prices,
+        signal=decision.signal,
+        event=charge_event(decision),
+    )

@@ -1,6 +1,6 @@
 """Calls `Provider.create` and `Provider.confirm`, and returns the outcome as a value.
 
-Used by the launch controller. The decision on an outcome is `broker.lifecycle.launch_decision.after_create`.
+Used by the launch controller. The decision on an outcome is `broker.lifecycle.decisions.launch_decision.after_create`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from broker.domain.errors import BlobError, ImageRefused, NoCapacity, ProviderEr
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, Job, Reason
 from broker.lifecycle.account_refusals import account_refusal, block_s
-from broker.lifecycle.launch_decision import (
+from broker.lifecycle.decisions.launch_decision import (
     Adopted,
     Created,
     CreateNotSent,

@@ -13,8 +13,8 @@ from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import Reason
 from broker.domain.money import LedgerEntry, LedgerKind
+from broker.lifecycle.decisions.launch_decision import CREATE_POLL_S
 from broker.lifecycle.launch import outdated
-from broker.lifecycle.launch_decision import CREATE_POLL_S
 from broker.lifecycle.signals import required_end
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import after_attempt, due_in_s, step

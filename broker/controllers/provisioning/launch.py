@@ -26,7 +26,7 @@ from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.provisioning.intents import Intents
 from broker.controllers.provisioning.launch_facts import LaunchFactsReader
 from broker.domain.job import AttemptState, Job
-from broker.lifecycle.launch_decision import (
+from broker.lifecycle.decisions.launch_decision import (
     CreateOutcome,
     CreateRefused,
     CreateUnknown,

@@ -1,4 +1,4 @@
-"""Gathers the facts about a launching attempt for `broker.lifecycle.launch_decision.advance_launch`."""
+"""Gathers the facts about a launching attempt for `broker.lifecycle.decisions.launch_decision.advance_launch`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +9,8 @@ from broker.controllers.observation.inventory import Inventory
 from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobsUnavailable, ProviderError
+from broker.lifecycle.decisions.launch_decision import LaunchFacts
 from broker.lifecycle.launch import LaunchLook
-from broker.lifecycle.launch_decision import LaunchFacts
 from broker.lifecycle.signals import required_end
 from broker.ports import Leased
 

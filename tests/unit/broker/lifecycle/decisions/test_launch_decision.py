@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, Reason, Signal
 from broker.lifecycle.account_refusals import AccountRefusal
-from broker.lifecycle.launch import LaunchLook
-from broker.lifecycle.launch_decision import (
+from broker.lifecycle.decisions.launch_decision import (
     CREATE_POLL_S,
     Adopted,
     Created,
@@ -29,6 +28,7 @@ from broker.lifecycle.launch_decision import (
     advance_launch,
     after_create,
 )
+from broker.lifecycle.launch import LaunchLook
 from broker.lifecycle.state_machine import AttemptEvent
 from tests.support import build
 from trainer.contract.documents import Final, Outcome
