@@ -3,7 +3,9 @@
 from typing import Any
 
 from broker.domain.job import Attempt, AttemptState, Event, Job
+from broker.lifecycle.decisions.interruption_decision import InterruptionDecision
 from broker.lifecycle.decisions.launch_decision import LaunchDecision, LaunchReport
+from broker.lifecycle.decisions.liveness_decision import LivenessDecision, LivenessReport
 from broker.lifecycle.transitions import inspection_end
 from broker.reporting import progress
 
@@ -66,3 +68,29 @@ def launch_events(job: Job, decision: LaunchDecision) -> tuple[Event, ...]:
         case LaunchReport.ENDED:
             return (transition_event(job, attempt),)
     return ()
+
+
+def liveness_events(job: Job, decision: LivenessDecision) -> tuple[Event, ...]:
+    """Return the events that report a decision, the agent's messages first."""
+    attempt = decision.attempt
+    messages = agent_events(job, decision.before, attempt)
+    match decision.report:
+        case LivenessReport.SILENT:
+            message = f"attempt {attempt.number}: {attempt.detail}; it is charged"
+            return (*messages, event(job, "attempt.silent", message, attempt=attempt))
+        case LivenessReport.TRANSITION:
+            return (*messages, transition_event(job, attempt), *inspection_events(job, attempt))
+    return messages
+
+
+def interruption_event(job: Job, decision: InterruptionDecision) -> Event:
+    """Return the event of an attempt that starts to drain, or ends without a drain."""
+    attempt = decision.attempt
+    message = f"attempt {attempt.number} is {attempt.state.value}: {attempt.detail}"
+    return event(job, f"attempt.{attempt.state.value}", message, attempt=attempt)
+
+
+def drain_events(job: Job, decision: InterruptionDecision) -> tuple[Event, ...]:
+    """Return the agent's messages, and at the end of a drain until when the machine is kept."""
+    messages = agent_events(job, decision.before, decision.attempt)
+    return messages if decision.event is None else (*messages, *inspection_events(job, decision.attempt))

@@ -1,26 +1,23 @@
 """Interruption: drains attempts for a stop, a limit or a preemption notice, and then ends them.
 
-Steps: an attempt with a signal starts to drain, and its agent is asked to save. The drain ends with the final report,
-with the end of the machine, or when its time is over.
-Facts: signals, heartbeats, final report, listings, money and time left. Decisions: wait, FINAL, GONE or GRACE_OVER.
+Steps: decide on attempts with a signal by `interrupt`. For draining ones, ask the agent to save, gather `DrainFacts`,
+and call `decide_drain`. Apply all changes at once.
+Facts: signals, heartbeats, final report, listings, money and time left.
+Decisions: start to drain or end, and for a drain: wait, FINAL, GONE or GRACE_OVER.
 """
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
 
-from broker.billing.time_limits import out_of_time_message
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import agent_events, event, inspection_events
+from broker.controllers.base.events import drain_events, interruption_event
 from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
-from broker.domain.job import Attempt, AttemptState, Job
-from broker.lifecycle.liveness import AttemptObservation, judge
-from broker.lifecycle.signals import is_drain_over, required_end
-from broker.lifecycle.state_machine import AttemptEvent
-from broker.lifecycle.transitions import reason_of, step
+from broker.domain.job import Attempt, AttemptState, Event
+from broker.lifecycle.decisions.interruption_decision import DrainFacts, InterruptionDecision, decide_drain, interrupt
+from broker.lifecycle.liveness import AttemptObservation
 from broker.ports import Change, Lane, Leased
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Desired
@@ -49,56 +46,35 @@ class Interruption:
 
         async def decide(row: Leased) -> Change:
             if row.attempt.state is AttemptState.DRAINING:
-                return await self._wait(row, unlisted)
-            return self._interrupt(row)
+                await self._request_drain(row.attempt)
+                drain = decide_drain(await self._gather(row, unlisted))
+                return _change(drain, drain_events(row.job, drain))
+            decision = interrupt(row.attempt, row.job, context.clock.now())
+            return _change(decision, (interruption_event(row.job, decision),))
 
         decided = await decide_batch(context, self.name, leased, decide)
         await context.store.apply([change for _, change in decided])
         return len(leased) == context.intervals.claim
 
-    def _interrupt(self, row: Leased) -> Change:
-        now = self._context.clock.now()
-        signal = required_end(row.attempt, row.job)
-        assert signal is not None
-        moved = step(row.attempt, signal, now).attempt
-        message = out_of_time_message(row.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
-        report = event(
-            row.job,
-            f"attempt.{moved.state.value}",
-            f"attempt {moved.number} is {moved.state.value}: {message}",
-            attempt=moved,
-        )
-        return Change(attempt=(row.attempt, replace(moved, detail=message)), events=(report,))
-
-    async def _wait(self, row: Leased, unlisted: set[str]) -> Change:
-        context = self._context
-        await self._request_drain(row.attempt)
+    async def _gather(self, row: Leased, unlisted: set[str]) -> DrainFacts:
+        """Return the facts about a draining attempt. `unlisted`: clouds that did not answer the latest refresh."""
+        context, poll_s = self._context, min(1.0, self._context.intervals.look_s)
         try:
             attempt, observation = await self._observer.observe(row.attempt, unlisted)
         except BlobsUnavailable:
             attempt, observation = row.attempt, AttemptObservation(store_ok_s=None)
-        outcome = judge(attempt, observation, context.clock.now(), context.timeouts, float("inf"))
-        if outcome not in (AttemptEvent.FINAL, AttemptEvent.GONE):
-            outcome = AttemptEvent.GRACE_OVER if self._grace_over(attempt, row.job) else None
-        if outcome is None:
-            reports = agent_events(row.job, row.attempt, attempt)
-            return Change(attempt=(row.attempt, attempt), events=reports, due_in_s=self._look_s)
-        reason = reason_of(observation.final, attempt.reason) if observation.final else None
-        moved = step(attempt, outcome, context.clock.now(), reason=reason).attempt
-        return Change(
-            attempt=(row.attempt, moved),
-            events=(*agent_events(row.job, row.attempt, moved), *inspection_events(row.job, moved)),
+        return DrainFacts(
+            job=row.job,
+            before=row.attempt,
+            attempt=attempt,
+            observation=observation,
+            caps=context.provider_of(row.attempt).caps,
+            now=context.clock.now(),
+            timeouts=context.timeouts,
+            drain_budget=context.drain_budget,
+            poll_s=poll_s,
+            order_s=poll_s + context.limits.poll_s,
         )
-
-    @property
-    def _look_s(self) -> float:
-        return min(1.0, self._context.intervals.look_s)
-
-    def _grace_over(self, attempt: Attempt, job: Job) -> bool:
-        context = self._context
-        caps, now = context.provider_of(attempt).caps, context.clock.now()
-        heard_s = self._look_s + context.limits.poll_s
-        return is_drain_over(attempt, job, caps, now, context.drain_budget, poll_s=self._look_s, order_s=heard_s)
 
     async def _request_drain(self, attempt: Attempt) -> None:
         """Write desired.json once in this process. The same write by another broker is harmless."""
@@ -115,3 +91,7 @@ class Interruption:
     def keep(self, live: Set[AttemptId]) -> None:
         """Forget attempts that are not live."""
         self._requested &= live
+
+
+def _change(decision: InterruptionDecision, events: tuple[Event, ...]) -> Change:
+    return Change(attempt=(decision.before, decision.attempt), events=events, due_in_s=decision.due_in_s)
