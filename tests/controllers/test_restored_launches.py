@@ -147,7 +147,7 @@ def test_unsent_intent_followed_by_another_is_not_sent(build: Build, monkeypatch
         house, store, created = build(AttemptState.PLANNED)
         with monkeypatch.context() as sold_out:
             answers = iter(["it has been sold out since"])
-            sold_out.setattr("broker.controllers.provisioning.intents.outdated", lambda *_: next(answers, None))
+            sold_out.setattr("broker.lifecycle.decisions.intent_decision.outdated", lambda *_: next(answers, None))
             async with house.running():
                 job = await house.submit(**WORTH)
                 await house.eventually(lambda: trains(house, job, 2))

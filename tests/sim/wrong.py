@@ -60,7 +60,7 @@ def always(value: Any) -> Callable[..., Any]:
 async def create_first(self: launch.Launch, leased: list[Any]) -> None:
     """No intent: the create is sent before the row says so."""
     for one in leased:
-        if self._intents.never_sent(one) is None:
+        if self._intents.may_be_sent(one):
             self._start(one, first=True)
     await _SEND(self, leased)
 

@@ -1,10 +1,10 @@
 """Launch: creates the machines of planned attempts once, by name, and adopts machines of creates that were lost.
 
-Steps for an planned attempt: decide whether its create is sent (`Intents`), commit `create_sent_at`, call create,
-write the decision of `after_create` on the outcome.
+Steps for a planned attempt: decide whether its create is sent (`Intents`), commit `create_sent_at`, call create, write
+the decision of `after_create` on the outcome.
 Steps for a launching attempt: gather `LaunchFacts`, call `advance_launch`, apply its decision.
 Facts: signals, listings, heartbeats, the launcher's death; once the machines are proven absent, also the final report
-and later attempts that a restored backup lacks. Decisions: see `LaunchStep` and `LaunchReport`.
+and later attempts that a restored backup lacks. Decisions: see `IntentOutcome`, `LaunchStep` and `LaunchReport`.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,6 @@ from typing import assert_never
 from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.claims import Claims
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import launch_events
-from broker.controllers.billing.charges import priced, surplus, up_to
 from broker.controllers.market.offers_by_id import Offers
 from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.observation.inventory import Inventory
@@ -23,20 +21,13 @@ from broker.controllers.observation.restored_attempts import RestoredAttempts
 from broker.controllers.provisioning.boot_spec import Boot
 from broker.controllers.provisioning.create_calls import CreateCalls
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
-from broker.controllers.provisioning.intents import Intents
+from broker.controllers.provisioning.intents import Intents, intent_change
 from broker.controllers.provisioning.launch_facts import LaunchFactsReader
-from broker.domain.job import AttemptState, Job
-from broker.lifecycle.decisions.launch_decision import (
-    CreateOutcome,
-    CreateRefused,
-    CreateUnknown,
-    LaunchCharge,
-    LaunchDecision,
-    LaunchStep,
-    advance_launch,
-    after_create,
-)
-from broker.ports import Change, Charge, Lane, Leased
+from broker.controllers.provisioning.launch_writer import LaunchWriter
+from broker.domain.job import AttemptState
+from broker.lifecycle.decisions.intent_decision import IntentOutcome
+from broker.lifecycle.decisions.launch_decision import CreateUnknown, LaunchDecision, LaunchStep, advance_launch
+from broker.ports import Lane, Leased
 from broker.runtime.background_tasks import Tasks
 
 
@@ -62,6 +53,7 @@ class Launch:
         self._claims = Claims(context, Lane.LAUNCH)
         self._creates = Tasks()
         self.every_s = context.intervals.poll_s
+        self._writer = LaunchWriter(context=context, inventory=inventory, calls=self._calls, poll_s=self.every_s)
 
     async def close(self) -> None:
         """Cancel the creates under way. Their outcome is unknown, so the next process looks it up."""
@@ -82,7 +74,7 @@ class Launch:
     async def _work_on(self, leased: Sequence[Leased], *, is_full: bool) -> bool:
         context = self._context
         planned = [row for row in leased if row.attempt.state is AttemptState.PLANNED]
-        postponed = [row for row in planned if is_full and self._intents.never_sent(row) is None]
+        postponed = [row for row in planned if is_full and self._intents.may_be_sent(row)]
         if postponed:
             await context.store.release([], [row.attempt for row in postponed], due_in_s=self.every_s)
         if due := [row for row in planned if row not in postponed]:
@@ -96,20 +88,22 @@ class Launch:
 
     async def _send(self, leased: list[Leased]) -> None:
         """Commit `create_sent_at` and then send the creates: from this commit on the name may exist, and is charged."""
-        intents = await decide_batch(self._context, self.name, leased, self._intents.change)
-        for row, (_, is_sent) in intents:
-            if is_sent:
-                self._launchers.register(row.attempt)
-        written: list[bool] = [False] * len(intents)
+        decided = await decide_batch(self._context, self.name, leased, self._intents.decide)
+        sending = [row for row, decision in decided if decision.outcome is IntentOutcome.SEND]
+        for row in sending:
+            self._launchers.register(row.attempt)
+        refused = {row.attempt.id for row in sending}
         try:
-            written = list(await self._context.store.apply([change for _, (change, _) in intents]))
+            changes = [intent_change(row.job, decision) for row, decision in decided]
+            written = await self._context.store.apply(changes)
+            refused -= {row.attempt.id for (row, _), is_written in zip(decided, written, strict=True) if is_written}
         finally:
-            for (row, (_, is_sent)), is_written in zip(intents, written, strict=True):
-                if is_sent and not is_written:
+            for row in sending:
+                if row.attempt.id in refused:
                     self._launchers.release(row.attempt.name)
-        for (row, (change, is_sent)), is_written in zip(intents, written, strict=True):
-            if is_written and change.attempt and is_sent:
-                self._start(Leased(attempt=change.attempt[1], job=row.job), first=True)
+        for row, decision in decided:
+            if decision.outcome is IntentOutcome.SEND and row.attempt.id not in refused:
+                self._start(Leased(attempt=decision.attempt, job=row.job), first=True)
 
     def _start(self, leased: Leased, *, first: bool) -> None:
         self._launchers.attach(leased.attempt.name, self._creates.start(self._create(leased, first)))
@@ -117,28 +111,9 @@ class Launch:
     async def _create(self, leased: Leased, first: bool) -> None:
         """Call create and write what becomes of the attempt. `first`: no create of this name was ever sent."""
         outcome = await self._calls.create(leased, is_first=first)
-        await self._write_outcome(leased, outcome)
+        await self._writer.write_outcome(leased, outcome)
         if isinstance(outcome, CreateUnknown) and outcome.error is not None:
             raise outcome.error
-
-    async def _write_outcome(self, leased: Leased, outcome: CreateOutcome) -> None:
-        """Write the decision on an outcome for as long as the attempt is launching.
-
-        Another lease of the attempt does not matter: its holder changes nothing before the launcher is proven dead.
-        """
-        if isinstance(outcome, CreateRefused):
-            await self._calls.block(leased.attempt, outcome)
-        while not await self._write(leased.job, self._after_create(leased, outcome)):
-            attempts = await self._context.store.attempts_by_id([leased.attempt.id])
-            current = attempts.get(leased.attempt.id)
-            if current is None or current.state is not AttemptState.LAUNCHING:
-                return
-            leased = replace(leased, attempt=current)
-
-    def _after_create(self, leased: Leased, outcome: CreateOutcome) -> LaunchDecision:
-        launcher_id = self._context.provider_of(leased.attempt).launcher_id()
-        now = self._context.clock.now()
-        return after_create(leased.attempt, outcome, now, launcher_id=launcher_id, poll_s=self.every_s)
 
     # ----------------------------------------------------------------------------------------------------- launching
 
@@ -152,7 +127,8 @@ class Launch:
                 case LaunchStep.WAIT:
                     await self._wait(leased, decision)
                 case LaunchStep.CONFIRM:
-                    await self._adopt(observed, await self._calls.confirm(decision.before, leased.job, facts.look.seen))
+                    outcome = await self._calls.confirm(decision.before, leased.job, facts.look.seen)
+                    await self._writer.write_confirmation(observed, outcome)
                 case LaunchStep.CREATE:
                     await self._create_again(observed, decision)
                 case LaunchStep.WRITE:
@@ -164,14 +140,7 @@ class Launch:
         if decision.attempt == decision.before:
             await self._context.store.release([], [leased.attempt], due_in_s=decision.due_in_s)
         else:
-            await self._write(leased.job, decision)
-
-    async def _adopt(self, leased: Leased, outcome: CreateOutcome) -> None:
-        """Write the outcome of a confirmation. Only a refusal is written again after the lease was lost."""
-        if isinstance(outcome, CreateRefused):
-            await self._write_outcome(leased, outcome)
-        else:
-            await self._write(leased.job, self._after_create(leased, outcome))
+            await self._writer.write(leased.job, decision)
 
     async def _create_again(self, leased: Leased, decision: LaunchDecision) -> None:
         """Send another create under the same name and the first `create_sent_at`, so that all its time is charged."""
@@ -180,7 +149,7 @@ class Launch:
         launcher_id = self._context.provider_of(attempt).launcher_id()
         decision = replace(decision, attempt=replace(decision.attempt, launched_by=launcher_id))
         try:
-            is_written = await self._write(leased.job, decision)
+            is_written = await self._writer.write(leased.job, decision)
         except BaseException:
             self._launchers.release(attempt.name)
             raise
@@ -190,34 +159,7 @@ class Launch:
             self._launchers.release(attempt.name)
 
     async def _end(self, leased: Leased, decision: LaunchDecision) -> None:
-        if not await self._write(leased.job, decision):  # billing has charged it meanwhile, or its lease was lost
+        if not await self._writer.write(leased.job, decision):  # charged meanwhile, or its lease was lost
             await self._context.store.release([], [leased.attempt], due_in_s=0.0)
         elif decision.cancels_launcher:
             await self._launchers.stop(leased.attempt)
-
-    # --------------------------------------------------------------------------------------------------------- apply
-
-    async def _write(self, job: Job, decision: LaunchDecision) -> bool:
-        """Write a decision under the fence; return False if the fence refused it."""
-        attempt = decision.attempt
-        change = Change(
-            attempt=(decision.before, attempt),
-            charge=self._charge(decision),
-            events=launch_events(job, decision),
-            due_in_s=decision.due_in_s,
-        )
-        (is_written,) = await self._context.store.apply([change])
-        if is_written and attempt.state is AttemptState.BOOTING:
-            # Follow its machines from now on: the database may be unreachable when billing asks for them.
-            self._inventory.missing_twice_at(attempt.line.offer.provider, attempt.name, born_by=attempt.booted_at)
-        return is_written
-
-    def _charge(self, decision: LaunchDecision) -> Charge | None:
-        match decision.charge:
-            case LaunchCharge.UP_TO_NOW:
-                return up_to(decision.before, self._context.clock.now())
-            case LaunchCharge.EXTRA_LISTED:
-                return surplus(self._context, self._inventory, decision.before)
-            case LaunchCharge.EXTRA_CREATED:
-                return priced(decision.before, decision.prices)
-        return None
