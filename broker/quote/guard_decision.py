@@ -3,7 +3,7 @@
 Used by the spend guard, which gathers `GuardFacts`, keeps the two windows, and writes what is new as a note.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -131,5 +131,5 @@ def _idle_events(facts: GuardFacts, idle_state: Idle | None) -> tuple[Event, ...
     return (_event(facts, "job.idle", f"{idle_state.message}; {consequence}", data),)
 
 
-def _event(facts: GuardFacts, kind: str, message: str, data: dict[str, str]) -> Event:
+def _event(facts: GuardFacts, kind: str, message: str, data: Mapping[str, str]) -> Event:
     return Event(job_id=facts.job.id, attempt_id=facts.attempt.id, kind=kind, message=message, data={**data})
