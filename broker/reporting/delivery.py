@@ -71,12 +71,12 @@ class ChannelMove:
     disable: bool
 
 
-def channel_after(failures: int, *, told: bool, failed: bool, pause_s: float, jitter: float) -> ChannelMove:
-    """Return the state after a round with a success (`told`), a failure, or a requested pause.
+def channel_after(failures: int, *, delivered: bool, failed: bool, pause_s: float, jitter: float) -> ChannelMove:
+    """Return the state after a round with a success (`delivered`), a failure, or a requested pause.
 
     A pause is no failure. A success resets the failures, even if other deliveries failed in the same round.
     """
-    in_a_row = 0 if told else failures + failed
+    in_a_row = 0 if delivered else failures + failed
     wait_s = back_off_s(in_a_row, jitter) if failed and in_a_row else 0.0
     return ChannelMove(
         failures=in_a_row, wait_s=max(wait_s, min(pause_s, MAX_PAUSE_S)), disable=in_a_row >= DISABLE_AFTER

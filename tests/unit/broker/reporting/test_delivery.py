@@ -82,26 +82,26 @@ def test_the_first_failures_wait_little() -> None:
 
 
 def test_a_channel_that_takes_anything_works() -> None:
-    move = channel_after(7, told=True, failed=True, pause_s=0, jitter=0)
+    move = channel_after(7, delivered=True, failed=True, pause_s=0, jitter=0)
     assert (move.failures, move.wait_s, move.disable) == (0, 0, False)
 
 
 def test_a_channel_that_takes_nothing_is_left_alone_for_longer_and_longer() -> None:
-    first = channel_after(0, told=False, failed=True, pause_s=0, jitter=0)
-    third = channel_after(2, told=False, failed=True, pause_s=0, jitter=0)
+    first = channel_after(0, delivered=False, failed=True, pause_s=0, jitter=0)
+    third = channel_after(2, delivered=False, failed=True, pause_s=0, jitter=0)
     assert (first.failures, first.wait_s, third.failures, third.wait_s) == (1, 1, 3, 4)
 
 
 def test_a_pause_is_obeyed_bounded_and_no_failure() -> None:
-    move = channel_after(3, told=False, failed=False, pause_s=30, jitter=0)
+    move = channel_after(3, delivered=False, failed=False, pause_s=30, jitter=0)
     assert (move.failures, move.wait_s) == (3, 30)
-    assert channel_after(0, told=True, failed=False, pause_s=1e9, jitter=0).wait_s == MAX_PAUSE_S
-    assert channel_after(0, told=False, failed=True, pause_s=30, jitter=0).wait_s == 30
+    assert channel_after(0, delivered=True, failed=False, pause_s=1e9, jitter=0).wait_s == MAX_PAUSE_S
+    assert channel_after(0, delivered=False, failed=True, pause_s=30, jitter=0).wait_s == 30
 
 
 def test_a_channel_is_disabled_after_about_a_day_and_not_after_an_hour() -> None:
-    assert not channel_after(DISABLE_AFTER - 2, told=False, failed=True, pause_s=0, jitter=0).disable
-    assert channel_after(DISABLE_AFTER - 1, told=False, failed=True, pause_s=0, jitter=0).disable
+    assert not channel_after(DISABLE_AFTER - 2, delivered=False, failed=True, pause_s=0, jitter=0).disable
+    assert channel_after(DISABLE_AFTER - 1, delivered=False, failed=True, pause_s=0, jitter=0).disable
     waited = sum(back_off_s(n, 0.5) for n in range(1, DISABLE_AFTER + 1))
     assert 20 * 3600 < waited < 36 * 3600
 

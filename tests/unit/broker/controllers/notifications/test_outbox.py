@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from broker.controllers.base.context import ControllerContext, Intervals
-from broker.controllers.notifications.outbox import AT_ONCE, LEASE_S, TRIM_S, Outbox, OutboxRetention
+from broker.controllers.notifications.channel_round import AT_ONCE
+from broker.controllers.notifications.outbox import LEASE_S, TRIM_S, Outbox, OutboxRetention
 from broker.domain.errors import ChannelRefused, NotDelivered, RetryAfter, Undeliverable
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job, JobState
