@@ -108,7 +108,7 @@ class StreamResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamDecision:
-    """What is written about a stream."""
+    """Next state of a stream."""
 
     dropped: Mapping[int, str]
     attempts: int
