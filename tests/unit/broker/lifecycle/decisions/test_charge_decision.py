@@ -100,7 +100,7 @@ def test_an_unanswered_create_is_charged_once_it_is_listed() -> None:
     assert decision.usd > 0
 
 
-def test_machines_that_ran_alone_from_the_create_are_not_charged_before_their_end() -> None:
+def test_machines_that_ran_alone_are_not_charged_before_their_end() -> None:
     attempt = build.attempt(AttemptState.TRAINING, booted_at=build.at(1))
     known = facts(attempt, 100, missing_at=build.at(90), self_stopped_by=build.at(50))
     assert charged_until(known) == attempt.create_sent_at

@@ -71,7 +71,7 @@ def test_a_create_is_sent_only_if_nothing_speaks_against_it(
         assert decision.due_in_s == CREATE_POLL_S
 
 
-def test_a_create_that_was_sent_before_the_backup_is_charged_from_its_planning() -> None:
+def test_a_create_sent_before_the_backup_is_charged_from_its_planning() -> None:
     decision = decide(50, was_sent=True, job={"stop_requested": True})
     assert decision.outcome is IntentOutcome.LOOK_UP
     assert (decision.attempt.state, decision.attempt.detail) == (AttemptState.LAUNCHING, "")
