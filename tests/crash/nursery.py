@@ -19,7 +19,7 @@ from broker.controllers.base.context import Intervals
 from broker.daemon.config import DaemonConfig
 from broker.daemon.log_setup import set_up
 from broker.domain.ids import Installation
-from broker.lifecycle import launch_decision
+from broker.lifecycle.decisions import launch_decision
 from broker.runtime.provider_gate import gated
 from tests.crash.cloud import NAME, PaperProvider
 from tests.crash.forks import keep
