@@ -136,8 +136,8 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         cursor: str | None = None,
     ) -> JobPage:
         """List jobs, newest first. `labels` as `key:value`; `team` for admins; `since` in ISO 8601."""
-        whose = {"team": team, "owner": owner}
-        params = {"state": states, "label": labels, **whose, "since": since, "limit": limit, "cursor": cursor}
+        owner_query = {"team": team, "owner": owner}
+        params = {"state": states, "label": labels, **owner_query, "since": since, "limit": limit, "cursor": cursor}
         return await self._call("GET", "/v1/jobs", JobPage, params=plain(params))
 
     async def cancel(self, job: str) -> JobView:

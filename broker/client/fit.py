@@ -110,8 +110,8 @@ def _columns(
     """Return `train.data` with the templates of a `causal_lm`. Raises ValueError if no completion is named."""
     more = dict(train.get("data", {}))
     if train.get("task", "causal_lm") == "causal_lm" and not more.get("messages"):
-        for column, given in (("prompt", prompt), ("completion", completion)):
-            more[column] = _template(more.get(column) if given is None else given, column, columns)
+        for column, template in (("prompt", prompt), ("completion", completion)):
+            more[column] = _template(more.get(column) if template is None else template, column, columns)
         if not more["completion"]:
             raise ValueError(_nothing_to_learn(file, columns))
     return more
@@ -153,10 +153,10 @@ def _content(data: Rows) -> tuple[str, bytes | Path]:
     return "rows.jsonl", "".join(json.dumps(dict(row), allow_nan=False) + "\n" for row in data).encode()
 
 
-def _template(given: str | None, column: str, columns: Iterable[str]) -> str:
+def _template(template: str | None, column: str, columns: Iterable[str]) -> str:
     """Return the given template, by default the column of that name; empty if there is no such column."""
-    if given is not None:
-        return given
+    if template is not None:
+        return template
     return f"{{{column}}}" if column in columns else ""
 
 

@@ -92,15 +92,15 @@ def _start(folder: Path, plan: HypervisorPlan) -> int:
 
 def _reap(agent: int) -> int | None:
     """Reap all ended descendants. Return the wait status of the agent if it has ended, otherwise None."""
-    found = None
+    newest = None
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
             if pid == agent:
-                found = status
-    return found
+                newest = status
+    return newest
 
 
 def _take_away(agent: int) -> None:

@@ -104,7 +104,7 @@ class ProcessBackend:
 
     def _start(self, machine: Machine, boot: BootSpec) -> Handle:
         folder = self._root / machine.name
-        with self._one_creator():
+        with self._create_lock():
             if folder.exists():
                 return self._machine(folder).handle
             if self._capacity is not None and self._living() >= self._capacity:
@@ -157,13 +157,13 @@ class ProcessBackend:
         born = {
             name for name in instances_with_processes(self._root) if attempt_of(self._installation, name) is not None
         }
-        seen = []
+        observed = []
         for name, (machine, locked) in held.items():
-            lives = locked or name in born
-            state = InstanceState.RUNNING if lives else InstanceState.GONE
-            notice_s = _notice_s(self._root / name) if lives else None
-            seen.append(machine.observed(state, notice_s) if machine else self._by_name(name, state))
-        return seen + [self._by_name(name, InstanceState.RUNNING) for name in born - held.keys()]
+            is_running = locked or name in born
+            state = InstanceState.RUNNING if is_running else InstanceState.GONE
+            notice_s = _notice_s(self._root / name) if is_running else None
+            observed.append(machine.observed(state, notice_s) if machine else self._by_name(name, state))
+        return observed + [self._by_name(name, InstanceState.RUNNING) for name in born - held.keys()]
 
     def _by_name(self, name: str, state: InstanceState) -> Observed:
         """Return the listing of a machine whose record is absent or damaged, so only its name is available."""
@@ -183,16 +183,16 @@ class ProcessBackend:
         with suppress(FileNotFoundError):
             os.rename(folder, doomed)
             existed = True
-        found, clean = kill_instance(folder, lambda: is_locked(doomed / "lock"))
+        killed, clean = kill_instance(folder, lambda: is_locked(doomed / "lock"))
         self._reap()
         if not clean:
             raise OutcomeUnknown(f"{name}: its processes do not die; look for them with `ps eww | grep {name}`")
         shutil.rmtree(doomed, ignore_errors=True)
-        if not existed and not found:
+        if not existed and not killed:
             raise Gone(f"{name} is absent")
 
     @contextmanager
-    def _one_creator(self) -> Iterator[None]:
+    def _create_lock(self) -> Iterator[None]:
         """Hold the lock for creates, so that brokers with the same state folder create machines one at a time.
 
         The kernel releases the lock of a broker that dies.

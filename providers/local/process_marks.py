@@ -48,17 +48,17 @@ def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
 def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:
     """Return the running processes of the machine. Adds the sessions of marked processes to `sessions`."""
     marked = {process for process, at in _marked() if at == folder}
-    found = set(marked)
+    processes = set(marked)
     for process in marked:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if (session := os.getsid(process.pid)) != os.getsid(0):
                 sessions.add(session)
-            found |= set(process.children(recursive=True))
+            processes |= set(process.children(recursive=True))
     for pid in psutil.pids() if sessions else ():
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             if os.getsid(pid) in sessions:
-                found.add(psutil.Process(pid))
-    return {process for process in found if _lives(process)}
+                processes.add(psutil.Process(pid))
+    return {process for process in processes if _lives(process)}
 
 
 def _marked() -> Iterator[tuple[psutil.Process, Path]]:

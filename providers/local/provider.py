@@ -139,8 +139,8 @@ class LocalProvider:
     async def _offer(self) -> Offer:
         if self._gpus is None:
             self._gpus = asyncio.ensure_future(self._detect())
-        found = await asyncio.shield(self._gpus)
-        same = list(itertools.takewhile(lambda gpu: gpu == found[0], found))
+        gpus = await asyncio.shield(self._gpus)
+        same = list(itertools.takewhile(lambda gpu: gpu == gpus[0], gpus))
         ram = psutil.virtual_memory().total
         busy = any(observed.state is not InstanceState.GONE for observed in await self._body.machines())
         accelerator = same[0].accelerator if same else "cpu"

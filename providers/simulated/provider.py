@@ -109,10 +109,10 @@ class SimulatedProvider:
     async def list(self) -> Sequence[Observed]:
         self._stumble("list")
         now = self._clock.monotonic()
-        seen = [o for o in await self._body.machines() if now >= self._lag.hidden.get(o.handle.name, -math.inf)]
-        names = {o.handle.name for o in seen}
+        visible = [o for o in await self._body.machines() if now >= self._lag.hidden.get(o.handle.name, -math.inf)]
+        names = {o.handle.name for o in visible}
         self._lag.ghosts = {name: ghost for name, ghost in self._lag.ghosts.items() if now < ghost[1]}
-        return seen + [ghost for name, (ghost, _) in self._lag.ghosts.items() if name not in names]
+        return visible + [ghost for name, (ghost, _) in self._lag.ghosts.items() if name not in names]
 
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
@@ -183,22 +183,22 @@ class SimulatedProvider:
     def _full(self, offer_id: str) -> bool:
         return self._live[offer_id] >= self._config.capacity
 
-    def _stumble(self, call: str, *what: str) -> None:
-        if self._hits(self._config.faults.throttled, "429", call, *what):
+    def _stumble(self, call: str, *purpose: str) -> None:
+        if self._hits(self._config.faults.throttled, "429", call, *purpose):
             raise Throttled(f"{call}: 429 too many requests", after_s=1.0)
-        if self._hits(self._config.faults.server_error, "5xx", call, *what):
+        if self._hits(self._config.faults.server_error, "5xx", call, *purpose):
             raise OutcomeUnknown(f"{call}: 503 service unavailable")
 
-    def _hits(self, share: float, *what: str) -> bool:
+    def _hits(self, share: float, *purpose: str) -> bool:
         """Return True with probability `share`. The n-th draw for one purpose does not depend on other purposes."""
         if not share:
             return False
-        key = "/".join(what)
+        key = "/".join(purpose)
         self._calls[key] = self._calls.get(key, 0) + 1
         return unit(self._config.seed, key, self._calls[key]) < share
 
-    def _lag_s(self, *what: str) -> float:
-        return rng(self._config.seed, "lag", *what).uniform(0.0, self._config.faults.list_lag_s)
+    def _lag_s(self, *purpose: str) -> float:
+        return rng(self._config.seed, "lag", *purpose).uniform(0.0, self._config.faults.list_lag_s)
 
 
 def _other_than(accelerator: str) -> str:

@@ -123,8 +123,8 @@ class VirtualBackend:
             now, names = self._clock.monotonic(), []
             while self._due and self._due[0][0] <= now:
                 _, name, born = heapq.heappop(self._due)
-                one = self._instances.get(name)
-                if one is not None and one.born == born:
+                instance = self._instances.get(name)
+                if instance is not None and instance.born == born:
                     names.append(name)
             await asyncio.gather(*(wake(name) for name in names))
 
@@ -189,9 +189,9 @@ class VirtualBackend:
         data = await self._blobs.get(object_keys.desired(instance.attempt))
         if data is None:
             return
-        told = Desired.model_validate_json(data)
-        if told.newer_than(instance.desired):
-            instance.desired = told
+        desired = Desired.model_validate_json(data)
+        if desired.newer_than(instance.desired):
+            instance.desired = desired
         if instance.desired.want == "drain":
             await self._save(instance, spec, step)
         if instance.desired.want != "run":

@@ -38,7 +38,7 @@ def model_misuse_message(task: str, config: Mapping[str, Any]) -> str | None:
 
 def is_quantised(config: Mapping[str, Any]) -> bool:
     """Return True if the weights are quantised, so not plain numbers."""
-    return any(one.get("quantization_config") for one in _parts(config))
+    return any(part.get("quantization_config") for part in _parts(config))
 
 
 def _parts(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -48,7 +48,7 @@ def _parts(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_bidirectional(config: Mapping[str, Any]) -> bool:
-    if any(one.get("use_bidirectional_attention") in (True, "all") for one in _parts(config)):  # of Gemma's
+    if any(part.get("use_bidirectional_attention") in (True, "all") for part in _parts(config)):  # of Gemma's
         return True
     kind = config.get("model_type")
     causal = config.get("is_decoder") or (kind == "xlm" and config.get("causal")) or config.get("attn_type") == "uni"

@@ -201,10 +201,10 @@ def has_due_row_skips(folder: Path, jumps: tuple[RowSkip, ...]) -> bool:
     A skip due at this very step may still be missing.
     """
     progress = Progress.model_validate_json((folder / STATE).read_bytes())
-    made = progress.guard.row_skips
+    row_skips = progress.guard.row_skips
     due = tuple(jump for jump in jumps if jump.step <= progress.step)
     before = tuple(jump for jump in jumps if jump.step < progress.step)
-    return made in (due, before)
+    return row_skips in (due, before)
 
 
 def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]:

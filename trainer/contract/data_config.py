@@ -114,11 +114,11 @@ def model_files(task: TaskName) -> tuple[str, ...]:
 
 def data_misuse_message(task: TaskName, data: DataConfig) -> str | None:
     """Return one line on settings of `data` that the task lacks or does not use, or None if they fit."""
-    given = {name for name in CHOICES if getattr(data, name)}
-    use = next((use for use in USES[task] if given.issuperset(use[0])), None)
+    chosen = {name for name in CHOICES if getattr(data, name)}
+    use = next((use for use in USES[task] if chosen.issuperset(use[0])), None)
     if use is None:
         needs = ", or ".join(" and ".join(f"data.{name}" for name in needed) for needed, _ in USES[task])
         return f"task {task} needs {needs}"
     needed, may = use
-    extra = next((name for name in CHOICES if name in given - {*needed, *may}), None)
+    extra = next((name for name in CHOICES if name in chosen - {*needed, *may}), None)
     return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"

@@ -57,7 +57,7 @@ def rollback_manifests(committed: Iterable[str], floor: int, guard: GuardConfig 
     if guard is None or not guard.rollbacks:
         return frozenset()
     reach = floor - guard.skip - guard.back_steps
-    found = sorted((object_keys.step_of(key), key) for key in object_keys.manifests(committed))
-    before = [key for step, key in found if step <= reach]
-    after = [key for step, key in found if reach < step <= floor]
+    checkpoints = sorted((object_keys.step_of(key), key) for key in object_keys.manifests(committed))
+    before = [key for step, key in checkpoints if step <= reach]
+    after = [key for step, key in checkpoints if reach < step <= floor]
     return frozenset([*before[-1:], *after[:1]])

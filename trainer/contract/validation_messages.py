@@ -21,18 +21,18 @@ NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 """Top-level fields whose values may be confidential; errors do not repeat them."""
 
 
-def error_messages(error: ValidationError, model: type[BaseModel], given: Any) -> dict[str, str]:
-    """Return error messages by place; the empty place is the whole document. `given` is the input as plain objects."""
+def error_messages(error: ValidationError, model: type[BaseModel], document: Any) -> dict[str, str]:
+    """Return error messages by place; the empty place is the whole document. `document` is the input as plain objects."""
     merged: dict[str, list[str]] = {}
     for detail in _without_follow_ups(error.errors(include_url=False)):
-        path = _path(detail, given)
+        path = _path(detail, document)
         place = ".".join(map(str, path))
         if place not in merged and len(merged) == MAX_ERRORS:
             continue  # wording is slow, and a request may hold hundreds of thousands of errors
         text = _message(detail, path, model)
-        found = merged.setdefault(place, [])
-        if text not in found:
-            found.append(text)
+        messages = merged.setdefault(place, [])
+        if text not in messages:
+            messages.append(text)
     return {place: ", or ".join(messages) for place, messages in merged.items()}
 
 
@@ -41,22 +41,22 @@ def value_error_message(error: ValidationError) -> str:
     return _plain_message(error.errors(include_url=False)[0], echoed=True)
 
 
-def _without_follow_ups(found: list[ErrorDetails]) -> list[ErrorDetails]:
+def _without_follow_ups(details: list[ErrorDetails]) -> list[ErrorDetails]:
     """Drop errors of lists that are too short only because their wrong items were not counted."""
-    if all(detail["type"] != "too_short" for detail in found):
-        return found
-    above = {detail["loc"][:depth] for detail in found for depth in range(len(detail["loc"]))}
-    return [detail for detail in found if detail["type"] != "too_short" or detail["loc"] not in above]
+    if all(detail["type"] != "too_short" for detail in details):
+        return details
+    above = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
+    return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in above]
 
 
-def _path(detail: ErrorDetails, given: Any) -> tuple[int | str, ...]:
+def _path(detail: ErrorDetails, document: Any) -> tuple[int | str, ...]:
     """Return pydantic's location without the names of union branches, which are not part of the input."""
     path: list[int | str] = []
-    here = given
+    here = document
     for i, part in enumerate(detail["loc"]):
-        found = _step(here, part)
-        if found is not None:
-            here = found[0]
+        child = _step(here, part)
+        if child is not None:
+            here = child[0]
         elif not (detail["type"] == "missing" and i == len(detail["loc"]) - 1):
             continue
         path.append(part)
@@ -100,8 +100,8 @@ def _plain_message(detail: ErrorDetails, *, echoed: bool) -> str:
     return text
 
 
-def _length_message(unit: str, found: re.Match[str]) -> str:
-    return f"must have at {found[1]} {found[2]} {unit}{'' if found[2] == '1' else 's'}"
+def _length_message(unit: str, match: re.Match[str]) -> str:
+    return f"must have at {match[1]} {match[2]} {unit}{'' if match[2] == '1' else 's'}"
 
 
 def _unknown_key_message(key: str, known: tuple[str, ...]) -> str:

@@ -102,12 +102,12 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> Non
         line = node.start_mark.line + 1
         raise BadYaml(name, line, f"more than {MAX_NODES} values (aliases counted in full); make it a short file")
     if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, value in node.value:
             word, line = str(key.value), key.start_mark.line + 1
-            if word in seen:
+            if word in keys:
                 raise BadYaml(name, line, f"{'.'.join((*path, word))}: the key is given twice; keep one")
-            seen.add(word)
+            keys.add(word)
             lines[(*path, word)] = line
             _walk(value, (*path, word), lines, name)
     elif isinstance(node, yaml.SequenceNode):

@@ -32,10 +32,10 @@ def read_config(path: Path) -> TrainConfig:
     train = _valid(TrainConfig, _read(path)[0])
     folder = path.parent / os.path.expanduser(train.model)
     try:
-        found = any((folder / name).is_file() for name in MODEL_MARKS)
+        is_model_folder = any((folder / name).is_file() for name in MODEL_MARKS)
     except OSError:  # such as a name that is too long for a file
-        found = False
-    return train.model_copy(update={"model": str(folder.resolve())}) if found else train
+        is_model_folder = False
+    return train.model_copy(update={"model": str(folder.resolve())}) if is_model_folder else train
 
 
 def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
@@ -58,29 +58,29 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
 def _read(path: Path) -> tuple[Any, Any]:
     """Return the training and checkpoint parts as written. Raises: BadConfig."""
     try:
-        found = yaml_document.parse(path.read_text("utf-8-sig"), str(path)).data
+        document = yaml_document.parse(path.read_text("utf-8-sig"), str(path)).data
     except yaml_document.BadYaml as e:
         raise BadConfig(f"line {e.line}: {e.message}") from None
     except OSError as e:
         raise BadConfig(f"cannot be read ({e.strerror}); name a job's spec or a TrainConfig") from None
     except UnicodeDecodeError as e:
         raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
-    if "model" in found or not ("train" in found or "script" in found):
-        return found, {}
-    if found.get("train") is None:
+    if "model" in document or not ("train" in document or "script" in document):
+        return document, {}
+    if document.get("train") is None:
         raise BadConfig("train: the spec has none; a script's data and model are not known")
-    return found["train"], found.get("checkpoint", {})
+    return document["train"], document.get("checkpoint", {})
 
 
-def _valid(kind: type[C], found: Any, *place: str) -> C:
+def _valid(kind: type[C], document: Any, *place: str) -> C:
     """Validate by the API's rules, which convert nothing. Raises: BadConfig naming the key."""
     try:
-        return kind.model_validate_json(json.dumps(found), strict=True)
+        return kind.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as e:
-        within, message = first_problem(e, kind, found)
+        within, message = first_problem(e, kind, document)
         raise BadConfig(": ".join(filter(None, (".".join(filter(None, (*place, within))), message)))) from None
 
 
-def first_problem(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[str, str]:
+def first_problem(error: ValidationError, kind: type[BaseModel], document: Any) -> tuple[str, str]:
     """Return (place, message) of the first problem."""
-    return next(iter(error_messages(error, kind, found).items()))
+    return next(iter(error_messages(error, kind, document).items()))

@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SAID = tuple(f"{words} {number}{end}" for number in FULL for words, end in (("(os error", ")"), ("[errno", "]")))
+FULL_MESSAGES = tuple(
+    f"{words} {number}{end}" for number in FULL for words, end in (("(os error", ")"), ("[errno", "]"))
+)
 """Errors for a full disk as a store or `shutil` words them."""
 
 
 def is_full(error: BaseException) -> bool:
     """Return True if the error is due to a full disk."""
-    return getattr(error, "errno", None) in FULL or any(words in str(error).lower() for words in SAID)
+    return getattr(error, "errno", None) in FULL or any(words in str(error).lower() for words in FULL_MESSAGES)
 
 
 def disk_full_message(folder: Path, wanted: int) -> str:
@@ -21,14 +23,14 @@ def disk_full_message(folder: Path, wanted: int) -> str:
     `wanted`: bytes to be written in all. `folder`: target; the nearest existing parent is checked.
     """
     there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
-    said = (
+    space = (
         f"about {format_bytes(wanted)} are wanted, {format_bytes(shutil.disk_usage(there).free)} are free at {folder}"
     )
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit == resource.RLIM_INFINITY:
-        return f"{said}; free space there, or use a larger disk"
+        return f"{space}; free space there, or use a larger disk"
     most = format_bytes(limit)
-    return f"{said}, and no file may have more than {most}; raise that limit (ulimit -f), or free space there"
+    return f"{space}, and no file may have more than {most}; raise that limit (ulimit -f), or free space there"
 
 
 def format_bytes(count: int) -> str:

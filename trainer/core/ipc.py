@@ -200,14 +200,14 @@ END = struct.Struct("=Q")
 def rows_note(folder: Path) -> dict[str, Any] | None:
     """Return the note on the token cache in a folder; None while it is incomplete."""
     try:
-        found = json.loads((folder / NOTE).read_text())
+        note = json.loads((folder / NOTE).read_text())
         with (folder / INDEX).open("rb") as index:
             index.seek(-END.size, os.SEEK_END)
             (end,) = END.unpack(index.read())
         whole = end == (folder / ROWS).stat().st_size
     except (OSError, ValueError):
         return None
-    return found if whole and isinstance(found, dict) else None
+    return note if whole and isinstance(note, dict) else None
 
 
 def info_of(snapshot: Path) -> Path:

@@ -70,10 +70,10 @@ class SingleRank(DataParallel):
 
 def arrangement(accelerator: accelerate.Accelerator, precision: str, *, divided: bool, meta: bool) -> DataParallel:
     """Return the trainer's own arrangement over the existing processes."""
-    how = Parallelism(kind="fsdp" if divided else "ddp")
+    parallelism = Parallelism(kind="fsdp" if divided else "ddp")
     if not meta:
-        return of(how, accelerator, precision)
-    return WeightlessFsdp(accelerator, how, precision) if divided else SingleRank(accelerator)
+        return of(parallelism, accelerator, precision)
+    return WeightlessFsdp(accelerator, parallelism, precision) if divided else SingleRank(accelerator)
 
 
 def _groups(model: torch.nn.Module) -> Iterator[_fsdp_param_group.FSDPParamGroup]:

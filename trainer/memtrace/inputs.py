@@ -175,6 +175,6 @@ def with_depths(config: Mapping[str, Any], depths: Sequence[int]) -> dict[str, A
         if isinstance(value, list) and len(value) == before:
             fields[name] = value[: depths[0]]
     for names, depth in zip(DEPTHS.get(str(config.get("model_type")), DEPTH), depths, strict=True):
-        given = [n for n in names if n in fields] or [names[0]]
-        fields.update(dict.fromkeys(given, depth))
+        present = [n for n in names if n in fields] or [names[0]]
+        fields.update(dict.fromkeys(present, depth))
     return fields

@@ -26,11 +26,13 @@ def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dt
     method = config.quantised
     if method is None or method.bits != 4:
         raise ValueError("a base of 8 bits cannot be traced; leave out --exact")
-    how = loading._quantisation(method, dtype, architecture)
-    quantiser = AutoHfQuantizer.from_config(how)
-    excluded = quantiser.get_modules_to_not_convert(model, how.llm_int8_skip_modules, model._keep_in_fp32_modules)
+    quantisation = loading._quantisation(method, dtype, architecture)
+    quantiser = AutoHfQuantizer.from_config(quantisation)
+    excluded = quantiser.get_modules_to_not_convert(
+        model, quantisation.llm_int8_skip_modules, model._keep_in_fp32_modules
+    )
     weights = {name: module.weight for name, module in model.named_modules() if hasattr(module, "weight")}
-    replace_with_bnb_linear(model, modules_to_not_convert=excluded, quantization_config=how)
+    replace_with_bnb_linear(model, modules_to_not_convert=excluded, quantization_config=quantisation)
     with torch.device("cpu"):  # bitsandbytes reads the table's numbers when it creates it
         bitsandbytes.functional.name2qmap.setdefault("dynamic", bitsandbytes.functional.create_dynamic_map())
     for name, replaced in model.named_modules():

@@ -141,16 +141,16 @@ class Objects:
 
         Raises: BadContent (absent, incomplete, altered, or no valid key; no file stays), ObjectStoreError.
         """
-        digest, seen = hashlib.sha256(), 0
+        digest, received = hashlib.sha256(), 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             async with asyncio.timeout(LARGE_TIMEOUT_S):
                 got = await obstore.get_async(self._reader, self._prefix + key)
                 with path.open("wb") as file:
                     async for piece in got.stream(min_chunk_size=CHUNK):
-                        seen += len(piece)
+                        received += len(piece)
                         self.received_bytes += len(piece)
-                        if seen > size:
+                        if received > size:
                             break
                         await asyncio.to_thread(digest.update, piece)
                         file.write(piece)
@@ -165,23 +165,23 @@ class Objects:
         except ValueError:  # from obstore and the file system: an empty segment, a control character
             raise BadContent(f"{key!r} can be no object's key") from None
         self._answered()
-        if seen != size or digest.hexdigest() != sha256:
+        if received != size or digest.hexdigest() != sha256:
             path.unlink()
             raise BadContent(f"{key} is not the {size} bytes with sha256 {sha256[:12]}... that were promised")
 
     async def keys(self, prefix: str) -> list[str]:
         """Return every key below `prefix` (which ends in `/`), sorted. Raises: ObjectStoreError."""
-        found: list[str] = []
+        keys: list[str] = []
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
                 async for batch in obstore.list(self._reader, self._prefix + prefix):
-                    found += [meta["path"].removeprefix(self._prefix) for meta in batch]
+                    keys += [meta["path"].removeprefix(self._prefix) for meta in batch]
         except FileNotFoundError:
             return []
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot list {prefix}: {_line(e)}") from None
         self._answered()
-        return sorted(found)
+        return sorted(keys)
 
     async def delete(self, key: str) -> None:
         """Delete an object; an absent object is no error. Raises: ObjectStoreError."""

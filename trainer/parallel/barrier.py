@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def long_barrier(what: str) -> Iterator[None]:
+def long_barrier(purpose: str) -> Iterator[None]:
     """Let each process do its work in the block, then wait for the others.
 
     All processes must enter it.
@@ -38,7 +38,7 @@ def long_barrier(what: str) -> Iterator[None]:
         yield
         return
     store, rank, over = distributed_c10d._get_default_store(), distributed.get_rank(), threading.Event()
-    place = f"{what}-{next(_numbers)}"
+    place = f"{purpose}-{next(_numbers)}"
     beats = threading.Thread(target=_beat, args=(store, f"{place}/alive/{rank}", over), daemon=True)
     beats.start()
     try:
@@ -52,7 +52,7 @@ def long_barrier(what: str) -> Iterator[None]:
         beats.join()
     store.set(f"{place}/done/{rank}", "")
     for other in range(distributed.get_world_size()):
-        _await(store, place, what, other)
+        _await(store, place, purpose, other)
 
 
 def _beat(store: Any, key: str, over: threading.Event) -> None:
@@ -62,7 +62,7 @@ def _beat(store: Any, key: str, over: threading.Event) -> None:
             over.wait(BEAT_S)
 
 
-def _await(store: Any, place: str, what: str, rank: int) -> None:
+def _await(store: Any, place: str, purpose: str, rank: int) -> None:
     """Wait until the process is done, as long as it sends heartbeats."""
     began = last_beat_at = time.monotonic()
     beats = 0
@@ -71,10 +71,10 @@ def _await(store: Any, place: str, what: str, rank: int) -> None:
         if count != beats:
             beats, last_beat_at = count, now
         if store.check([f"{place}/failed/{rank}"]):
-            raise distributed.DistStoreError(f"process {rank} failed while preparing its {what}")
+            raise distributed.DistStoreError(f"process {rank} failed while preparing its {purpose}")
         if now - last_beat_at > SILENT_S or now - began > PATIENCE_S:
             message = (
-                f"process {rank}, which prepares its {what}, sent its last heartbeat {now - last_beat_at:.0f} s ago"
+                f"process {rank}, which prepares its {purpose}, sent its last heartbeat {now - last_beat_at:.0f} s ago"
             )
             raise distributed.DistStoreError(f"{message}; the others have waited for {now - began:.0f} s")
         time.sleep(LOOK_S)

@@ -39,7 +39,7 @@ Python after a collective: a deadlock, and the process never ends.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "Connection refused")
 
 
-def join(how: Parallelism, *, cpu: bool) -> None:
+def join(parallelism: Parallelism, *, cpu: bool) -> None:
     """Join the other processes of the launcher, if there are any.
 
     Raise DistError if they do not come.
@@ -52,7 +52,7 @@ def join(how: Parallelism, *, cpu: bool) -> None:
     store.set(f"here/{rank}", "")
     store.wait([f"here/{other}" for other in range(world)], JOIN)
     store.set_timeout(TIMEOUT)
-    on_gpus = "cpu:gloo,cuda:nccl" if how.offload else "nccl"
+    on_gpus = "cpu:gloo,cuda:nccl" if parallelism.offload else "nccl"
     backend = "gloo" if cpu else on_gpus
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
 
@@ -256,8 +256,8 @@ def division(tensor: torch.Tensor) -> Any:
 
 def load_model(parameters: Mapping[str, torch.Tensor], stored: StoredSnapshot) -> None:
     """Restore this process's part of the weights. Raise ValueError for other names or shapes."""
-    if gone := set(parameters) ^ set(stored.names("model")):
-        raise ValueError(f"{sorted(gone)[0]} is trained in only one of the two")
+    if difference := set(parameters) ^ set(stored.names("model")):
+        raise ValueError(f"{sorted(difference)[0]} is trained in only one of the two")
     for name, parameter in parameters.items():
         if stored.shape("model", name) != tuple(parameter.shape):
             raise ValueError(f"{name} has the shape {stored.shape('model', name)}, here {tuple(parameter.shape)}")

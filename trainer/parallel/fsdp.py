@@ -48,36 +48,39 @@ class FullyShardedParallel(DataParallel):
 
     divided = True
 
-    def __init__(self, accelerator: Accelerator, how: Parallelism, precision: str) -> None:
+    def __init__(self, accelerator: Accelerator, parallelism: Parallelism, precision: str) -> None:
         super().__init__(accelerator)
-        self._how, self._type = how, PRECISIONS.get(precision)
-        self.alike = how.tensor * how.context
+        self._parallelism, self._type = parallelism, PRECISIONS.get(precision)
+        self.alike = parallelism.tensor * parallelism.context
         if self.world % self.alike:
             raise UserFault(
                 f"world.parallelism: tensor x context, {self.alike}, does not divide the {self.world} processes"
             )
-        shard = how.shard or self.groups
+        shard = parallelism.shard or self.groups
         if self.groups % shard:
             raise UserFault(f"world.parallelism.shard: {shard} does not divide {self.groups} processes")
         if shard == 1 < self.groups:
             raise UserFault("world.parallelism.shard: 1 shards no model; set kind to ddp, or shard to more")
         self._owners = shard * self.alike
         """Number of processes that hold one copy together."""
-        several = {"tensor": how.tensor, "context": how.context}
-        self.name = f"fsdp over {shard}{', in host memory' if how.offload else ''}"
+        several = {"tensor": parallelism.tensor, "context": parallelism.context}
+        self.name = f"fsdp over {shard}{', in host memory' if parallelism.offload else ''}"
         self.name += "".join(f", {name} over {count}" for name, count in several.items() if count > 1)
         mesh = ParallelismConfig(
-            dp_replicate_size=self.world // self._owners, dp_shard_size=shard, cp_size=how.context, tp_size=how.tensor
+            dp_replicate_size=self.world // self._owners,
+            dp_shard_size=shard,
+            cp_size=parallelism.context,
+            tp_size=parallelism.tensor,
         ).build_device_mesh(accelerator.device.type)
         copied = ("dp_replicate",) if self.world > self._owners else ()
-        self._mesh: DeviceMesh | None = mesh[(*copied, "dp_shard_cp")] if shard * how.context > 1 else None
-        self._layers: DeviceMesh | None = mesh["tp"] if how.tensor > 1 else None
-        self._context = ContextParallel(mesh["cp"]) if how.context > 1 else None
-        self._nonce = _told(secrets.token_hex(4))
+        self._mesh: DeviceMesh | None = mesh[(*copied, "dp_shard_cp")] if shard * parallelism.context > 1 else None
+        self._layers: DeviceMesh | None = mesh["tp"] if parallelism.tensor > 1 else None
+        self._context = ContextParallel(mesh["cp"]) if parallelism.context > 1 else None
+        self._nonce = _from_first_process(secrets.token_hex(4))
 
     @property
     def averaged(self) -> int:
-        return self.world // self._how.tensor
+        return self.world // self._parallelism.tensor
 
     def validate(self, config: TrainConfig) -> None:
         if config.quantised is not None:
@@ -86,7 +89,7 @@ class FullyShardedParallel(DataParallel):
             raise UserFault(f"world.parallelism.context: only for causal_lm, this is {config.task}; set it to 1")
         if self._layers is None:
             return
-        if self._mesh is None and self._how.offload:
+        if self._mesh is None and self._parallelism.offload:
             raise UserFault("world.parallelism.offload: only shards are kept in host memory, and tensor makes none")
         if self._type is torch.float16:
             raise UserFault(
@@ -117,7 +120,9 @@ class FullyShardedParallel(DataParallel):
 
     def _share_out(self, bare: Any, mesh: DeviceMesh) -> None:
         policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
-        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._how.offload else OffloadPolicy()
+        offload = (
+            CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._parallelism.offload else OffloadPolicy()
+        )
         for layer in layers(bare):
             fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload)
         fully_shard(bare, mesh=mesh, mp_policy=policy, offload_policy=offload)
@@ -141,7 +146,7 @@ class FullyShardedParallel(DataParallel):
         return contextlib.nullcontext()
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        return super().total(value) / self._how.tensor
+        return super().total(value) / self._parallelism.tensor
 
     def shard_sequence(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return batch if self._context is None else self._context.shard_sequence(batch)
@@ -164,8 +169,10 @@ class FullyShardedParallel(DataParallel):
             return self.rank == 0
         mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
         assert place is not None
-        first: bool = all(at == 0 for at, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
-        return first and (self.rank % self._how.tensor == 0 or "tp" in (mesh.mesh_dim_names or ()))
+        first: bool = all(
+            at == 0 for at, placement in zip(place, tensor.placements, strict=True) if placement.is_replicate()
+        )
+        return first and (self.rank % self._parallelism.tensor == 0 or "tp" in (mesh.mesh_dim_names or ()))
 
     def writer(self) -> SnapshotWriter | None:
         if self.rank >= self._owners:
@@ -202,15 +209,15 @@ class FullyShardedParallel(DataParallel):
                 module.reshard()
 
 
-def of(how: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
+def of(parallelism: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
     """Return the plan's arrangement. A single process holds everything, and says so. Raise UserFault."""
-    if how.kind == "ddp":
+    if parallelism.kind == "ddp":
         return DataParallel(accelerator)
     if accelerator.num_processes == 1:
-        asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(how, name)) > 1]
+        asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(parallelism, name)) > 1]
         accelerations.notice(f"{' and '.join(asked) or 'fsdp'}: a single process trains here, so nothing is sharded")
         return DataParallel(accelerator)
-    return FullyShardedParallel(accelerator, how, precision)
+    return FullyShardedParallel(accelerator, parallelism, precision)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -235,7 +242,7 @@ def _fill(model: torch.nn.Module) -> None:
                 module._buffers[name] = known.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
 
 
-def _told(value: str) -> str:
+def _from_first_process(value: str) -> str:
     """Return the first process's value."""
     box = [value]
     distributed.broadcast_object_list(box, 0)

@@ -44,10 +44,10 @@ def _planned(bare: Any, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
 
 
 def _apply(module: Any, style: str, mesh: DeviceMesh) -> None:
-    how = ALL_PARALLEL_STYLES[style]
+    style_class = ALL_PARALLEL_STYLES[style]
     for name, _ in list(module.named_parameters(recurse=False)):
-        how.shard_param(module, name, mesh)
-    how.install_forward(module, mesh)
+        style_class.shard_param(module, name, mesh)
+    style_class.install_forward(module, mesh)
 
 
 def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:

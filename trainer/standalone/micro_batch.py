@@ -37,24 +37,24 @@ def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = tra
         return train, ""
     most = math.ceil(train.rows_a_step / processes)
     try:
-        one, two = (_peak(train, rows, processes, trace) for rows in (1, 2))
+        peak_1, peak_2 = (_peak(train, rows, processes, trace) for rows in (1, 2))
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as e:
         why = "is not traced" if isinstance(e, ValueError) else f"cannot be traced ({type(e).__name__})"
         return train, f"micro_batch auto: {train.rows_at_once}, since the memory of such a job {why}"
-    rows = fitting(one, two, memory=memory, most=most, batch=train.rows_a_step)
-    peak = (one + (rows - 1) * (two - one) + CONTEXT) / GIB
-    told = f"micro_batch auto: {rows}, by the tracer {peak:.1f} GiB of the GPU's {memory / GIB:.1f}"
-    return train.model_copy(update={"micro_batch": rows}), told
+    rows = fitting(peak_1, peak_2, memory=memory, most=most, batch=train.rows_a_step)
+    peak = (peak_1 + (rows - 1) * (peak_2 - peak_1) + CONTEXT) / GIB
+    message = f"micro_batch auto: {rows}, by the tracer {peak:.1f} GiB of the GPU's {memory / GIB:.1f}"
+    return train.model_copy(update={"micro_batch": rows}), message
 
 
-def fitting(one: int, two: int, *, memory: int, most: int, batch: int) -> int:
+def fitting(peak_1: int, peak_2: int, *, memory: int, most: int, batch: int) -> int:
     """Return the largest divisor of the batch up to `most` that fits; 1 if none fits.
 
-    `one`, `two`: peak bytes of one and two rows.
+    `peak_1`, `peak_2`: peak bytes of one and two rows.
     """
-    room = memory * SHARE - CONTEXT
+    budget = memory * SHARE - CONTEXT
     sizes = [rows for rows in range(most, 0, -1) if batch % rows == 0]
-    return next((rows for rows in sizes if one + (rows - 1) * (two - one) <= room), 1)
+    return next((rows for rows in sizes if peak_1 + (rows - 1) * (peak_2 - peak_1) <= budget), 1)
 
 
 def _peak(train: TrainConfig, rows: int, processes: int, trace: Trace) -> int:

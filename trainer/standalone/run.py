@@ -41,7 +41,7 @@ class OutputDiskFull(Exception):
 
 
 @contextlib.contextmanager
-def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
+def _checking_disk(purpose: str, folder: Path, wanted: int) -> Iterator[None]:
     """Raise OutputDiskFull instead of errors that report that the disk of `folder` cannot hold `wanted` bytes."""
     try:
         yield
@@ -49,7 +49,8 @@ def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
         if not disk_space.is_full(e):
             raise
         raise OutputDiskFull(
-            f"{what} could not be written: {disk_space.disk_full_message(folder, wanted)}; start again then, it goes on"
+            f"{purpose} could not be written: {disk_space.disk_full_message(folder, wanted)}; "
+            "start again then, and the run resumes"
         ) from e
 
 
@@ -69,7 +70,7 @@ def main(
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
-        how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
+        parallelism = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
     except ValidationError as e:
         print(f"--{': '.join(first_problem(e, Parallelism, several))}", file=sys.stderr)
         return ExitCode.USER_ERROR
@@ -77,9 +78,9 @@ def main(
         train, saving = read_config(config), read_saving(config, save_every_s)
         if wrong := remote_code.unpermitted(train, given=trusted):
             raise BadConfig(wrong)
-        given = _secrets(train)
+        secrets = _secrets(train)
         with holding(output):
-            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how, given))
+            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), parallelism, secrets))
     except BadOutput as e:
         print(e, file=sys.stderr)
         return ExitCode.USER_ERROR
@@ -107,7 +108,12 @@ def _secrets(train: TrainConfig) -> dict[str, str]:
 
 
 async def _run(
-    train: TrainConfig, saving: CheckpointConfig, beside: Path, output: Path, how: Parallelism, given: dict[str, str]
+    train: TrainConfig,
+    saving: CheckpointConfig,
+    beside: Path,
+    output: Path,
+    parallelism: Parallelism,
+    secrets: dict[str, str],
 ) -> Outcome:
     store = output / STORE
     objects = Objects(connect(store.as_uri(), {}), ME)
@@ -121,7 +127,7 @@ async def _run(
     origin = Origin(job=ME, attempt=attempt, kind="train")
     await _tidy(objects, origin, saving, train, data)  # a start that was killed did not do it
     train = await _batched(began, train, store / ME / data.key, data)
-    train = await _sized(train, how)
+    train = await _sized(train, parallelism)
     spec = AttemptSpec(
         installation=ME,
         job=ME,
@@ -132,12 +138,12 @@ async def _run(
         data=data,
         checkpoint=saving,
         resume_from=await _candidates(objects),
-        world=World(gpus_per_node=gpus(), parallelism=how),
+        world=World(gpus_per_node=gpus(), parallelism=parallelism),
         limits=Limits(deadman_s=0),
     )
     await objects.create(object_keys.spec(attempt), spec.model_dump_json().encode())
     env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
-    outcome = await Agent(env, echo=print, folder=output, secrets=given).run()
+    outcome = await Agent(env, echo=print, folder=output, secrets=secrets).run()
     if outcome is Outcome.COMPLETED:
         _publish(store / ME, (await protocol.own(objects, origin))[0], output)
     await _tidy(objects, origin, saving, train, data)
@@ -150,14 +156,14 @@ async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, s
     """Commit the previous run's checkpoint that its store could not hold. Raises: OutputDiskFull, ObjectStoreError."""
     if before and (snapshot := pending_checkpoint.pending_snapshot(RunFolder(root=work / "run"))) is not None:
         origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
-        with _with_room(pending_checkpoint.named(snapshot), store, disk_space.of_tree(snapshot)):
+        with _checking_disk(pending_checkpoint.named(snapshot), store, disk_space.of_tree(snapshot)):
             await pending_checkpoint.commit_pending(objects, origin, snapshot)
 
 
 async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[str]) -> AttemptSpec | None:
     """Return the spec of the start that left the newest checkpoint, or of the first start. Raises: BadOutput."""
-    made = [object_keys.spec(key.split("/")[2]) for key in candidates[:1]]
-    key = (made or [*before, ""])[0]
+    spec_keys = [object_keys.spec(key.split("/")[2]) for key in candidates[:1]]
+    key = (spec_keys or [*before, ""])[0]
     text = await objects.read(key) if before else None
     try:
         return AttemptSpec.model_validate_json(text) if text else None
@@ -176,29 +182,29 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
         print(f"global_batch auto: {began.train.global_batch}, as before")
         return train.model_copy(update={"global_batch": began.train.global_batch})
     rows = await asyncio.to_thread(lambda: sum(1 for _ in each_row(path, data.format, train.data.path)))
-    found, told = batch_defaults.settled(train, rows)
-    print(told)
-    return found
+    batch, message = batch_defaults.settled(train, rows)
+    print(message)
+    return batch
 
 
-async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
+async def _sized(train: TrainConfig, parallelism: Parallelism) -> TrainConfig:
     """Return the configuration with a micro-batch that fits the GPUs; a CPU gains nothing from more."""
     processes = gpus()
-    memory = load.memory_bytes() if processes and how == Parallelism() else None
+    memory = load.memory_bytes() if processes and parallelism == Parallelism() else None
     if memory is None:
         return train
-    found, told = await asyncio.to_thread(micro_batch.sized, train, memory=memory, processes=processes)
-    if told:
-        print(told)
-    return found
+    sized, message = await asyncio.to_thread(micro_batch.sized, train, memory=memory, processes=processes)
+    if message:
+        print(message)
+    return sized
 
 
 async def _run_name(objects: Objects) -> str:
     """Return the name of the run, the same for each resume in this folder."""
     await objects.create("run", f"{ME}-{secrets.token_hex(6)}".encode())
-    found = await objects.read("run")
-    assert found is not None
-    return found.decode()
+    mark = await objects.read("run")
+    assert mark is not None
+    return mark.decode()
 
 
 async def _put_data(
@@ -210,16 +216,16 @@ async def _put_data(
 
     Raises: BadConfig, DataError, OSError, OutputDiskFull.
     """
-    with places.readable(train.data, beside) as found:
-        sha256 = digest(found.path)
+    with places.readable(train.data, beside) as readable:
+        sha256 = digest(readable.path)
         key = object_keys.job_data(ME, sha256)
-        data = DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
+        data = DataFile(key=key, sha256=sha256, bytes=readable.path.stat().st_size, format=readable.format)
         if resumed is not None and (wrong := resume_check.changed(resumed, data, train)):
             raise BadConfig(wrong)
         if key not in await objects.keys(object_keys.JOB_DATA):
-            with _with_room("the copy of the data", store, found.path.stat().st_size):
-                await objects.upload(key, found.path)
-            if digest(found.path) != sha256:
+            with _checking_disk("the copy of the data", store, readable.path.stat().st_size):
+                await objects.upload(key, readable.path)
+            if digest(readable.path) != sha256:
                 await objects.delete(key)
                 raise DataError(f"data.path: {train.data.path} was changed while it was read; start again")
         return data
@@ -249,7 +255,7 @@ def _publish(store: Path, manifest: str, output: Path) -> None:
     folder = store / object_keys.files_prefix(manifest)
     sources = [folder / name for name in RESULTS if (folder / name).exists()]
     wanted = sum(disk_space.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
-    with _with_room("the results", output, wanted):
+    with _checking_disk("the results", output, wanted):
         for source in sources:
             if source.is_dir():
                 shutil.copytree(source, output / source.name, dirs_exist_ok=True)

@@ -47,7 +47,7 @@ class Transport:
     def url(self) -> str:
         return self._at.url.rstrip("/")
 
-    def _how(self) -> dict[str, Any]:
+    def _request_options(self) -> dict[str, Any]:
         """Return the arguments of every request. Raises DaemonUnreachable."""
         headers = {"Authorization": f"Bearer {self._at.token}"} if self._at.token else {}
         if not self._at.certificate:
@@ -62,10 +62,10 @@ class Transport:
         """Send a request once. Raises ApiError; DaemonUnreachable also if the answer breaks off."""
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
-        how = self._how()
-        how["headers"] |= request.pop("headers", {})
+        options = self._request_options()
+        options["headers"] |= request.pop("headers", {})
         try:
-            async with self._session.request(method, self.url + path, **how, **request) as response:
+            async with self._session.request(method, self.url + path, **options, **request) as response:
                 if response.status >= 400:
                     raise ApiError(await _problem(response))
                 yield response
@@ -77,9 +77,9 @@ class Transport:
         """Open a WebSocket. Raises ApiError for a refusal, DaemonUnreachable if the daemon disconnects."""
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
-        how = self._how()
+        options = self._request_options()
         try:
-            async with self._session.ws_connect(self.url + path, heartbeat=20.0, **how, **request) as opened:
+            async with self._session.ws_connect(self.url + path, heartbeat=20.0, **options, **request) as opened:
                 yield opened
         except aiohttp.WSServerHandshakeError as e:
             # The handshake's error lacks the body with the reason, so send the same request without an upgrade.

@@ -74,8 +74,8 @@ class WebhookNotifier:
         known = {"url"}
         faults = [
             Problem(field=f"{part}.{name}", message="a webhook has no such setting; leave it out")
-            for part, given, names in (("config", config, ()), ("secrets", secrets, known))
-            for name in given
+            for part, values, names in (("config", config, ()), ("secrets", secrets, known))
+            for name in values
             if name not in names
         ]
         url = secrets.get("url", "")
