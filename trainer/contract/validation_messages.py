@@ -22,7 +22,7 @@ NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 
 
 def error_messages(error: ValidationError, model: type[BaseModel], document: Any) -> dict[str, str]:
-    """Return error messages by place; the empty place is the whole document. `document` is the input as plain objects."""
+    """Return error messages by place; the empty place is the whole document. `document`: the input as plain objects."""
     merged: dict[str, list[str]] = {}
     for detail in _without_follow_ups(error.errors(include_url=False)):
         path = _path(detail, document)

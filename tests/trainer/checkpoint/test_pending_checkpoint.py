@@ -72,7 +72,7 @@ def test_what_a_full_store_did_not_take_is_gone_on_from(place: Path) -> None:
     code, word = Run(place, full=True).end(asked=False)
     assert code == ExitCode.INFRASTRUCTURE
     assert f"the checkpoint of step {step}, which stays in {stays}, could not be written: about " in word
-    assert word.endswith("; start again then, it goes on")
+    assert word.endswith("; start again then, and the run resumes")
     assert stays.exists()
 
     last = Run(place)

@@ -125,7 +125,7 @@ def test_where_a_copy_has_no_room_the_line_says_how_much_it_wants(tmp_path: Path
     code, said = alone("trainer", "--config", str(config), "--output", str(output))
     assert code == ExitCode.INFRASTRUCTURE
     assert said.startswith(f"{output}: the copy of the data could not be written: about 78.0 kB are wanted, ")
-    assert said.endswith(f"{limit}; start again then, it goes on")
+    assert said.endswith(f"{limit}; start again then, and the run resumes")
 
 
 def test_results_that_do_not_fit_beside_their_checkpoint_are_named(tmp_path: Path) -> None:
