@@ -5,6 +5,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+# SkyPilot's own environment: `sys.prefix` of the daemon's, and `-skypilot`, as providers/skypilot/environment.py looks for it.
+SKY       := .venv-skypilot
+SKY_STAMP := $(SKY)/.installed
+EXTRAS    := trainer trackers fp8 aws plots dev
 PROTO  := broker/api/proto
 MODEL  := .demo/models/smollm2-135m-instruct
 CODE   := $(wildcard broker providers trainer examples benchmarks)
@@ -21,15 +25,22 @@ COVERED := $(PURE:%=--cov=broker.%) --cov-branch --cov-report=term-missing:skip-
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation docs lint fix proto proto-baseline model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation docs lint licences fix proto proto-baseline model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-venv: $(STAMP) ## make .venv with everything that the tests and benchmarks need
+venv: $(STAMP) $(SKY_STAMP) ## make .venv with everything that the tests and benchmarks need, and .venv-skypilot
 
+comma := ,
+space := $() $()
 $(STAMP): pyproject.toml constraints.txt .ci/install.py
-	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,trackers,fp8,clouds,plots,dev]'
+	$(PYTHON) .ci/install.py -c constraints.txt -e '.[$(subst $(space),$(comma),$(EXTRAS))]'
+	@touch $@
+
+$(SKY_STAMP): constraints-skypilot.txt $(wildcard providers/skypilot/plugin/*) .ci/install.py | $(STAMP)
+	UV_COMPILE_BYTECODE=1 $(PYTHON) .ci/install.py --venv $(SKY) --require-hashes --no-deps -r constraints-skypilot.txt
+	$(BIN)/python -m providers.skypilot.environment $(SKY)/bin/python
 	@touch $@
 
 $(BIN)/uv:
@@ -70,7 +81,7 @@ mutation: venv ## change the rules one place at a time, and count the changes th
 docs: venv ## build the documentation into site/, and fail on a broken link or anchor
 	$(BIN)/zensical build --clean --strict
 
-lint: docs ## ruff, mypy --strict, import contracts, prose, SQL migrations, container files, the gRPC contract, the docs
+lint: docs licences ## ruff, mypy --strict, import contracts, prose, licences, SQL migrations, container files, the gRPC contract, the docs
 	$(BIN)/ruff check $(ALL)
 	$(BIN)/ruff format --check $(ALL)
 	$(BIN)/mypy $(CODE)
@@ -82,6 +93,9 @@ lint: docs ## ruff, mypy --strict, import contracts, prose, SQL migrations, cont
 	$(BIN)/buf lint $(PROTO)
 	$(BIN)/buf format --diff --exit-code $(PROTO)
 	$(BIN)/buf breaking $(PROTO) --against $(PROTO)/baseline.binpb
+
+licences: venv ## no AGPL or GPL in what is installed with gpubroker, the trainer or SkyPilot
+	$(BIN)/python .ci/licences.py
 
 fix: venv ## let ruff mend and format what it can
 	$(BIN)/ruff check --fix $(ALL)
@@ -97,9 +111,10 @@ proto-baseline: venv ## make the current gRPC contract the baseline that `make l
 # Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
 COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \
 	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
-constraints: | $(BIN)/uv ## resolve constraints.txt and constraints-trainer.txt again
-	$(COMPILE) --upgrade pyproject.toml --all-extras -o constraints.txt
+constraints: | $(BIN)/uv ## resolve constraints.txt, constraints-trainer.txt and constraints-skypilot.txt again
+	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) -o constraints.txt
 	$(BIN)/python deploy/trainer_requirements.py trackers fp8 | $(COMPILE) --upgrade - -o constraints-trainer.txt
+	sed -n 's/^clouds = \["\(.*\)"\]$$/\1/p' pyproject.toml | $(COMPILE) --upgrade --generate-hashes - -o constraints-skypilot.txt
 
 image: ## build the trainer's image; with IMAGE=registry/name push it and print the line for gpubroker.yaml
 	deploy/image.sh $(IMAGE)
@@ -107,6 +122,6 @@ image: ## build the trainer's image; with IMAGE=registry/name push it and print 
 container-test: venv ## build the trainer's image on this machine and train in it; root, buildah and debootstrap
 	$(BIN)/python -m tests.container
 
-clean: ## remove .venv, .demo and every cache
-	rm -rf .venv .demo site .cache mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
+clean: ## remove .venv, .venv-skypilot, .demo and every cache
+	rm -rf .venv $(SKY) .demo site .cache mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
 	find $(ALL) -name __pycache__ -type d -prune -exec rm -rf {} +

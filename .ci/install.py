@@ -1,6 +1,8 @@
-"""Make `.venv` if it is missing and install into it: `python3 .ci/install.py PIP_INSTALL_ARGUMENTS...`
+"""Make a virtual environment if it is missing and install into it.
 
-Installs with uv, which is about ten times faster, under pip's own settings (uv does not read them);
+    python3 .ci/install.py [--venv FOLDER] PIP_INSTALL_ARGUMENTS...     # FOLDER: .venv by default
+
+Installs with the uv of `.venv`, which is about ten times faster, under pip's own settings (uv does not read them);
 where uv is not to be had or fails, pip does the same installation. Needs nothing but Python and its venv module.
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 
 VENV = Path(".venv")
 PYTHON = VENV / "bin" / "python"
+UV = VENV / "bin" / "uv"
 # pip setting -> what uv calls it
 SETTINGS = {
     "find-links": "UV_FIND_LINKS",
@@ -23,14 +26,14 @@ SETTINGS = {
 }
 
 
-def create_venv() -> None:
+def create_venv(venv: Path) -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could refuse
         sys.exit(f"gpubroker needs Python 3.11 or newer, this is {sys.version.split()[0]}: make venv PYTHON=python3.11")
-    if (VENV / "bin" / "pip").exists():
+    if (venv / "bin" / "pip").exists():
         return
-    print(f"creating {VENV} with Python {sys.version.split()[0]}", flush=True)
-    if subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)]).returncode != 0:
-        sys.exit("could not create .venv: on Debian and Ubuntu run `sudo apt-get install -y make python3-venv` first")
+    print(f"creating {venv} with Python {sys.version.split()[0]}", flush=True)
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)]).returncode != 0:
+        sys.exit(f"could not create {venv}: on Debian and Ubuntu run `sudo apt-get install -y make python3-venv` first")
 
 
 def pip_settings() -> dict[str, str]:
@@ -54,19 +57,23 @@ def uv_environment(settings: dict[str, str]) -> dict[str, str]:
     return {key: value for key, value in env.items() if value} | os.environ
 
 
-def install(arguments: list[str]) -> None:
-    uv = VENV / "bin" / "uv"
-    if not uv.exists():
+def install(venv: Path, arguments: list[str]) -> None:
+    python = venv / "bin" / "python"
+    if venv == VENV and not UV.exists():
         subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv>=0.7"])
-    if uv.exists():
-        command = [uv, "pip", "install", "--python", PYTHON, *arguments]
+    if UV.exists():
+        command = [UV, "pip", "install", "--python", python, *arguments]
         if subprocess.run(command, env=uv_environment(pip_settings())).returncode == 0:
             return
         print("uv could not install; trying pip", flush=True)
-    command = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *arguments]
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", *arguments]
     raise SystemExit(subprocess.run(command).returncode)
 
 
 if __name__ == "__main__":
-    create_venv()
-    install(sys.argv[1:])
+    words = sys.argv[1:]
+    target = VENV
+    if words[:1] == ["--venv"]:
+        target, words = Path(words[1]), words[2:]
+    create_venv(target)
+    install(target, words)

@@ -18,7 +18,8 @@ from providers.common.machine_task import task_of
 from providers.common.market_rules import OfferFilter
 from providers.registry import CLOUD_CLASSES, ProvidersConfig
 from providers.skypilot.api_client import SkyApi
-from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.launcher import SkyLauncher
 from providers.skypilot.server import user_of
 from tests.clouds.scenarios.scene import IMAGE, Scene
 

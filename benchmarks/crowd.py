@@ -21,7 +21,7 @@ import psutil
 
 from broker.api.schemas.jobs import JobDetail
 from broker.domain.job import RESTING_JOB_STATES
-from providers.skypilot.shared import LAUNCHING
+from providers.skypilot.plugin.shared import LAUNCHING
 from tests.clouds.scenarios.scene import Scene
 
 MIB = 1024**2

@@ -29,7 +29,8 @@ from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider
 from providers.common.gpu_names import accelerator
 from providers.registry import CLOUD_CLASSES, ProvidersConfig
-from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.launcher import SkyLauncher
 
 INSTALLATION = Installation("bnch")
 MIB = 1024**2

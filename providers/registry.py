@@ -3,16 +3,15 @@
 A new cloud needs a package below `providers`, a field of `ProvidersConfig` and a row of `CLOUD_CLASSES`.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
-from broker.domain.errors import Rejected
+from broker.domain.errors import InvalidInput, Problem, Rejected
 from broker.domain.ids import Installation
 from broker.ports import Blobs, Clock, Provider
 from providers.aws.provider import AwsCloud, AwsConfig
@@ -27,7 +26,9 @@ from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.provider import SimulatedProvider
 from providers.simulated.virtual_backend import VirtualBackend
-from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.environment import problem
+from providers.skypilot.launcher import SkyLauncher
 from providers.vast.provider import VastCloud, VastConfig
 from trainer.contract.base import Config
 
@@ -60,17 +61,22 @@ class ProvidersConfig(Config):
     sky: SkyConfig = SkyConfig()
     """Settings of SkyPilot, which launches the machines of all rented clouds."""
 
-    @model_validator(mode="after")
-    def _skypilot_is_there(self) -> "ProvidersConfig":
-        for cloud in self.rented():
-            if importlib.util.find_spec("sky") is None:
-                raise ValueError(f"{cloud} is bought through SkyPilot: pip install 'gpubroker[clouds]', or remove it")
-        return self
-
     def rented(self) -> dict[str, Any]:
         """Return the configuration of each rented cloud that is used, by name."""
         sections = {"runpod": self.runpod, "vast": self.vast, "lambda": self.lambda_, "aws": self.aws}
         return {name: section for name, section in sections.items() if section is not None}
+
+
+def check_skypilot(config: ProvidersConfig, state: Path) -> None:
+    """Check that machines of the rented clouds can be launched. Raises InvalidInput.
+
+    `state`: as for `build`. A team's server (`providers.sky.url`) has an environment of its own.
+    """
+    if config.rented() and config.sky.url is None:
+        missing = problem(config.sky.interpreter(state))
+        if missing is not None:
+            clouds = ", ".join(config.rented())
+            raise InvalidInput(Problem(field="providers", message=f"{clouds}: {missing}, or remove the section"))
 
 
 def build(

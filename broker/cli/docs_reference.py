@@ -53,7 +53,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "Money and policies": ("budget", "policy", "spend", "reconcile"),
     "Teams, tokens and secrets": ("login", "team", "token", "secret", "audit"),
     "Channels and Slack": ("channel", "notify", "slack"),
-    "Run the daemon": ("serve", "doctor", "sweep", "launcher", "blobs", "key"),
+    "Run the daemon": ("serve", "doctor", "sweep", "clouds", "launcher", "blobs", "key"),
 }
 EXIT_HEAD = f"""\
 # Exit codes

@@ -15,7 +15,7 @@ from broker.cli.core.exit_codes import MEANINGS
 from broker.cli.core.usage_errors import Root
 from broker.cli.jobs import jobs, ssh, submit
 from broker.cli.jobs.delete_data import rm
-from broker.cli.operator import blob_store, daemon, master_key
+from broker.cli.operator import blob_store, clouds, daemon, master_key
 from broker.cli.operator import launchers as launcher
 from broker.cli.operator.sweep import sweep
 
@@ -38,6 +38,7 @@ notify = typer.Typer(help="Test notifications.", no_args_is_help=True)
 policies = typer.Typer(help="Policies: spending limits of teams, users and the installation.", no_args_is_help=True)
 blobs = typer.Typer(help="The blob store, which holds checkpoints, results and logs.", no_args_is_help=True)
 keys = typer.Typer(help="The master key, which encrypts secrets.", no_args_is_help=True)
+rented = typer.Typer(help="Rented clouds: the environment of SkyPilot, which launches machines.", no_args_is_help=True)
 launchers = typer.Typer(help="Launchers: the processes that create machines. Report a lost one.", no_args_is_help=True)
 
 
@@ -114,6 +115,7 @@ policies.command("dry-run")(policy.dry_run)
 blobs.command("init")(daemon.blobs_init)
 blobs.command("adopt")(blob_store.adopt)
 keys.command("adopt")(master_key.adopt)
+rented.command("install")(clouds.install)
 launchers.command("ls")(launcher.ls)
 launchers.command("lost")(launcher.lost)
 slacks.command("link")(slack.link)
@@ -128,4 +130,5 @@ app.add_typer(notify, name="notify")
 app.add_typer(policies, name="policy")
 app.add_typer(blobs, name="blobs")
 app.add_typer(keys, name="key")
+app.add_typer(rented, name="clouds")
 app.add_typer(launchers, name="launcher")

@@ -60,7 +60,7 @@ from broker.runtime.token_bucket import TokenBucketRate
 from broker.store.embedded.server import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres.store import PostgresStore
-from providers.registry import build
+from providers.registry import build, check_skypilot
 from trainer.contract.documents import Limits
 
 log = logging.getLogger("gpubroker")
@@ -158,6 +158,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[DaemonComponents]:
     """Yield the components of a daemon that neither listens nor runs controllers. They are closed in reverse order."""
     make_home(config.home)
     check_blobs(folder_of(config.blobs_url), config.home)
+    check_skypilot(config.providers, config.home / "providers")
     image = image_of(config.trainer, os.environ)
     async with AsyncExitStack() as stack:
         stack.enter_context(holding(config.home))

@@ -12,7 +12,7 @@ from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.common.gpu_names import GB, accelerator
 from providers.common.market_rules import OfferFilter, bid
-from providers.skypilot.shared import COMMUNITY_ZONE
+from providers.skypilot.plugin.shared import COMMUNITY_ZONE
 
 SKY_NAMES = {
     "NVIDIA B200": "B200", "NVIDIA H200": "H200-SXM", "NVIDIA H100 80GB HBM3": "H100-SXM",

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from broker.domain.errors import OutcomeUnknown, Rejected
-from providers.skypilot.shared import PIN, PLUGIN, PLUGIN_VERSION, ROWS, SKY_VERSION, TOKEN_HEADER
+from providers.skypilot.plugin.shared import PIN, PLUGIN, PLUGIN_VERSION, ROWS, SKY_VERSION, TOKEN_HEADER
 
 REQUEST_TIMEOUT_S = 20.0
 """Default timeout of a request in seconds."""

@@ -11,7 +11,7 @@ from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, Provi
 from providers.aws.api import CLOCK
 from providers.common.machine_task import IMAGE_FIX, image_refused
 from providers.skypilot.api_client import Failure
-from providers.skypilot.shared import NOTHING_REQUESTED
+from providers.skypilot.plugin.shared import NOTHING_REQUESTED
 
 _CAPACITY = re.compile(
     r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"

@@ -12,11 +12,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any
 
 import psutil
 import yaml
-from pydantic import Field
 
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import Installation, InstanceName
@@ -24,14 +22,14 @@ from broker.domain.instance import Liveness
 from broker.runtime.private_files import private_folder
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
-from providers.skypilot import ssh as sky_ssh
 from providers.skypilot import task_status
 from providers.skypilot.api_client import Failure, SkyApi
 from providers.skypilot.catalog import SkyCatalog
+from providers.skypilot.config import SkyConfig
 from providers.skypilot.errors import error_for_failure
 from providers.skypilot.key_copies import KeyCopies, ReadKeys, possible_secrets
+from providers.skypilot.plugin import ssh as sky_ssh
 from providers.skypilot.server import SkyServer, user_of
-from trainer.contract.base import Config
 
 log = logging.getLogger(__name__)
 LAUNCH_BYTES = 400 * 1024**2
@@ -49,31 +47,12 @@ The broker repeats a destroy every second until the machine is absent, and each 
 """
 
 
-class SkyConfig(Config):
-    """Settings of SkyPilot, which launches the rented machines."""
-
-    url: str | None = None
-    """URL of a team's SkyPilot API server (0.14.1, with gpubroker's plugin). Default: the daemon starts its own."""
-    token: Annotated[str, Field(repr=False)] = ""
-    """Token of the plugin on the server at `url` (its `GPUBROKER_SKY_TOKEN`)."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Loopback port of the daemon's own server; 0 selects a free port."""
-    warm: bool = False
-    """Start that server together with the daemon: takes 0.5 GB of memory and saves about 10 s of the first launch."""
-    launches: Annotated[int, Field(ge=1)] = 4
-    """Largest number of simultaneous launches; fewer while memory is short, since each takes about 0.4 GB."""
-    launch_deadline_s: Annotated[float, Field(gt=0)] = 900.0
-    """Seconds after which a launch is cancelled; machines that it left behind are found and destroyed."""
-    env: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Additional environment variables for the daemon's own server, e.g. another endpoint of a cloud."""
-    config: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Additional SkyPilot configuration for that server, e.g. `{"aws": {"use_internal_ips": true}}`."""
-
-
 def _own_server(config: SkyConfig, installation: Installation, state: Path, env: Mapping[str, str]) -> SkyServer:
     """Return the daemon's own SkyPilot server, which is not started yet."""
-    settings, launch_s, env = config.config, config.launch_deadline_s, {**env, **config.env}
-    return SkyServer(state, installation=installation, port=config.port, env=env, config=settings, launch_s=launch_s)
+    return SkyServer(
+        state, python=config.interpreter(state.parent), installation=installation, port=config.port,
+        env={**env, **config.env}, config=config.config, launch_s=config.launch_deadline_s,
+    )  # fmt: skip
 
 
 class SkyLauncher:
@@ -90,6 +69,7 @@ class SkyLauncher:
     ) -> None:
         """Prepare the launcher without a connection.
 
+        `state`: `<home>/providers/sky`, next to which SkyPilot's environment is looked for.
         `keys`, `env`: the clouds' credentials for the daemon's own server, see `providers.common.credentials`.
         The launcher calls `keys` before each launch.
         """

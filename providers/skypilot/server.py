@@ -13,7 +13,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,8 +25,9 @@ from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import Installation
 from broker.runtime.private_files import private_folder, write_private
 from providers.skypilot.api_client import Failure, SkyApi
+from providers.skypilot.environment import identity, require_plugin
+from providers.skypilot.plugin.shared import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, SUPERVISOR, TOKEN
 from providers.skypilot.server_locks import KILL_S, ServerLocks, kill_all, mark_of
-from providers.skypilot.shared import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, TOKEN
 
 START_S = 120.0
 """Seconds after which a server that does not answer is killed, at its start and later."""
@@ -64,6 +64,7 @@ class SkyServer:
         self,
         state: Path,
         *,
+        python: Path,
         installation: Installation,
         port: int,
         env: Mapping[str, str],
@@ -72,10 +73,11 @@ class SkyServer:
     ) -> None:
         """Adopt the server of an earlier daemon if it runs. Does not start a server.
 
+        `python`: interpreter of SkyPilot's environment.
         `env`, `config` (SkyPilot's): parts of the fingerprint. The keys in the server's home are no part of it.
         `launch_s`: seconds in which a server that must be replaced may finish its launches.
         """
-        self._state, self._port, self._launch_s = state, port, launch_s
+        self._state, self._python, self._port, self._launch_s = state, python, port, launch_s
         self._user = user_of(installation)
         self._env = dict(env)
         self._config = {name: {**_CONFIG.get(name, {}), **config.get(name, {})} for name in {*_CONFIG, *config}}
@@ -183,6 +185,7 @@ class SkyServer:
             return False
 
     def _start(self) -> None:
+        require_plugin(self._python)
         server, lock = self._reserved or self._locks.new()
         self._reserved = None
         running = RunningServer(
@@ -193,7 +196,7 @@ class SkyServer:
         path = self._state / "server.log"
         with path.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "providers.skypilot.server_supervisor", str(lock), str(running.port), str(path)],
+                [str(self._python), "-m", SUPERVISOR, str(lock), str(running.port), str(path)],
                 env=env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip
@@ -211,11 +214,9 @@ class SkyServer:
 
     def _environment(self, running: RunningServer) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in (*_INHERITED, *_PROXIES) if name in os.environ}
-        packages = str(Path(__file__).parents[2])
-        return inherited | {
+        env = inherited | {
             "HOME": str(self.home),
             "SKY_RUNTIME_DIR": str(self.home),
-            "PYTHONPATH": packages,
             "SKYPILOT_API_SERVER_LOCAL_PORT": str(running.port),
             "SKYPILOT_SERVER_PLUGINS_CONFIG": str(self._state / "plugins.yaml"),
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
@@ -228,6 +229,7 @@ class SkyServer:
             TOKEN: running.token,
             **self._env,
         }
+        return env | {"PATH": f"{self._python.parent}:{env.get('PATH', os.defpath)}"}
 
     # -------------------------------------------------------------------------------------------------------- adopting
 
@@ -252,7 +254,8 @@ class SkyServer:
         The server's id is the key of the digest. Without the key the file on disk would show that two environments,
         which contain AWS's keys, are equal.
         """
-        parts = [SKY_VERSION, PLUGIN_VERSION, sys.version, json.dumps([self._env, self._config], sort_keys=True)]
+        settings = json.dumps([self._env, self._config], sort_keys=True)
+        parts = [SKY_VERSION, PLUGIN_VERSION, identity(self._python), settings]
         return hmac.new(server.encode(), "\0".join(parts).encode(), "sha256").hexdigest()
 
     # ----------------------------------------------------------------------------------------------------------- death

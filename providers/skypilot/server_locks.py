@@ -1,4 +1,4 @@
-"""Lock files that prove which SkyPilot API servers of a state folder run, and which clusters their workers act on.
+"""Lock files that prove which SkyPilot API servers of a state folder run.
 
 Each server has an id and a file of that name, on which each process of the server holds a shared flock. An exclusive
 flock thus proves that all these processes have ended, in any PID namespace; `reap` then removes the file. An id
@@ -11,15 +11,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from broker.domain.errors import OutcomeUnknown
 from broker.runtime.private_files import private_folder
-from providers.skypilot.shared import DEAD, LAUNCHING, LOCK, SERVERS
+from providers.skypilot.plugin.launch_locks import is_locked
+from providers.skypilot.plugin.shared import DEAD, LOCK, SERVERS
 
 KILL_S = 15.0
 """Seconds within which killed processes must end."""
@@ -70,7 +70,7 @@ class ServerLocks:
 
     def is_unlocked(self, server: str) -> bool:
         """Return True if no process holds a lock on the server's file."""
-        return not _is_locked(self._servers / server)
+        return not is_locked(self._servers / server)
 
     def reap(self, except_server: str) -> None:
         """Kill all processes of other servers, because they would finish launches and hold ports.
@@ -94,59 +94,6 @@ def _folder_id(state: Path) -> str:
             os.link(fresh, path)  # A link is atomic, and the first of several processes wins.
         fresh.unlink()
     return path.read_text()
-
-
-# -------------------------------------------------------------------------------------------------------------- names
-
-
-@contextmanager
-def launch_lock(state: Path, cluster: str) -> Iterator[None]:
-    """Hold a shared flock on the cluster's file while a worker acts on the cluster.
-
-    The status of a request does not show this: a request is marked as cancelled before its worker has stopped.
-    """
-    path = state / LAUNCHING / cluster
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with path.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            if os.fstat(lock.fileno()).st_nlink == 0:  # The last worker of this cluster has just removed the file.
-                continue
-            try:
-                yield
-            finally:
-                _remove_unless_locked(path, lock.fileno())
-            return
-
-
-def is_launching(state: Path, cluster: str) -> bool:
-    return _is_locked(state / LAUNCHING / cluster)
-
-
-def remove_stale_launch_files(state: Path) -> None:
-    """Remove the files of clusters whose workers were killed."""
-    for path in (state / LAUNCHING).glob("*"):
-        with path.open("rb") as lock:
-            _remove_unless_locked(path, lock.fileno())
-
-
-def _remove_unless_locked(path: Path, lock: int) -> None:
-    """Remove the file unless another worker, or a check, holds a lock on it."""
-    with suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_nlink:
-            path.unlink()
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 # ---------------------------------------------------------------------------------------------------------- processes

@@ -12,8 +12,9 @@ import psutil
 from broker.domain.ids import Installation, InstanceName
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
-from providers.skypilot.launcher import SkyConfig, SkyLauncher
-from providers.skypilot.shared import LOCK
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.launcher import SkyLauncher
+from providers.skypilot.plugin.shared import LOCK
 from tests.clouds.bake import cache_folder
 from tests.clouds.emulator import Clouds
 

@@ -31,6 +31,7 @@ from providers.aws.provider import AwsCloud, AwsConfig
 from providers.common.account_guard import Account
 from providers.common.cloud import CloudProvider
 from providers.lambda_cloud.provider import LambdaCloud, LambdaConfig
+from providers.registry import check_skypilot
 from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
@@ -364,11 +365,13 @@ async def test_a_cloud_that_hangs_keeps_the_daemon_from_nothing(
             await broker.succeeds()
 
 
-def test_a_cloud_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cloud_without_skypilots_environment(tmp_path: Path) -> None:
     """Refused before anything starts, rather than at the first purchase."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match=r"pip install 'gpubroker\[clouds\]', or remove it"):
-        DaemonConfig.load(home=tmp_path, providers={"vast": {}})
+    config = DaemonConfig.load(home=tmp_path, providers={"vast": {}, "sky": {"python": str(tmp_path / "no")}})
+    with pytest.raises(InvalidInput, match=r"vast: .* run `gpubroker clouds install`, or remove the section"):
+        check_skypilot(config.providers, tmp_path / "providers")
+    elsewhere = DaemonConfig.load(home=tmp_path, providers={"vast": {}, "sky": {"url": "http://sky.example"}})
+    check_skypilot(elsewhere.providers, tmp_path / "providers")
 
 
 @pytest.mark.parametrize("image", ["registry.example/trainer", "registry.example/trainer:latest"])

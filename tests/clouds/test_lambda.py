@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +12,7 @@ import pytest
 
 from tests.clouds.conftest import Time
 from tests.clouds.emulator import Clouds
+from tests.support.skypilot import run_in_skypilot
 
 SKYPILOT = """
 import json, os, sys, time
@@ -52,12 +50,8 @@ async def skypilot(clouds: Clouds, home: Path, *, key: str = "test-key") -> dict
     keys = home / ".lambda_cloud" / "lambda_keys"
     keys.parent.mkdir()
     keys.write_text(f"api_key = {key}\n")
-    environment = {"HOME": str(home), "PATH": os.environ["PATH"], **clouds.environment}
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", SKYPILOT], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    output = await asyncio.to_thread(run_in_skypilot, SKYPILOT, home=home, env=clouds.environment)
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 
 

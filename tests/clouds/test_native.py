@@ -1,6 +1,7 @@
 """RunPod's and Vast's native halves against the emulators: quoted, bought, read back, taken away, destroyed, billed."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from providers.runpod.provider import RunpodCloud, RunpodConfig
 from providers.vast.provider import VastCloud, VastConfig
 from tests.clouds.emulator import Clouds
 from tests.clouds.vast_market import impossible_rows, many_offers
+from tests.support.skypilot import run_in_skypilot
 
 NAME = InstanceName("gb-abcd-aaaaaaaaaaaaa")
 CLUSTER = f"{NAME}-1a2b3c4d"
@@ -84,23 +86,30 @@ async def test_runpod_is_priced_place_by_place(runpod: RunpodCloud) -> None:
     assert await runpod.check() is None
 
 
-async def test_runpod_by_skypilots_own_call(
-    clouds: Clouds, runpod: RunpodCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    utils = pytest.importorskip("sky.provision.runpod.utils")
-    common = pytest.importorskip("sky.catalog.common")
-    pandas = pytest.importorskip("pandas")
-    monkeypatch.setenv("RUNPOD_API_BASE_URL", clouds.url)
-    monkeypatch.setattr("runpod.api_key", "test-key")
+LAUNCH = """
+import json, sys
+import pandas
+import runpod
+from sky.catalog import common
+from sky.provision.runpod import utils
+
+runpod.api_key = "test-key"
+cluster, instance_type, region, zone, disk_gb, gpus, rows = json.loads(sys.argv[1])
+frame = pandas.DataFrame(rows).astype({"SpotPrice": float})
+bid = common.get_hourly_cost_impl(frame, instance_type, True, None, None) / gpus
+utils.launch(cluster, "head", instance_type, region, zone, disk_gb, "image", None, "ssh-rsa AAAA", True, bid, None)
+"""
+"""SkyPilot's launch of one machine on RunPod."""
+
+
+async def test_runpod_by_skypilots_own_call(clouds: Clouds, runpod: RunpodCloud, tmp_path: Path) -> None:
     found, _ = await offers(runpod, accelerators=("h100-sxm",), min_gpus=2)
     offer = next(o for o in found if o.spot and o.gpus == 2)
     bought = runpod.purchase(offer, BootSpec())
-    frame = pandas.DataFrame(bought.catalog["runpod/vms.csv"]).astype({"SpotPrice": float})
-    bid = common.get_hourly_cost_impl(frame, bought.instance_type, True, None, None) / offer.gpus
-    await asyncio.to_thread(
-        utils.launch, CLUSTER, "head", bought.instance_type, bought.region, bought.zone, bought.disk_gb,
-        "image", None, "ssh-rsa AAAA", True, bid, None,
-    )  # fmt: skip
+    rows = list(map(dict, bought.catalog["runpod/vms.csv"]))
+    launch = [CLUSTER, bought.instance_type, bought.region, bought.zone, bought.disk_gb, offer.gpus, rows]
+    env = {"RUNPOD_API_BASE_URL": clouds.url}
+    await asyncio.to_thread(run_in_skypilot, LAUNCH, json.dumps(launch), home=tmp_path, env=env)
     machine = await seen(runpod, InstanceState.RUNNING)
     assert machine.handle.name == NAME
     assert mismatch_message(offer, (machine,)) is None

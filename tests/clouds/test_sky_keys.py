@@ -4,16 +4,16 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from providers.skypilot.key_copies import KeyCopies
+from tests.support.skypilot import sky_python
 
 WORKER = """
 import sys
 from types import SimpleNamespace
 from sky.server import plugins
-from providers.skypilot.plugin.plugin import GpuBroker
+from gpubroker_skypilot.plugin import GpuBroker
 
 GpuBroker().install(plugins.ExtensionContext(context=plugins.PluginContext.EXECUTOR))
 
@@ -50,9 +50,9 @@ async def test_a_request_calls_with_the_keys_that_lie_there_then(tmp_path: Path)
     words = ["the-first-key", "the-second-key", "the-first-key"]
     copies = KeyCopies(tmp_path, lambda: keys(words[0]))
     copies.refresh()
-    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WORKER, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        sky_python(), "-c", WORKER, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None
     assert process.stdout is not None

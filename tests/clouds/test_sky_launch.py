@@ -4,7 +4,6 @@ No machine comes up here; see `test_sky_machines.py`.
 """
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -17,7 +16,8 @@ import pytest
 from broker.domain.errors import NoCapacity, OutcomeUnknown, Rejected
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
-from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.launcher import SkyLauncher
 from tests.clouds import sky_rig
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
@@ -39,9 +39,6 @@ from tests.clouds.sky_rig import (
 from tests.clouds.wait import GUARD_S, until
 
 L40S, H100 = "NVIDIA L40S", "gpu_1x_h100_pcie"
-needs_vast = pytest.mark.skipif(
-    importlib.util.find_spec("vastai.sdk") is None, reason="SkyPilot's Vast needs vastai-sdk 1.0 or newer"
-)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +135,6 @@ async def test_an_error_of_the_cloud_says_nothing_about_machines(sky: SkyLaunche
         await sky.launch(name("c"), of_lambda(), PLAIN)
 
 
-@needs_vast
 async def test_a_vast_ask_that_is_gone_is_never_another_machine(sky: SkyLauncher, clouds: Clouds) -> None:
     [other, *_] = [o for o in clouds.vast.offers.values() if o.gpu == "RTX 4090" and not o.rented]
     with pytest.raises(NoCapacity, match="vast: HTTPError: 410"):
@@ -202,7 +198,6 @@ async def test_a_community_pod_is_bought_in_its_country_and_in_no_data_centre(sk
         await launch
 
 
-@needs_vast
 async def test_vast_sells_the_very_ask_for_the_bid_and_gets_no_key(sky: SkyLauncher, clouds: Clouds) -> None:
     clouds.control.hold_boots()
     offers = [o for o in clouds.vast.offers.values() if o.gpu == "RTX 4090" and not o.rented and o.min_bid]

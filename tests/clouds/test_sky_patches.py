@@ -4,20 +4,20 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from providers.skypilot.shared import PIN
+from providers.skypilot.plugin.shared import PIN
+from tests.support.skypilot import sky_python
 from tests.unit.providers.aws_front import Front, front, moto_server
 
 BOOTSTRAP = """
 import json, sys
 from types import SimpleNamespace
-from providers.skypilot.plugin.aws_patches import machine_as_bought
+from gpubroker_skypilot.aws_patches import machine_as_bought
 
 for cluster in sys.argv[1:]:
     asked = SimpleNamespace(node_config={"BlockDeviceMappings": []})
@@ -39,12 +39,12 @@ async def aws() -> AsyncIterator[tuple[Front, str]]:
 async def bootstrapped(home: Path, url: str, *clusters: str) -> list[str]:
     """The placement groups that the machines of those clusters would be asked for in, in order."""
     env = {
-        "HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]),
+        "HOME": str(home), "PATH": os.environ["PATH"],
         "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "emulated", "AWS_SECRET_ACCESS_KEY": "emulated",
         PIN: json.dumps({"placement_group": OURS}),
     }  # fmt: skip
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", BOOTSTRAP, *clusters], env=env, capture_output=True, text=True,
+        subprocess.run, [sky_python(), "-c", BOOTSTRAP, *clusters], env=env, capture_output=True, text=True,
         timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ async def test_placement_groups_of_machines_that_are_gone_are_deleted(aws: tuple
 
 READY = """
 from sky.provision.common import ProvisionRecord
-from providers.skypilot.plugin.task_start import started_over_ssh, without_runtime_setup
+from gpubroker_skypilot.task_start import started_over_ssh, without_runtime_setup
 
 def left(record):
     done = without_runtime_setup(record).runtime_metadata
@@ -96,6 +96,6 @@ except RuntimeError as e:
     ids=["of-others", "ours"],
 )
 def test_only_our_launches_do_without_skypilots_runtime(env: dict[str, str], expected: str, tmp_path: Path) -> None:
-    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", READY], env={**home, **env}, capture_output=True, text=True)
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sky_python(), "-c", READY], env={**home, **env}, capture_output=True, text=True)
     assert done.stdout == expected, done.stderr

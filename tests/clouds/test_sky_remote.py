@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +17,16 @@ import yaml
 
 from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
-from providers.skypilot.launcher import SkyConfig, SkyLauncher
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.launcher import SkyLauncher
+from providers.skypilot.plugin.shared import LOCK, PLUGIN, STATE, SUPERVISOR, TOKEN
 from providers.skypilot.server import free_port
-from providers.skypilot.shared import LOCK, PLUGIN, STATE, TOKEN
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import FILES, INSTALLATION, TASK, NoRsync, name, of_runpod, rsync
 from tests.clouds.test_sky_launch import created
 from tests.clouds.wait import GUARD_S, until
+from tests.support.skypilot import sky_python
 
 CATALOG = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone
 1x_L40S_SECURE,L40S,1,16,94,0.79,0.11,US,US-GA-1
@@ -50,13 +51,13 @@ class Team:
         env = {k: v for k, v in os.environ.items() if k not in (LOCK, STATE)} | dict(clouds.environment)
         env |= {
             "PATH": rsync(home), "HOME": str(home), "SKY_RUNTIME_DIR": str(home), TOKEN: self.token,
-            "PYTHONPATH": str(Path(__file__).parents[2]), "SKYPILOT_SERVER_PLUGINS_CONFIG": str(plugins),
+            "SKYPILOT_SERVER_PLUGINS_CONFIG": str(plugins),
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "SKYPILOT_API_SERVER_LOCAL_PORT": str(self.port),
         }  # fmt: skip
         with (home / "server.log").open("wb") as log, open(os.devnull) as nothing:
             self.keeper = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "providers.skypilot.server_supervisor"),
+                    *(sky_python(), "-m", SUPERVISOR),
                     *(str(nothing.fileno()), str(self.port), log.name),
                 ],
                 env=env, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(nothing.fileno(),),

@@ -17,17 +17,18 @@ import pytest
 from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
 from providers.skypilot.launcher import SkyLauncher
-from providers.skypilot.server_supervisor import MAX_LOG_BYTES
-from providers.skypilot.shared import TOKEN_HEADER
+from providers.skypilot.plugin.server_supervisor import MAX_LOG_BYTES
+from providers.skypilot.plugin.shared import SUPERVISOR, TOKEN_HEADER
 from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, launcher, name, of_lambda, processes, server
 from tests.clouds.wait import GUARD_S, until
+from tests.support.skypilot import sky_python
 
 NAME = name("a")
 BEGIN = """
 from sky.server.plugins import ExtensionContext
-from providers.skypilot.plugin.plugin import GpuBroker
+from gpubroker_skypilot.plugin import GpuBroker
 GpuBroker().install(ExtensionContext())
 """
 """What every process of a server does first."""
@@ -252,7 +253,7 @@ async def test_what_a_killed_keeper_left_behind_is_reaped_before_the_next_start(
     sky = opened(state)
     await sky.warm()
     died, left = sky.id, set(processes(state))
-    [keeper] = [p for p in processes(state).values() if "providers.skypilot.server_supervisor" in p.cmdline()]
+    [keeper] = [p for p in processes(state).values() if SUPERVISOR in p.cmdline()]
     workers = [p for p in processes(state).values() if p.pid != keeper.pid and "sky.server.server" not in p.cmdline()]
     for worker in workers:
         worker.suspend()  # so that they cannot end by themselves
@@ -273,7 +274,7 @@ async def test_a_server_that_was_declared_dead_does_not_begin_again(state: Path)
     env = {**os.environ, **server(state).environ()}
     await sky.stop()
     assert await sky.liveness(died, NAME) is Liveness.DEAD
-    late = await asyncio.create_subprocess_exec(sys.executable, "-c", BEGIN, env=env, stderr=asyncio.subprocess.PIPE)
+    late = await asyncio.create_subprocess_exec(sky_python(), "-c", BEGIN, env=env, stderr=asyncio.subprocess.PIPE)
     _, said = await late.communicate()
     assert late.returncode != 0
     assert f"API server {died} was declared dead" in said.decode()

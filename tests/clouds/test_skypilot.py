@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clouds.emulator import Clouds
+from tests.support.skypilot import run_in_skypilot
 
 SCRIPT = """
 import importlib, json, sys
@@ -59,16 +57,9 @@ def home(tmp_path: Path) -> Path:
 
 
 async def skypilot(clouds: Clouds, home: Path, cloud: str, asked: dict[str, Any]) -> dict[str, Any]:
-    environment = {
-        "HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        **clouds.environment,
-    }  # fmt: skip
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", SCRIPT, cloud, json.dumps(asked)], env=environment, capture_output=True,
-        text=True, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    words = (SCRIPT, cloud, json.dumps(asked))
+    output = await asyncio.to_thread(run_in_skypilot, *words, home=home, env=clouds.environment)
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 
 
@@ -83,12 +74,12 @@ async def test_a_spot_pod(clouds: Clouds, home: Path) -> None:
     assert list(clouds.bill().open()) == []
 
 
-async def test_vasts_first_of_all_offers(clouds: Clouds, home: Path) -> None:
-    """An L40S in Sweden was asked for; the SDK's search loses every filter, so the first offer of all is bought."""
+async def test_vasts_first_of_the_offers_asked_for(clouds: Clouds, home: Path) -> None:
+    """Vast's own SDK lost every filter of this search; ours keeps them."""
     said = await skypilot(clouds, home, "vast", VAST)
     [machine] = clouds.world.named("gb-x")
     assert (said["id"], said["host"], said["port"]) == (machine.id, machine.spec.ip, machine.spec.ssh_port)
-    assert (machine.spot, machine.gpu) == (True, "RTX 4090")
+    assert (machine.spot, machine.gpu) == (True, "L40S")
     assert 'echo "test-key" > ~/.vast_api_key' in machine.spec.startup, "SkyPilot sends the account's key"
     assert machine.spec.env["__SOURCE"] == "skypilot"
     assert (list(said["before"].values()), said["after"]) == (["UP"], {})

@@ -1,14 +1,15 @@
-"""Vast's emulator, by its own SDK."""
+"""Vast's emulator and our client of Vast for SkyPilot, by each other."""
 
 import asyncio
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from vastai import VastAI  # type: ignore[import-untyped]
 
+from providers.skypilot.plugin.vastai_sdk import VastAI, parse_query
 from tests.clouds.conftest import Time
 from tests.clouds.emulator import Clouds
 from tests.clouds.vast_market import impossible_rows, many_offers
@@ -101,11 +102,38 @@ async def test_a_search_filters_orders_and_is_capped(sdk: VastAI, clouds: Clouds
     assert len(await call(sdk.search_offers, query="num_gpus>=1", limit=10_000)) == 64
 
 
-async def test_skypilots_search_finds_the_whole_market(sdk: VastAI, clouds: Clouds) -> None:
-    """The SDK stops reading at the first quotation mark, so nothing filters, and SkyPilot takes the first of all."""
+async def test_skypilots_search_finds_what_it_asks_for(sdk: VastAI, clouds: Clouds) -> None:
+    """Vast's own SDK reads it up to the first quotation mark, so that nothing filters."""
     found = await call(sdk.search_offers, query=SKYPILOTS)
-    assert len({row["gpu_name"] for row in found}) > 3
-    assert found[0]["gpu_name"] != "L40S"
+    assert found
+    assert {(row["gpu_name"], row["num_gpus"]) for row in found} == {("L40S", 1)}
+    assert {row["geolocation"][-2:] for row in found} <= set(parse_query(SKYPILOTS)["geolocation"]["in"])
+    assert min(row["cpu_ram"] for row in found) >= 64_000
+
+
+def test_query_terms_become_filters() -> None:
+    asked = (
+        'chunked=true geolocation="DE" gpu_name=RTX_4090 cpu_ram>="64.5" datacenter=true hosting_type>=1 verified=any'
+    )
+    assert parse_query(asked) == {
+        "geolocation": {"eq": "DE"}, "gpu_name": {"eq": "RTX 4090"}, "cpu_ram": {"gte": 64_500.0},
+        "datacenter": {"eq": True}, "hosting_type": {"gte": 1}, "verified": {"eq": "any"},
+    }  # fmt: skip
+
+
+def test_account_key_is_read_where_vasts_own_tool_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VAST_API_KEY", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"set VAST_API_KEY, or write it to .*/\.config/vastai/vast_api_key"):
+        VastAI()
+    (tmp_path / ".vast_api_key").write_text("old\n")
+    assert VastAI().client.api_key == "old"
+    (tmp_path / ".config/vastai").mkdir(parents=True)
+    (tmp_path / ".config/vastai/vast_api_key").write_text("new\n")
+    assert VastAI().client.api_key == "new"
+    monkeypatch.setenv("VAST_API_KEY", "set")
+    assert VastAI().client.api_key == "set"
 
 
 async def test_bids_are_priced_by_their_floor(sdk: VastAI, clouds: Clouds) -> None:

@@ -137,8 +137,9 @@ async def _rented(config: DaemonConfig) -> list[DoctorCheck]:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     image = f"machines run {config.trainer.image}" if config.trainer.image else "unset: machines install this trainer"
     checks = [
+        *([] if config.providers.sky.url is not None else [_skypilot(config)]),
         DoctorCheck(
-            name="skypilot",
+            name="skypilot tools",
             ok=not missing or config.providers.sky.url is not None,
             detail=f"{', '.join(missing)} not installed" if missing else f"{', '.join(TOOLS)} installed",
             fix=f"apt-get install {' '.join(TOOLS[t] for t in missing)}, or the packages of your system",
@@ -153,6 +154,15 @@ async def _rented(config: DaemonConfig) -> list[DoctorCheck]:
     warning = await check_grants(config.blobs_url, options=config.blob_options, grants=grants_of(config))
     detail = warning or "each attempt gets credentials for only its own part of the blob store"
     return [*checks, DoctorCheck(name="grants", ok=warning is None, detail=detail)]
+
+
+def _skypilot(config: DaemonConfig) -> DoctorCheck:
+    """Check SkyPilot's environment, in which machines of rented clouds are launched."""
+    from providers.skypilot.environment import problem
+
+    python = config.providers.sky.interpreter(config.home / "providers")
+    detail, _, fix = (problem(python) or f"installed: {python}").partition("; ")
+    return DoctorCheck(name="skypilot", ok=not fix, detail=detail, fix=fix)
 
 
 async def _blobs(config: DaemonConfig) -> DoctorCheck:

@@ -1,1 +1,5 @@
-"""Plugin that runs inside the SkyPilot API server."""
+"""gpubroker's plugin for the SkyPilot API server: the package `gpubroker_skypilot` of SkyPilot's own environment.
+
+`providers.skypilot.plugin_wheel` packs this folder. Its modules import each other by relative names and no other module
+of gpubroker. The daemon imports those that need no SkyPilot: `shared`, `launch_locks`, `ssh`.
+"""

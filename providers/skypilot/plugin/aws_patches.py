@@ -6,7 +6,7 @@ from typing import Any
 
 from sky.adaptors import aws
 
-from providers.skypilot.plugin.patch import Replacement, pin
+from .patch import Replacement, pin
 
 UNUSED_GROUP_S = 3600
 """Age in seconds from which an empty placement group is deleted.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from providers.skypilot.shared import LOCK, PIN, SKY_VERSION, STATE
+from .shared import LOCK, PIN, SKY_VERSION, STATE
 
 Replacement = Callable[..., Any]
 

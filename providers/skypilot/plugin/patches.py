@@ -17,10 +17,10 @@ import pandas
 from sky import exceptions
 from sky.utils import annotations, registry, status_lib
 
-from providers.skypilot.plugin import aws_patches, task_start
-from providers.skypilot.plugin.patch import Patch, Replacement, is_private_server, pin, state_folder
-from providers.skypilot.server_locks import launch_lock
-from providers.skypilot.shared import CLOUDS, COMMUNITY_ZONE, NOTHING_REQUESTED, ROWS
+from . import aws_patches, task_start
+from .launch_locks import launch_lock
+from .patch import Patch, Replacement, is_private_server, pin, state_folder
+from .shared import CLOUDS, COMMUNITY_ZONE, NOTHING_REQUESTED, ROWS
 
 # -------------------------------------------------------------------------------------------------------- one launch
 
@@ -167,10 +167,7 @@ class _GuardedVast:
 
 def _guarded_vast(original: Replacement) -> Replacement:
     def vast() -> Any:
-        sdk = original()
-        if getattr(sdk, "client", None) is None:
-            raise RuntimeError("gpubroker: SkyPilot's Vast needs vastai-sdk 1.0 or newer: pip install 'vastai-sdk>=1'")
-        return _GuardedVast(sdk)
+        return _GuardedVast(original())
 
     return vast
 

@@ -12,11 +12,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from sky.server import plugins
 
-from providers.skypilot.plugin.patch import state_folder
-from providers.skypilot.plugin.patches import PATCHES
-from providers.skypilot.plugin.task_start import ssh_login
-from providers.skypilot.server_locks import is_launching, remove_stale_launch_files
-from providers.skypilot.shared import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
+from .launch_locks import is_launching, remove_stale_launch_files
+from .patch import state_folder
+from .patches import PATCHES
+from .shared import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
+from .task_start import ssh_login
 
 
 class GpuBroker(plugins.BasePlugin):

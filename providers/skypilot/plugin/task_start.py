@@ -8,7 +8,6 @@ team's server do not change.
 import dataclasses
 import os
 import shlex
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from sky import task as task_lib
 from sky.backends import backend_utils
 from sky.provision import common
 
-from providers.skypilot import ssh
-from providers.skypilot.plugin.patch import Replacement, state_folder
-from providers.skypilot.shared import PIN
+from . import ssh
+from .patch import Replacement, state_folder
+from .shared import PIN, PLUGIN_FILES
 
 POLL_S = {"runpod": 2, "vast": 5}
 """Seconds between two checks whether a machine runs, by cloud; SkyPilot uses 5 and 10 s."""
@@ -65,7 +64,7 @@ def started_over_ssh(original: Replacement) -> Replacement:
             raise RuntimeError("gpubroker: SkyPilot has no address of what it launched")
         env = task_lib.get_plaintext_envs_and_secrets(task.envs_and_secrets)
         env["SKYPILOT_NODE_IPS"] = "\n".join(handle.cached_internal_ips)
-        scripts = {"start.sh": _start_script(), "setup.sh": task.setup, "run.sh": task.run}
+        scripts = {"start.sh": PLUGIN_FILES["start.sh"].decode(), "setup.sh": task.setup, "run.sh": task.run}
         nodes = []
         for rank, node in enumerate(login["nodes"]):
             node_env = env | {"SKYPILOT_NODE_RANK": str(rank)}
@@ -91,7 +90,3 @@ def ssh_login(handle: Any) -> dict[str, Any]:
         "key": Path(login["ssh_private_key"]).expanduser(),
         "proxy": login["ssh_proxy_command"],
     }
-
-
-def _start_script() -> str:
-    return (files("providers") / "machine" / "start.sh").read_text("utf-8")

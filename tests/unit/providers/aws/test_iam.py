@@ -10,7 +10,6 @@ import fnmatch
 import json
 import os
 import re
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.instance import InstanceState
 from providers.aws.provider import REGIONS, AwsCloud, AwsConfig
 from providers.common.cloud import Purchase
+from tests.support.skypilot import sky_python
 from tests.unit.providers.aws_front import IMAGE, moto_server
 from tests.unit.providers.clocks import SteppedClock
 
@@ -248,7 +248,7 @@ async def skypilot_launches(moto: str, keys: Mapping[str, str], home: Path) -> s
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "AWS_EC2_METADATA_DISABLED": "true",
     }  # fmt: skip
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-c", SKYPILOT, REGION, f"{NAME}-1a2b3c4d", IMAGE,
+        sky_python(), "-P", "-c", SKYPILOT, REGION, f"{NAME}-1a2b3c4d", IMAGE,
         env=env, cwd=home, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, err = await asyncio.wait_for(process.communicate(), 300)

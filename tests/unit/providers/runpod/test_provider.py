@@ -1,5 +1,7 @@
 """RunPod by its own API: places with live prices as offers, bids that SkyPilot cannot mistake, states mapped whole."""
 
+import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from decimal import Decimal
@@ -17,6 +19,7 @@ from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.market_rules import OfferFilter
 from providers.runpod.market import DISK_USD_PER_HOUR, SKY_NAMES, country
 from providers.runpod.provider import RunpodCloud, RunpodConfig
+from tests.support.skypilot import run_in_skypilot
 from tests.unit.providers.answers import Api, serving
 from tests.unit.providers.clocks import SteppedClock
 
@@ -191,13 +194,20 @@ async def test_regions(shop: Shop) -> None:
     assert {o.region for o in offers.values()} == {"RO"}
 
 
-def test_countries_and_names_are_those_of_skypilot() -> None:
-    utils = pytest.importorskip("sky.provision.runpod.utils")
-    fetch = pytest.importorskip("sky.catalog.data_fetchers.fetch_runpod")
-    assert {zone: country(zone) for zones in fetch.REGION_ZONES.values() for zone in zones} == {
-        zone: region for region, zones in fetch.REGION_ZONES.items() for zone in zones
+NAMES = """
+import json
+from sky.catalog.data_fetchers import fetch_runpod
+from sky.provision.runpod import utils
+print(json.dumps([fetch_runpod.REGION_ZONES, utils.GPU_NAME_MAP]))
+"""
+
+
+def test_countries_and_names_are_those_of_skypilot(tmp_path: Path) -> None:
+    region_zones, gpu_names = json.loads(run_in_skypilot(NAMES, home=tmp_path).splitlines()[-1])
+    assert {zone: country(zone) for zones in region_zones.values() for zone in zones} == {
+        zone: region for region, zones in region_zones.items() for zone in zones
     }
-    assert {utils.GPU_NAME_MAP[name]: name for name in SKY_NAMES.values()} == SKY_NAMES
+    assert {gpu_names[name]: name for name in SKY_NAMES.values()} == SKY_NAMES
 
 
 async def test_a_purchase_has_a_catalog_row_of_its_own(shop: Shop) -> None:
@@ -216,31 +226,42 @@ async def test_a_purchase_has_a_catalog_row_of_its_own(shop: Shop) -> None:
     assert fixed.instance_type != bought.instance_type
 
 
-async def test_skypilot_bids_what_was_quoted(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+BIDS = """
+import json, sys
+import pandas
+from sky.catalog import common
+from sky.provision.runpod import utils
+
+class Sdk:
+    def get_gpu(self, gpu_id):
+        return {"memoryInGb": 24}
+
+asked = {}
+utils.runpod.runpod = Sdk()
+utils.runpod_commands.create_spot_pod = lambda **kw: asked.update(kw) or {"id": "p"}
+name, rows = json.loads(sys.argv[1])
+frame = pandas.DataFrame(rows).astype({"SpotPrice": float})
+bids = [common.get_hourly_cost_impl(frame, row["InstanceType"], True, None, None) / 4 for row in rows]
+launched = (name, "head", rows[-1]["InstanceType"], "US", "US-TX-1", 100, "image", None, "key", True, bids[-1], None)
+utils.launch(*launched)
+print(json.dumps([bids, asked], default=str))
+"""
+"""SkyPilot's bid for each of our rows, and its create call for the last row."""
+
+
+async def test_skypilot_bids_what_was_quoted(shop: Shop, tmp_path: Path) -> None:
     """Its own code reads our row, and the cheaper rows of other zones and times beside it do not matter."""
-    pandas = pytest.importorskip("pandas")
-    catalog = pytest.importorskip("sky.catalog.common")
-    utils = pytest.importorskip("sky.provision.runpod.utils")
     rows = []
     for floor in (0.30, 0.20, 0.25):
         shop.sell(RTX4090, 4, "US-TX-1", price(0.69, floor))
         offers, _ = await shop.offers(restart_s=0)
         bought = shop.cloud().purchase(offers["runpod/runpod/US-TX-1/4x_RTX4090_SECURE/spot"], BootSpec())
         rows += list(bought.catalog["runpod/vms.csv"])
-    frame = pandas.DataFrame(rows).astype({"SpotPrice": float})
-    bids = [catalog.get_hourly_cost_impl(frame, row["InstanceType"], True, None, None) / 4 for row in rows]
+    output = await asyncio.to_thread(run_in_skypilot, BIDS, json.dumps([NAME, rows]), home=tmp_path)
+    bids, asked = json.loads(output.splitlines()[-1])
     assert bids == pytest.approx([0.30, 0.20, 0.25])
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(utils.runpod, "runpod", Sdk())
-    monkeypatch.setattr(utils.runpod_commands, "create_spot_pod", lambda **kw: asked.update(kw) or {"id": "p"})
-    utils.launch(NAME, "head", bought.instance_type, "US", "US-TX-1", 100, "image", None, "key", True, bids[-1], None)
     assert (asked["gpu_type_id"], asked["gpu_count"], asked["cloud_type"]) == (RTX4090, 4, "SECURE")
     assert (asked["bid_per_gpu"], asked["data_center_id"], asked["country_code"]) == (0.25, "US-TX-1", "US")
-
-
-class Sdk:
-    def get_gpu(self, gpu_id: str) -> dict[str, int]:
-        return {"memoryInGb": 24}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from providers.skypilot.api_client import Failure
 from providers.skypilot.errors import error_for_failure, one_line
-from providers.skypilot.shared import NOTHING_REQUESTED
+from providers.skypilot.plugin.shared import NOTHING_REQUESTED
 
 NONE_LEFT = "QueryError: There are no longer any instances available with the requested specifications."
 SOLD_OUT = "RuntimeError: Failed to launch instances.; ClientError: An error occurred (InsufficientInstanceCapacity)"

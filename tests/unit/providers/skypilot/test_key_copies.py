@@ -7,8 +7,8 @@ import pytest
 
 from broker.domain.ids import Installation
 from providers.registry import ProvidersConfig, _account, _launcher
+from providers.skypilot.config import SkyConfig
 from providers.skypilot.key_copies import KeyCopies
-from providers.skypilot.launcher import SkyConfig
 from tests.unit.providers.clocks import SteppedClock
 
 KEYS = {"lambda": {".lambda_cloud/lambda_keys": b"api_key = the-first-key\n"}}

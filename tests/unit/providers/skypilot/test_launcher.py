@@ -13,10 +13,11 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers.common.cloud import Purchase
 from providers.common.machine_task import MachineTask
-from providers.skypilot.launcher import SkyConfig, SkyLauncher, _task_yaml
+from providers.skypilot.config import SkyConfig
+from providers.skypilot.launcher import SkyLauncher, _task_yaml
+from providers.skypilot.plugin.shared import PLUGIN_VERSION, SKY_VERSION
+from providers.skypilot.plugin.ssh import argv
 from providers.skypilot.server import user_of
-from providers.skypilot.shared import PLUGIN_VERSION, SKY_VERSION
-from providers.skypilot.ssh import argv
 
 NAME = InstanceName("gb-abcd-aaaaaaaaaaaaa")
 BOUGHT = Purchase(

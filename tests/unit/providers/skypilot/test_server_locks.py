@@ -1,15 +1,13 @@
 """Files by which servers and workers are proven to live or to be dead, and that do not pile up."""
 
-import ast
 import multiprocessing
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-from providers.skypilot import server_supervisor as sky_host
-from providers.skypilot import shared as sky_facts
-from providers.skypilot.server_locks import ServerLocks, is_launching, launch_lock, remove_stale_launch_files
-from providers.skypilot.shared import LAUNCHING, SERVERS
+from providers.skypilot.plugin import server_supervisor as sky_host
+from providers.skypilot.plugin.launch_locks import is_launching, launch_lock, remove_stale_launch_files
+from providers.skypilot.plugin.shared import LAUNCHING, SERVERS
+from providers.skypilot.server_locks import ServerLocks
 
 NAME = "gb-abcd-aaaaaaaaaaaaa"
 
@@ -83,23 +81,3 @@ def test_the_log_is_kept_within_bounds_and_its_writers_go_on(tmp_path: Path) -> 
         writer.write(b"after\n")
     assert log.read_bytes() == b"after\n"
     assert (tmp_path / "server.log.1").stat().st_size == sky_host.MAX_LOG_BYTES + 1
-
-
-def test_the_plugins_version_follows_from_all_of_its_code() -> None:
-    root = Path(sky_facts.__file__).parents[1]
-    imported = {
-        name
-        for part in sky_facts._PARTS
-        if part.endswith(".py")
-        for name in _ours(ast.parse((root / part).read_text()))
-    }
-    assert {name for name in imported if (root / name).is_file()} <= set(sky_facts._PARTS)
-
-
-def _ours(tree: ast.Module) -> Iterator[str]:
-    """The files of `providers` that a module imports, each by its path."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("providers"):
-            path = (node.module or "").replace(".", "/").removeprefix("providers").lstrip("/")
-            yield f"{path}.py"
-            yield from (f"{path}/{alias.name}.py" for alias in node.names)

@@ -4,13 +4,13 @@ import stat
 import subprocess
 import time
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from providers.skypilot import ssh as sky_ssh
-from providers.skypilot.ssh import owner_only_tar, start_tasks
+from providers.skypilot.plugin import ssh as sky_ssh
+from providers.skypilot.plugin.shared import PLUGIN_FILES
+from providers.skypilot.plugin.ssh import owner_only_tar, start_tasks
 
 SSH = """#!/bin/bash
 # The machine of the home that is the first argument; what was said and asked stays in its folder.
@@ -27,7 +27,7 @@ ENV = "SECRET='it is $HOME'\nSKYPILOT_NODE_RANK=0\n"
 
 
 def script() -> str:
-    return (files("providers") / "machine" / "start.sh").read_text()
+    return PLUGIN_FILES["start.sh"].decode()
 
 
 class Machine:

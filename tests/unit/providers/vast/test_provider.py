@@ -1,6 +1,7 @@
 """Vast by its own API: asks as offers, states mapped whole, listings complete or refused."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,7 @@ from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.common.machine_task import IMAGE_FIX
 from providers.common.market_rules import OfferFilter
 from providers.vast.provider import VastCloud, VastConfig
+from tests.support.skypilot import run_in_skypilot
 from tests.unit.providers.answers import Api, serving
 from tests.unit.providers.clocks import SteppedClock
 
@@ -191,9 +193,36 @@ async def test_a_country_that_no_host_is_in_is_told(world: World) -> None:
     assert dropped == {"of providers.vast.regions is not there now: UK (there are DE)": 1}
 
 
-async def test_purchase_pins_the_ask_and_gives_the_bid(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+SKYPILOT = """
+import json, sys
+from sky.provision.vast import utils
+
+class Sdk:
+    class client:
+        api_key = "test-key"
+
+    def search_offers(self, query):
+        self.query = query
+        return [{"id": 9001}]
+
+    def create_instance(self, **kwargs):
+        self.created = kwargs
+        return {"new_contract": 1}
+
+    def show_instance(self, id):
+        return {"id": id}
+
+sdk = Sdk()
+utils.vast.vast = lambda: sdk
+*launch, kwargs = json.loads(sys.argv[1])
+utils.launch(*launch, create_instance_kwargs=kwargs)
+print(json.dumps([sdk.query, sdk.created]))
+"""
+"""SkyPilot's launch on Vast, with the SDK's calls recorded."""
+
+
+async def test_purchase_pins_the_ask_and_gives_the_bid(world: World) -> None:
     """SkyPilot's own launch reads our instance type and sends our price."""
-    sky_vast = pytest.importorskip("sky.provision.vast.utils")
     (fixed, spot), _ = await world.offers(ask())
     bought = world.cloud().purchase(spot, BootSpec())
     assert (bought.cloud, bought.region, bought.zone, bought.use_spot) == ("vast", "DE", None, True)
@@ -203,31 +232,15 @@ async def test_purchase_pins_the_ask_and_gives_the_bid(world: World, monkeypatch
     (row,) = bought.catalog["vast/vms.csv"]
     assert (row["InstanceType"], row["Region"], row["AcceleratorName"]) == (bought.instance_type, "DE", "RTX4090")
     assert (row["SpotPrice"], row["Price"]) == ("0.226900", "0.413900")
-
-    class Sdk:
-        class client:  # noqa: N801
-            api_key = "test-key"
-
-        def search_offers(self, query: str) -> list[dict[str, Any]]:
-            self.query = query
-            return [{"id": 9001}]
-
-        def create_instance(self, **kwargs: Any) -> dict[str, Any]:
-            self.created = kwargs
-            return {"new_contract": 1}
-
-        def show_instance(self, id: int) -> dict[str, Any]:
-            return {"id": id}
-
-    sdk = Sdk()
-    monkeypatch.setattr(sky_vast.vast, "vast", lambda: sdk)
     kwargs: Any = bought.config["vast"]
-    sky_vast.launch(
+    launch = [
         LABEL, bought.instance_type, bought.region, bought.disk_gb, "image", None, True, False,
-        create_instance_kwargs=kwargs["create_instance_kwargs"],
-    )  # fmt: skip
-    assert 'num_gpus=1 gpu_name="RTX 4090"' in sdk.query
-    assert (sdk.created["price"], sdk.created["disk"]) == (0.213, 100)
+        kwargs["create_instance_kwargs"],
+    ]  # fmt: skip
+    output = await asyncio.to_thread(run_in_skypilot, SKYPILOT, json.dumps(launch), home=world.home)
+    query, created = json.loads(output.splitlines()[-1])
+    assert 'num_gpus=1 gpu_name="RTX 4090"' in query
+    assert (created["price"], created["disk"]) == (0.213, 100)
 
 
 @pytest.mark.parametrize("gpu", ["RTX 4090-D", "Q RTX 6000 - Ada"])

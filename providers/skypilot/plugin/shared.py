@@ -4,20 +4,17 @@ import hashlib
 from importlib.resources import files
 
 SKY_VERSION = "0.14.1"
-PLUGIN = "providers.skypilot.plugin.plugin.GpuBroker"
-_PARTS = (
-    "skypilot/shared.py", "skypilot/server_locks.py", "skypilot/ssh.py", "skypilot/plugin/patch.py",
-    "skypilot/plugin/patches.py", "skypilot/plugin/aws_patches.py", "skypilot/plugin/task_start.py",
-    "skypilot/plugin/plugin.py", "machine/start.sh",
-)  # fmt: skip
-
-
-def _version() -> str:
-    texts = [(files("providers") / part).read_bytes() for part in _PARTS]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
-
-
-PLUGIN_VERSION = _version()
+PACKAGE = "gpubroker_skypilot"
+"""Name of this folder as a package in SkyPilot's environment."""
+PLUGIN, SUPERVISOR = f"{PACKAGE}.plugin.GpuBroker", f"{PACKAGE}.server_supervisor"
+"""Class of the plugin, and module of the server's keeper process."""
+PLUGIN_FILES = {
+    path.name: path.read_bytes()
+    for path in sorted(files(__name__.rpartition(".")[0]).iterdir(), key=lambda path: path.name)
+    if path.name.endswith((".py", ".sh"))
+}
+"""Content of each file of the plugin, by name."""
+PLUGIN_VERSION = hashlib.sha256(b"\0".join(PLUGIN_FILES.values())).hexdigest()[:12]
 """Digest of the plugin's code. The daemon does not adopt a server with another version."""
 CLOUDS = ("aws", "lambda", "runpod", "vast")
 """Clouds that the broker buys from, by SkyPilot's names."""

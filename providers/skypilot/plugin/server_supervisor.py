@@ -1,4 +1,4 @@
-"""Keeper process of one SkyPilot API server: `python -m providers.skypilot.server_supervisor LOCK_FD PORT LOG`.
+"""Keeper process of one SkyPilot API server: `python -m gpubroker_skypilot.server_supervisor LOCK_FD PORT LOG`.
 
 The keeper starts the server, reaps its orphaned processes, and exits with the server. At its exit it kills all
 remaining processes, because workers of a dead server would finish launches that no daemon tracks.
