@@ -1,0 +1,112 @@
+"""Check that nothing that is shipped with gpubroker is under the AGPL or GPL: `.venv/bin/python .ci/licences.py`.
+
+Reads the licences that the installed packages state: of `.venv` for the client and the daemon (pyproject.toml) and for
+the trainer (constraints-trainer.txt), of `.venv-skypilot` for SkyPilot's environment. A package under the LGPL, and
+one that states no licence or is not installed here, needs a line in EXCEPTIONS. Prints one line a problem, and one a
+shipped artifact; exits with 1 if there is a problem.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+NVIDIA = "NVIDIA's licence, which lets applications ship it; installed on machines with a GPU only"
+EXCEPTIONS: Mapping[str, str] = {
+    "cuda-bindings": NVIDIA,
+    "cuda-pathfinder": "Apache-2.0; installed on machines with a GPU only",
+    "cuda-toolkit": NVIDIA,
+    "docutils": "only its Emacs mode, which is not in the wheel, is under the GPL; the rest is public domain or BSD",
+    "paramiko": "LGPL-2.1: Python modules that SkyPilot and runpod import unchanged, and that can be replaced",
+    "psycopg2-binary": "LGPL with exceptions: a shared library that SkyPilot loads unchanged, and that can be replaced",
+    "torchao": "BSD-3-Clause by its LICENSE file; its metadata state none",
+    "triton": "MIT; installed on machines with a GPU only",
+}
+"""Reason by package."""
+PREFIXES: Mapping[str, str] = {"nvidia-": NVIDIA}
+"""Reason by the beginning of packages' names."""
+SERVER_EXTRAS = ("server", "aws", "plots")
+LESSER = re.compile(r"LGPL|LESSER GENERAL PUBLIC|LIBRARY OR LESSER", re.IGNORECASE)
+COPYLEFT = re.compile(r"\bA?GPL|AFFERO|GENERAL PUBLIC LICENSE", re.IGNORECASE)
+
+
+def installed(folder: Path | None = None) -> dict[str, Distribution]:
+    """The packages of this environment, or of another one, by name."""
+    found = distributions() if folder is None else distributions(path=[str(folder)])
+    return {canonicalize_name(package.name): package for package in found}
+
+
+def closure(requirements: Iterable[str], packages: Mapping[str, Distribution]) -> set[str]:
+    """The names of what these requirements install here, with all that they require themselves."""
+    names: set[tuple[str, str]] = set()
+    left = [(line, "") for line in requirements]
+    while left:
+        line, extra = left.pop()
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *requirement.extras):
+            key = (canonicalize_name(requirement.name), wanted)
+            if key not in names:
+                names.add(key)
+                package = packages.get(key[0])
+                left += [(inner, wanted) for inner in (package.requires or () if package else ())]
+    return {name for name, _ in names}
+
+
+def shipped() -> Iterator[tuple[str, set[str], Mapping[str, Distribution]]]:
+    """Each artifact, its packages, and where their licences are read."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    extras, here = project["optional-dependencies"], installed()
+    base = closure(project["dependencies"], here)
+    yield "base", base, here
+    yield "server", base | closure((line for name in SERVER_EXTRAS for line in extras.get(name, ())), here), here
+    lines = Path("constraints-trainer.txt").read_text().splitlines()
+    yield "trainer", {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}, here
+    [folder] = Path(".venv-skypilot/lib").glob("python3*/site-packages")
+    there = installed(folder)
+    yield "skypilot", set(there), there
+
+
+def stated(package: Distribution) -> str:
+    """What a package says of its licence: the expression, else the first line of the old field and the classifiers."""
+    facts = package.metadata
+    old = str(facts["License"] or "").strip().splitlines()[:1]
+    classes = [line for line in facts.get_all("Classifier") or () if line.startswith("License ::")]
+    return str(facts["License-Expression"] or "") or " ".join([*old, *classes])
+
+
+def problem(name: str, package: Distribution | None) -> str | None:
+    """Why this package needs an exception; None: it does not."""
+    if package is None:
+        return "not installed here, so its licence is not known"
+    text = stated(package)
+    if not text:
+        return "states no licence"
+    rest = LESSER.sub("", text)
+    if COPYLEFT.search(rest) or LESSER.search(text):
+        return text
+    return None
+
+
+def main() -> int:
+    failed = False
+    for artifact, names, packages in shipped():
+        for name in sorted(names):
+            why = problem(name, packages.get(name))
+            if why is not None and name not in EXCEPTIONS and not name.startswith(tuple(PREFIXES)):
+                print(f"{artifact}: {name}: {why}")
+                failed = True
+        print(f"{artifact}: {len(names)} packages")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
