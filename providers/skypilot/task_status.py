@@ -1,4 +1,4 @@
-"""Status of the task on a launched machine, read over SSH from the files that `machine/start.sh` writes.
+"""Status of the task on a launched machine, read over SSH from the files that `plugin/start.sh` writes.
 
 SkyPilot's launch returns before `setup` and `run` start, so their result must be read from the machine.
 """
