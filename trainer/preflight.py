@@ -26,7 +26,7 @@ from trainer.dataset import batch_defaults, cells, sources
 from trainer.dataset.prompts import DataError, fill, identity
 from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
-from trainer.tasks.common.base import Task
+from trainer.tasks.common.task import Task
 
 UNCUT = 1_048_576
 SHOWN = 3
@@ -97,8 +97,8 @@ class _Look:
         self.tokens = self.empty = self.duplicates = self.equal = 0
         self.rendered: list[RenderedRow] = []
 
-    def __call__(self, number: int, row: dict[str, Any], example: Any) -> None:
-        self._measure(number, row, example)
+    def __call__(self, number: int, row: dict[str, Any], parsed: Any) -> None:
+        self._measure(number, row, parsed)
         self.empty += self._blank(row)
         self.equal += self._equal(row)
         self.labels.update(_labels(self._train, row))
@@ -106,19 +106,20 @@ class _Look:
         self.duplicates += which in self._seen
         self._seen.add(which)
         if len(self.rendered) < SHOWN:
-            text, learned = self._task.shown(example)
+            text, learned = self._task.samples.describe(parsed)
             self.rendered.append(RenderedRow(row=number, text=text, learned=learned))
 
-    def _measure(self, number: int, row: dict[str, Any], example: Any) -> None:
-        lengths = self._task.lengths(example)
+    def _measure(self, number: int, row: dict[str, Any], parsed: Any) -> None:
+        data, uncut = self._task.data, self._whole.data
+        lengths = data.lengths(parsed)
         if not lengths:
             return
         length = max(lengths)
-        if self._task.cuts and length >= self._task.limit:  # it may be truncated
-            self._whole.tokenizer = self._task.tokenizer
-            length = max(self._whole.lengths(self._whole.example(row, number)))
+        if data.truncates and length >= data.limit:  # it may be truncated
+            uncut.tokenizer = data.tokenizer
+            length = max(uncut.lengths(uncut.parse_row(row, number)))
         self.lengths[length] += 1
-        self.tokens += self._task.size(example) if self._task.cuts else min(length, self._task.limit)
+        self.tokens += data.size(parsed) if data.truncates else min(length, data.limit)
 
     def _blank(self, row: dict[str, Any]) -> bool:
         data = self._train.data
@@ -158,7 +159,7 @@ def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
 
 def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     train = read_config(spec)
-    if wrong := remote_code.unpermitted(train, given=trusted):
+    if wrong := remote_code.permission_problem(train, flag=trusted):
         raise BadConfig(wrong)
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
@@ -183,8 +184,9 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
 
 def _fill(report: PreflightReport, task: Task[Any], look: _Look) -> None:
     if look.lengths:
-        report.max_length = task.limit
-    report.rows, report.bad_rows, report.bad = task.rows, task.bad, task.faults
+        report.max_length = task.data.limit
+    reader = task.data.reader
+    report.rows, report.bad_rows, report.bad = reader.rows, reader.bad_rows, reader.faults
     report.empty_rows, report.duplicates, report.equal_pairs = look.empty, look.duplicates, look.equal
     report.lengths = _distribution(look.lengths)
     report.truncated_rows = sum(count for length, count in look.lengths.items() if length > report.max_length)
@@ -232,8 +234,8 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
     """
     from trainer.models import accelerations
 
-    built = task.hollow()
-    task.check_targets(built)
+    built = task.model.build_hollow()
+    task.model.check_targets(built)
     if not accelerations.has_kernel(built, train.attention):
         raise UserFault(
             f"train.attention: {train.model!r} ({built.config.model_type}) has no {train.attention} kernel; use auto"

@@ -332,7 +332,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
         for label in text.split() if kind == "words" else (text,):
             first.setdefault(label, row)
     if not train.data.labels:
-        if wrong := cells.bad_set(sorted(first), train.data.label):
+        if wrong := cells.label_set_problem(sorted(first), train.data.label):
             raise _at("data.label", wrong)
         return tuple(sorted(first))
     for label, row in first.items():

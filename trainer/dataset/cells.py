@@ -165,7 +165,7 @@ def missing(kind: str, column: str) -> str:
     return f"column {column!r} is no list of words; give a JSON list, or words with spaces between them"
 
 
-def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
+def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
     """Return the cell converted to its kind. Raises: DataError naming file and row."""
     value = row.get(column)
     if value is None:
@@ -178,9 +178,9 @@ def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row
     return found
 
 
-def known(found: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
+def check_labels(given: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
     """Check that all labels belong to the configured set; an empty set accepts all. Raises: DataError."""
-    wrong = next((label for label in found if labels and label not in labels), None)
+    wrong = next((label for label in given if labels and label not in labels), None)
     if wrong is not None:
         raise DataError(f"{where} row {number_of_row}: {outside(wrong, labels)}")
 
@@ -196,7 +196,7 @@ def hardly_classes(labels: int, rows: int, column: str) -> str:
     return f"column {column!r} has another label in each of {rows} rows; is it classes?" if labels == rows > 2 else ""
 
 
-def bad_set(labels: Sequence[str], column: str) -> str | None:
+def label_set_problem(labels: Sequence[str], column: str) -> str | None:
     """Return what is wrong with the labels of a column, and the fix; None if there are at least two classes."""
     if len(labels) < 2:
         return f"column {column!r} has the one label {labels[0]!r}; two at least are needed to tell apart"

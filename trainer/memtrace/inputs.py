@@ -14,10 +14,10 @@ from trainer import tasks
 from trainer.batching.examples import Example
 from trainer.contract.data_config import DataConfig
 from trainer.contract.train import TrainConfig
-from trainer.memtrace.unet import Noise
-from trainer.tasks.common.base import Batch
-from trainer.tasks.text.seq2seq import Pair, Seq2Seq
-from trainer.tasks.text.text_classification import Labelled
+from trainer.memtrace.unet import NoiseData, NoiseModel
+from trainer.tasks.common.task_data import Batch
+from trainer.tasks.text.labelled_text import Labelled
+from trainer.tasks.text.seq2seq import Pair, Seq2SeqData, Seq2SeqModel
 from trainer.tasks.text.token_classification import Tagged
 
 DEPTHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -49,10 +49,16 @@ def fresh_of(task: str, family: str) -> tuple[str, ...]:
     return (*more, "classifier", "score")  # the model has one of them
 
 
-class Images:
-    """Image classification. It is not one of the trainer's tasks; the loss equals that of text classification."""
+@dataclass(frozen=True, kw_only=True)
+class TracedTask:
+    """Data and model of a task that the trainer does not train, as the training step uses them."""
 
-    architecture, adapters = "AutoModelForImageClassification", None
+    data: Any
+    model: Any
+
+
+class ImagesData:
+    """Blank pictures with a class."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._shape = int(config.get("num_channels", 3)), *[int(config.get("image_size", 224))] * 2
@@ -63,26 +69,28 @@ class Images:
             "labels": torch.zeros(len(rows), dtype=torch.long, device=device),
         }
 
-    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        logits = model(pixel_values=batch["pixel_values"]).logits.float()
-        return functional.cross_entropy(logits, batch["labels"], reduction="sum")
-
     def targets(self, row: Any) -> int:
         return 1
 
     def size(self, row: Any) -> int:
         return 1
 
-    def begins(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Do nothing: a step has no random draws."""
 
 
-class Speech(Seq2Seq):
-    """Transcription of half a minute of sound. It is not one of the trainer's tasks; the loss is that of `seq2seq`."""
+class ImagesModel:
+    """Image classification; the loss equals that of text classification."""
 
-    architecture = "AutoModelForSpeechSeq2Seq"
-    adapters: Any = None
-    """None, because peft's own model classes accept only tokens as input."""
+    architecture, peft_type = "AutoModelForImageClassification", None
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        logits = model(pixel_values=batch["pixel_values"]).logits.float()
+        return functional.cross_entropy(logits, batch["labels"], reduction="sum")
+
+
+class SpeechData(Seq2SeqData):
+    """Half a minute of silence in each row, with its transcript."""
 
     def __init__(self, train: TrainConfig, config: Mapping[str, Any]) -> None:
         super().__init__(train)
@@ -93,6 +101,14 @@ class Speech(Seq2Seq):
             **super().collate(examples, device),
             "input_features": torch.zeros((len(examples), *self._mel), device=device),
         }
+
+
+class SpeechModel(Seq2SeqModel):
+    """Transcription; the loss is that of `seq2seq`."""
+
+    architecture = "AutoModelForSpeechSeq2Seq"
+    peft_type: Any = None
+    """None, because peft's own model classes accept only tokens as input."""
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         sound = batch["input_features"].to(next(model.parameters()).dtype)
@@ -148,12 +164,17 @@ TRAINED = {
 def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
     """Return the task as the loop uses it, without a tokenizer."""
     if name == "image_classification":
-        return Images(config)
+        return TracedTask(data=ImagesData(config), model=ImagesModel())
     if name == "text_to_image":
-        return Noise(config)
-    task: Any = Speech(train, config) if name == "transcription" else tasks.of(train)
-    if isinstance(task, Seq2Seq):
-        task._start = 0
+        return TracedTask(data=NoiseData(config), model=NoiseModel())
+    task: Any
+    if name == "transcription":
+        data = SpeechData(train, config)
+        task = TracedTask(data=data, model=SpeechModel(train, data))
+    else:
+        task = tasks.of(train)
+    if isinstance(task.data, Seq2SeqData):
+        task.data.decoder_start = 0
     return task
 
 

@@ -91,7 +91,7 @@ class Probe(Steps):
         return fake_distributed.gathered(self._bare)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
-        return [self._rows], sum(self._task.targets(e) for e in self._rows)
+        return [self._rows], sum(self._task.data.targets(e) for e in self._rows)
 
     def _apply_row_skips(self) -> None:
         """Do nothing: no earlier worker diverged."""

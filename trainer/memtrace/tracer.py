@@ -111,7 +111,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
     family = str(fields.pop("model_type", None))
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
-        model = getattr(transformers, task.architecture).from_config(
+        model = getattr(transformers, task.model.architecture).from_config(
             built, dtype=_kept(ask), attn_implementation=ask.attention
         )
         untie(model, config)
@@ -120,8 +120,8 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: TraceOptions, 
             model.config.pad_token_id = 0  # a decoder finds the last token by it
         fresh = fresh_of(ask.task, family)
         if ask.train.quantised is not None:
-            model = quantised.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
-        return adapters.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
+            model = quantised.quantise(model, ask.train, task.model.architecture, _kept(ask), norms=not ask.pure)
+        return adapters.wrap(model, ask.train, task.model.peft_type, fresh, targets=ask.targets)
 
 
 def _kept(ask: TraceOptions) -> torch.dtype:

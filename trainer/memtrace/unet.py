@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainer.contract.train import LoraConfig, TrainConfig
 from trainer.memtrace.storage_tracker import Storages, in_backward
-from trainer.tasks.common.base import Batch
+from trainer.tasks.common.task_data import Batch
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 """Modules that diffusers' examples adapt."""
@@ -22,10 +22,8 @@ SHRUNK = 8
 """Pixels of an image's side per pixel of the latent's side."""
 
 
-class Noise:
-    """Prediction of noise; a row is its number of pixels per side."""
-
-    architecture, adapters = "UNet2DConditionModel", None
+class NoiseData:
+    """Latents, noise and conditions of rows; a row is its number of pixels per side."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._channels, self._words = int(config.get("in_channels", 4)), int(config["cross_attention_dim"])
@@ -48,6 +46,21 @@ class Noise:
             }
         return batch
 
+    def targets(self, row: Any) -> int:
+        return 1
+
+    def size(self, row: Any) -> int:
+        return 1
+
+    def begin_step(self, step: int) -> None:
+        """Do nothing: a step has no random draws."""
+
+
+class NoiseModel:
+    """Prediction of noise. The loss is the squared error of each value."""
+
+    architecture, peft_type = "UNet2DConditionModel", None
+
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         dtype = next(model.parameters()).dtype
         more = {n: batch[n].to(dtype) for n in ("text_embeds", "time_ids") if n in batch}
@@ -56,15 +69,6 @@ class Noise:
             added_cond_kwargs=more or None,
         ).sample  # fmt: skip
         return functional.mse_loss(prediction.float(), batch["noise"], reduction="sum")
-
-    def targets(self, row: Any) -> int:
-        return 1
-
-    def size(self, row: Any) -> int:
-        return 1
-
-    def begins(self, step: int) -> None:
-        """Do nothing: a step has no random draws."""
 
 
 def built(config: Mapping[str, Any], train: TrainConfig, dtype: torch.dtype, targets: Sequence[str]) -> Any:

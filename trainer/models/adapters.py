@@ -23,19 +23,19 @@ HEADS = "classifier.", "score."
 def wrap(
     model: Any,
     config: TrainConfig,
-    adapters: str | None = "CAUSAL_LM",
-    fresh: Sequence[str] = (),
+    peft_type: str | None = "CAUSAL_LM",
+    new_modules: Sequence[str] = (),
     targets: Sequence[str] = (),
 ) -> Any:
-    """Add the configured adapters (`adapters`: peft's task type) and turn on gradient checkpointing.
+    """Add the configured adapters, and turn on gradient checkpointing if the configuration does.
 
-    `fresh`: modules with new weights, which are trained and saved whole, also with a LoRA.
-    `targets`: names of modules, which replace the config's choice.
+    `peft_type`: value of peft's `task_type`. `targets`: names of modules that get adapters, in place of the configured
+    ones. `new_modules`: modules with new weights, which are trained and saved whole, also with a LoRA.
     """
     if config.adapters is not None:
         for parameter in model.parameters():
             parameter.requires_grad = False
-        model = _with_adapters(model, config, config.adapters, adapters, fresh, targets)
+        model = _with_adapters(model, config, config.adapters, peft_type, new_modules, targets)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
@@ -50,8 +50,8 @@ def _with_adapters(
     model: Any,
     config: TrainConfig,
     method: LowRank,
-    adapters: str | None,
-    fresh: Sequence[str],
+    peft_type: str | None,
+    new_modules: Sequence[str],
     targets: Sequence[str],
 ) -> Any:
     import peft
@@ -63,8 +63,8 @@ def _with_adapters(
         use_rslora=method.rslora,
         use_dora=method.dora,
         target_modules=list(targets) or target_modules(model, method),
-        task_type=adapters,
-        modules_to_save=[name for name in fresh if adapters is None or not name.startswith(HEADS)] or None,
+        task_type=peft_type,
+        modules_to_save=[name for name in new_modules if peft_type is None or not name.startswith(HEADS)] or None,
     )
     wrapped = peft.get_peft_model(model, lora)
     # The artifact contains a folder's name or a Hub id, because a full path is useless on another machine.

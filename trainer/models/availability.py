@@ -35,7 +35,7 @@ def check_model_available(model: str, files: Sequence[str] = MODEL_FILES, *, rev
     return _on_hub(model, revision, (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
 
 
-def not_read(config: TrainConfig, error: BaseException) -> Fault | None:
+def read_fault(config: TrainConfig, error: BaseException) -> Fault | None:
     """Return the fault of this machine or of the Hub for which a model could not be read; None: the model is wrong.
 
     The Hub is asked once more, because the libraries raise an OSError for every failure.

@@ -11,7 +11,7 @@ from trainer.contract.data_config import model_files
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset.prompts import digest
-from trainer.models import remote_code as trust
+from trainer.models import remote_code
 
 SUFFIX = ".safetensors"
 SECOND = f"text_encoder_2/*{SUFFIX}"
@@ -22,7 +22,9 @@ ADAPTERS = "its adapters belong to other weights"
 def identity(config: TrainConfig) -> str:
     """Return a hash of the base's weight files, their quantisation and the model's own code. Raises OSError."""
     return ", ".join(
-        filter(None, (_weights(config) if config.adapters is not None else "", trust.remote_code_fingerprint(config)))
+        filter(
+            None, (_weights(config) if config.adapters is not None else "", remote_code.remote_code_fingerprint(config))
+        )
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.contract.checkpoint_format import ModelFingerprint
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
-from trainer.models import loading as models
+from trainer.models import loading
 
 PROBE = "The 3rd café cost\n\t$1,234.50 – naïve, 北京, Москва; x_y == f(z)  # DON'T 🙂"
 """Text whose token ids distinguish tokenizers with the same vocabulary but other rules."""
@@ -54,8 +54,8 @@ def _config(config: TrainConfig) -> str:
 
     try:
         fields, _ = PreTrainedConfig.get_config_dict(config.model, revision=config.revision or "main")
-    except models.UNREAD as e:
-        raise models.unloadable(config, e) from None
+    except loading.UNREAD as e:
+        raise loading.unloadable(config, e) from None
     return _hash(sorted((n, v) for n, v in fields.items() if n not in PASSING and not n.startswith("_")))
 
 

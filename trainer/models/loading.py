@@ -62,8 +62,8 @@ def precision_of(config: TrainConfig, device: torch.device) -> str:
 def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    able = torch.cpu.get_capabilities()
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def config_of(config: TrainConfig) -> Any:
@@ -71,12 +71,12 @@ def config_of(config: TrainConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(config.model, **remote_code.loading(config))
+        return AutoConfig.from_pretrained(config.model, **remote_code.load_options(config))
     except UNREAD as e:
         raise unloadable(config, e) from None
 
 
-def brings(config: TrainConfig, model_config: Any, architecture: str) -> bool:
+def has_own_class(config: TrainConfig, model_config: Any, architecture: str) -> bool:
     """Return True if the model's own code replaces the class `architecture` of transformers."""
     return config.trust_remote_code and architecture in (getattr(model_config, "auto_map", None) or {})
 
@@ -88,7 +88,7 @@ def check_kind(config: TrainConfig, architecture: str) -> None:
     model_config = config_of(config)
     problem = model_misuse_message(config.task, model_config.to_dict())
     mapping = getattr(transformers, architecture)._model_mapping
-    is_supported = brings(config, model_config, architecture) or type(model_config) in mapping
+    is_supported = has_own_class(config, model_config, architecture) or type(model_config) in mapping
     if not problem and not is_supported:
         takes = TAKES.get(architecture, "a model of texts")
         problem = f"is of the kind {model_config.model_type}; task {config.task} takes {takes}"
@@ -101,7 +101,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(config.model, **remote_code.loading(config), **options)
+        return AutoTokenizer.from_pretrained(config.model, **remote_code.load_options(config), **options)
     except UNREAD as e:
         raise unloadable(config, e) from None
 
@@ -112,12 +112,12 @@ def embeddings(config: TrainConfig) -> int | None:
     return rows if isinstance(rows, int) and rows > 0 else None
 
 
-def largest(tokenizer: Any) -> int:
+def highest_token(tokenizer: Any) -> int:
     """Return the highest token id of the tokenizer."""
     return max(tokenizer.get_vocab().values(), default=0)
 
 
-def told_apart(tokenizer: Any) -> str:
+def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return a hash of all settings of a tokenizer that change its token ids, the chat template included."""
     import transformers
 
@@ -137,7 +137,7 @@ def image_processor_of(config: TrainConfig) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(config.model, backend="pil", **remote_code.loading(config))
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil", **remote_code.load_options(config))
     except UNREAD as e:
         raise unloadable(config, e) from None
 
@@ -168,7 +168,7 @@ def load(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **remote_code.loading(config),
+            **remote_code.load_options(config),
             **{"ignore_mismatched_sizes": True, **options},  # check_missing_weights refuses them below.
         )
     except UNREAD as e:
@@ -219,7 +219,7 @@ def unloadable(config: TrainConfig, error: Exception) -> Fault:
             f"train.model: cannot load {config.model!r}: it needs its own code; read it, and if you trust it set "
             "train.trust_remote_code: true"
         )
-    if (fault := availability.not_read(config, error)) is not None:
+    if (fault := availability.read_fault(config, error)) is not None:
         return fault
     cause = (isinstance(error, StrictDataclassError) and error.__cause__) or error
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]

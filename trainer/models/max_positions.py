@@ -5,27 +5,27 @@ from typing import Any
 from trainer.contract.architectures import SCALED_ROTARY
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
-from trainer.models import loading as models
+from trainer.models import loading
 
 
-def learned(config: TrainConfig) -> int | None:
+def learned_positions(config: TrainConfig) -> int | None:
     """Return the largest sequence length in tokens of a model with a table of positions. Raises UserFault.
 
     None: the model has rotary positions, which have no hard limit, or its config has no limit.
     """
-    text_config = models.config_of(config).get_text_config()
+    text_config = loading.config_of(config).get_text_config()
     count = getattr(text_config, "max_position_embeddings", None)
     is_rotary = getattr(text_config, "rope_parameters", None) is not None
     return count if isinstance(count, int) and count > 0 and not is_rotary else None
 
 
-def insist(config: TrainConfig, longest: int) -> None:
+def check_length(config: TrainConfig, longest: int) -> None:
     """Raise UserFault for rows that are longer than the model's positions.
 
     `longest`: tokens of the longest sequence, cut to `max_length`. Without this check the run fails at the first such
     row, which looks like a fault of the machine.
     """
-    positions = _reach(models.config_of(config))
+    positions = _position_limit(loading.config_of(config))
     trained = config.max_length if config.packing else longest
     if positions is not None and trained > positions:
         raise UserFault(
@@ -33,7 +33,7 @@ def insist(config: TrainConfig, longest: int) -> None:
         )
 
 
-def _reach(config: Any) -> int | None:
+def _position_limit(config: Any) -> int | None:
     """Return the largest sequence length of a model in tokens; None: its config has no limit.
 
     Scaled rotary positions extend the original length. For `llama3` and `longrope` the config's count includes this.

@@ -11,24 +11,24 @@ from typing import Any
 from trainer.contract.data_config import model_files
 from trainer.contract.train import PINNED, TrainConfig
 from trainer.core.errors import Fault, UserFault
-from trainer.models import availability as reach
+from trainer.models import availability
 
 FLAG = "--trust-remote-code"
 NAMING = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 """Files of a model that may name code, in `auto_map`."""
 
 
-def unpermitted(config: TrainConfig, *, given: bool) -> str | None:
+def permission_problem(config: TrainConfig, *, flag: bool) -> str | None:
     """Return the reason for which a configuration without a broker may not run the model's code, or None.
 
-    `given`: True if the user passed the flag.
+    `flag`: True if the user passed FLAG.
     """
-    if config.trust_remote_code and not given:
+    if config.trust_remote_code and not flag:
         return f"trust_remote_code: it runs the code of {config.model!r} on this machine; read it, then give {FLAG} too"
     return None
 
 
-def loading(config: TrainConfig) -> dict[str, Any]:
+def load_options(config: TrainConfig) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` for revision and code. Raises UserFault for code that may change."""
     if config.trust_remote_code:
         _check(config)
@@ -43,8 +43,8 @@ def _check(config: TrainConfig) -> None:
         )
     for name in NAMING:
         for reference in _references(config, name):
-            repository, apart, _ = reference.rpartition("--")
-            if apart and repository != config.model:
+            repository, separator, _ = reference.rpartition("--")
+            if separator and repository != config.model:
                 raise UserFault(
                     f"train.trust_remote_code: {name} of {config.model!r} takes code from {repository!r}, whose "
                     "revision nothing fixes; copy it into the model's folder"
@@ -59,7 +59,7 @@ def _references(config: TrainConfig, name: str) -> list[str]:
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
-        raise _unread(config, name, e) from None
+        raise _read_error(config, name, e) from None
     auto_map = document.get("auto_map", {}) if isinstance(document, dict) else {}
     values = auto_map.values() if isinstance(auto_map, dict) else ()
     names = [name for value in values for name in (value if isinstance(value, list) else [value])]
@@ -81,11 +81,11 @@ def _file(config: TrainConfig, name: str) -> Path | None:
     except errors.EntryNotFoundError:
         return None
     except Exception as e:  # Errors of huggingface_hub and of the HTTP client below it.
-        raise _unread(config, name, e) from None
+        raise _read_error(config, name, e) from None
 
 
-def _unread(config: TrainConfig, name: str, error: Exception) -> Fault:
-    fault = reach.not_read(config, error)
+def _read_error(config: TrainConfig, name: str, error: Exception) -> Fault:
+    fault = availability.read_fault(config, error)
     return fault or UserFault(f"train.model: cannot read {name} of {config.model!r} ({type(error).__name__})")
 
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from trainer.batching.examples import IGNORED
 from trainer.core.errors import UserFault
-from trainer.tasks.common.base import Batch
+from trainer.tasks.common.task_data import Batch
 
 NAME = "gathered"
 TOKENS = ("input_ids", "position_ids", "wanted")

@@ -76,7 +76,7 @@ def main(
         return ExitCode.USER_ERROR
     try:
         train, saving = read_config(config), read_saving(config, save_every_s)
-        if wrong := remote_code.unpermitted(train, given=trusted):
+        if wrong := remote_code.permission_problem(train, flag=trusted):
             raise BadConfig(wrong)
         secrets = _secrets(train)
         with holding(output):

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 
 from trainer.contract.train import TrainConfig
-from trainer.tasks.common.base import Task
+from trainer.tasks.common.task import Task
 
 
 @torch.no_grad()
@@ -29,19 +29,19 @@ def heldout(
     `between` is called after every batch and may raise.
     """
     model.eval()
-    task.choose(examples)
+    task.model.choose_judged(examples)
     total, targets = 0.0, 0
     judged: list[Any] = []
     try:
-        for batch in task.micro_batches(examples, size):
-            loss, more = task.judged(model, task.collate(batch, device))
+        for batch in task.data.micro_batches(examples, size):
+            loss, more = task.model.judge(model, task.data.collate(batch, device))
             total += float(loss)
-            targets += sum(task.targets(e) for e in batch)
+            targets += sum(task.data.targets(e) for e in batch)
             judged.extend(more)
             between()
     finally:
         model.train()
-    return total / targets, task.metrics(judged)
+    return total / targets, task.model.metrics(judged)
 
 
 def as_trained(config: TrainConfig, accelerator: Accelerator) -> contextlib.AbstractContextManager[Any]:
@@ -84,7 +84,7 @@ def write_artifacts(
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    task.save(folder, model, state)
-    told = task.keep(folder, samples)
+    task.model.save(folder, model, state)
+    told = task.samples.save_files(folder, samples)
     (folder / "samples.json").write_text(json.dumps(told, indent=1, ensure_ascii=False))
     (folder / "eval.json").write_text(json.dumps(scores, indent=1))

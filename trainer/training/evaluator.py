@@ -17,7 +17,7 @@ from trainer.core.errors import Drained, Fault
 from trainer.core.ipc import RunFolder, WorkerJob
 from trainer.parallel import barrier as meeting
 from trainer.parallel import ddp as parallel
-from trainer.tasks.common.base import Task
+from trainer.tasks.common.task import Task
 from trainer.training import (
     determinism as exact,
 )
@@ -67,7 +67,7 @@ class Evaluator:
             if self.arrangement.world == 1:
                 self._look()
 
-        self.task.begins(EVALUATION)
+        self.task.data.begin_step(EVALUATION)
         set_seed(order.micro_batch_seed(self.job.train.seed, EVALUATION, 0))
         return evaluate.heldout(
             self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
@@ -131,7 +131,7 @@ class Evaluator:
         def merge() -> None:
             if self.accelerator.is_main_process:
                 shutil.rmtree(folder / "model", ignore_errors=True)  # left by an earlier attempt
-                self.task.merge(folder)
+                self.task.model.merge(folder)
 
         self.insist(lambda: results.try_write(write), lambda: self._wanted(whole))
         if self.job.train.output.merge:
@@ -192,7 +192,7 @@ class Evaluator:
         watched = evaluate.watched(self.model, self._look) if alone else contextlib.nullcontext()
         try:
             with watched, exact.leniently(), evaluate.as_trained(self.job.train, self.accelerator):
-                return self.task.write(self.model, self.accelerator.device)
+                return self.task.samples.write(self.model, self.accelerator.device)
         except Exception as e:
             if self.arrangement.divided or isinstance(
                 e, NOT_A_SAMPLE_ERROR

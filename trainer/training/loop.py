@@ -51,7 +51,7 @@ class Loop(Steps):
             "parameters": self._parameters,
             "report": self._report,
         }
-        trained = {"tokenizer": self._task.tokenizer, "optimizer": self._optimizer, "selection": self._selection}
+        trained = {"tokenizer": self._task.data.tokenizer, "optimizer": self._optimizer, "selection": self._selection}
         self._keeper = CheckpointManager(job, run, **trained, **common)
         self._judge = Evaluator(job=job, run=run, task=self._task, held=self._held, rows=self._micro * 2, **common)
         self._board = board.Board(run.root / board.FOLDER, self._report.event)
@@ -165,7 +165,7 @@ class Loop(Steps):
             )
             self._set(heldout_loss_before=loss)
         if self._config.samples.prompts and self._config.adapters is None:
-            kept, alone = self._task.keeps_base_samples, self._parallel.world == 1
+            kept, alone = self._task.samples.keeps_base_samples, self._parallel.world == 1
             written = self._judge.written(alone=alone) if kept else [""] * len(self._config.samples.prompts)
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 

@@ -40,7 +40,7 @@ class Steps(ABC):
         self._task = tasks.of(config)
         with meeting.long_barrier("rows"):
             examples, self._dropped = self._task.examples(
-                Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
+                Path(job.data), job.data_format, cache=run.root, data_sha256=job.data_sha256
             )
         self._train, self._held = kept.train_eval_split(examples, config.seed, config.data.eval_share)
         order.insist_on_a_step(len(self._train), config.rows_a_step)
@@ -57,7 +57,7 @@ class Steps(ABC):
         if config.compile:
             switches.compiled(parallel.layers(self._bare), self._device)
         with evaluate.as_trained(config, self._accelerator):
-            self._task.check(self._bare, self._device)
+            self._task.model.check_on_device(self._bare, self._device)
         self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
         self._progress = Progress()
 
@@ -80,7 +80,7 @@ class Steps(ABC):
     def _made(self, hollow: bool) -> Any:
         """Return the model once all processes have read their weights."""
         with meeting.long_barrier("weights"):
-            return self._task.model(self._precision, hollow=hollow)
+            return self._task.model.build(self._precision, hollow=hollow)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         """Return this process's micro-batches of the next step, and the number of losses in the whole step.
@@ -88,17 +88,17 @@ class Steps(ABC):
         If they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
         """
         mine, targets = self._batches_at(self._progress.samples)
-        if self._task.looks_ahead and self._progress.step + 1 < self._total:
+        if self._task.data.prepares_ahead and self._progress.step + 1 < self._total:
             following, _ = self._batches_at(self._progress.samples + self._config.rows_a_step)
-            self._task.ahead([e for micro in following for e in micro])
+            self._task.data.prepare_ahead([e for micro in following for e in micro])
         return mine, targets
 
     def _batches_at(self, samples: int) -> tuple[list[list[Any]], int]:
         """Return the micro-batches of the step that begins after `samples` rows."""
         config = self._config
         rows = order.step_rows(config.seed, samples, config.rows_a_step, len(self._train))
-        micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
-        targets = sum(self._task.targets(e) for micro in micros for e in micro)
+        micros = self._task.data.micro_batches([self._train[i] for i in rows], self._micro)
+        targets = sum(self._task.data.targets(e) for micro in micros for e in micro)
         micros += [[] for _ in range(-len(micros) % self._parallel.groups)]
         return micros[self._parallel.group :: self._parallel.groups], targets
 
@@ -106,7 +106,7 @@ class Steps(ABC):
         """Do one optimizer step, or the rest of it after a restore within the step."""
         started = time.monotonic()
         self._apply_row_skips()
-        self._task.begins(self._progress.step)
+        self._task.data.begin_step(self._progress.step)
         batches, targets = self._batches()
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
         for number in range(self._progress.micro_batch_index, len(batches)):
@@ -140,7 +140,7 @@ class Steps(ABC):
             # stays, because it did not cause the loss.
             scaler.update(scaler.get_scale())
         self._optimizer.zero_grad(set_to_none=True)
-        tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
+        tokens = sum(self._task.data.size(e) for b in batches for e in b) * self._parallel.groups
         self._record(row, tokens, time.monotonic() - started)
 
     def _apply_row_skips(self) -> None:
@@ -183,9 +183,9 @@ class Steps(ABC):
 
         A lack of memory shows now instead of an hour later. Nothing is learned from the rows.
         """
-        longest = kept.largest(self._train, self._micro, self._task.size)
+        longest = kept.largest(self._train, self._micro, self._task.data.size)
         self._dry_forward_backward(longest, self._model)
-        self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
+        self._report.say(f"probe: {len(longest)} rows of up to {self._task.data.size(longest[0])} tokens fit")
 
     def _check_determinism(self) -> None:
         """Run the first rows forward and backward to check for deterministic kernels, and require them if all are.
@@ -197,7 +197,7 @@ class Steps(ABC):
         self._report.set(0, phase="loading", message="trying the first rows")
         rows = self._batches_at(0)[0][0]
         self._bare.train()
-        self._task.begins(0)
+        self._task.data.begin_step(0)
         # Compiled for the mode that follows.
         eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
         with eager, torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
@@ -211,7 +211,7 @@ class Steps(ABC):
         A buffer that the model itself replaces, such as dynamic positions, stays changed.
         """
         before = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
-        targets = max(1, sum(self._task.targets(e) for e in rows))
+        targets = max(1, sum(self._task.data.targets(e) for e in rows))
         self._accelerator.backward(self._forward(rows, model) / targets)
         self._optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
@@ -219,8 +219,8 @@ class Steps(ABC):
                 buffer.copy_(value)
 
     def _forward(self, batch: list[Any], model: Any = None) -> torch.Tensor:
-        made = self._parallel.shard_sequence(self._task.collate(batch or self._train[:1], self._device))
-        loss = self._task.loss_sum(self._model if model is None else model, made)
+        made = self._parallel.shard_sequence(self._task.data.collate(batch or self._train[:1], self._device))
+        loss = self._task.model.loss_sum(self._model if model is None else model, made)
         return loss if batch else loss * 0.0
 
     @abstractmethod

@@ -124,18 +124,18 @@ def test_a_pack_has_the_loss_and_the_gradients_of_its_rows_apart(
         task = CausalLm(config(chat_models[kind], packing=packs, precision="fp32"))
         examples, _ = task.examples(data, "jsonl")
         torch.manual_seed(3)
-        model = task.model("fp32").eval()
-        task.check(model, CPU)
+        model = task.model.build("fp32").eval()
+        task.model.check_on_device(model, CPU)
         model.eval()
-        batches = task.micro_batches(examples[:12], 12)
-        loss = sum((task.loss_sum(model, task.collate(b, CPU)) for b in batches), torch.zeros(()))
+        batches = task.data.micro_batches(examples[:12], 12)
+        loss = sum((task.model.loss_sum(model, task.data.collate(b, CPU)) for b in batches), torch.zeros(()))
         loss.backward()
         gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found[packs] = (
             loss.item(),
             gradients,
             sum(len(b) for b in batches),
-            sum(task.targets(e) for b in batches for e in b),
+            sum(task.data.targets(e) for b in batches for e in b),
         )
     (apart, slopes, rows, targets), (together, packed_slopes, sequences, packed_targets) = found[False], found[True]
     assert (rows, targets) == (12, packed_targets)

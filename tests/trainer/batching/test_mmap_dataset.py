@@ -20,11 +20,12 @@ from trainer.core.errors import DataFault
 from trainer.core.ipc import ROWS, rows_note
 from trainer.dataset.prompts import digest
 from trainer.dataset.readers import each_row
-from trainer.tasks.common.base import Task
+from trainer.tasks.common.example_reader import ExampleReader
+from trainer.tasks.common.task import Task
+from trainer.tasks.text.labelled_text import Labelled
 from trainer.tasks.text.preference_pairs import Preference
 from trainer.tasks.text.seq2seq import Pair
-from trainer.tasks.text.text_classification import Labelled
-from trainer.tasks.text.token_classification import Read
+from trainer.tasks.text.token_classification import TaggedWords
 
 MB = 1_000_000
 ids = st.lists(st.integers(-100, 2**31 - 1), max_size=8)
@@ -35,8 +36,8 @@ KEPT: dict[type, Any] = {
     Preference: st.builds(Preference, chosen=examples, rejected=examples),
     Pair: st.builds(Pair, ids=ids, labels=ids, number=st.integers(1)),
     Labelled: st.builds(Labelled, ids=ids, label=st.one_of(st.text(), st.floats(allow_nan=False))),
-    Read: st.builds(
-        Read, ids=ids, starts=st.lists(st.none() | st.integers(0, 9)), tags=st.lists(st.text(max_size=3))
+    TaggedWords: st.builds(
+        TaggedWords, ids=ids, starts=st.lists(st.none() | st.integers(0, 9)), tags=st.lists(st.text(max_size=3))
     ),
 }  # fmt: skip
 
@@ -144,15 +145,16 @@ def test_rows_are_tokenised_once_until_an_input_changes(
     path = tmp_path / "rows.csv"
     path.write_bytes(tiny_jobs.data(KINDS["causal_lm lora"]))
     read: list[Any] = []
-    monkeypatch.setattr(Task, "_read", lambda self, *given, of=Task._read: (read.append(1), of(self, *given))[1])
+    of = ExampleReader._read_rows
+    monkeypatch.setattr(ExampleReader, "_read_rows", lambda self, *given: (read.append(1), of(self, *given))[1])
     one = digest(path)
-    first = list(task().examples(path, "csv", folder=tmp_path, of=one)[0])
-    assert list(task().examples(path, "csv", folder=tmp_path, of=one)[0]) == first
+    first = list(task().examples(path, "csv", cache=tmp_path, data_sha256=one)[0])
+    assert list(task().examples(path, "csv", cache=tmp_path, data_sha256=one)[0]) == first
     assert len(read) == 1
-    task(max_length=8).examples(path, "csv", folder=tmp_path, of=one)
+    task(max_length=8).examples(path, "csv", cache=tmp_path, data_sha256=one)
     assert list(task().examples(path, "csv")[0]) == first
     path.write_bytes(path.read_bytes() + b"\n" + path.read_bytes().splitlines()[-1])
-    task().examples(path, "csv", folder=tmp_path, of=digest(path))
+    task().examples(path, "csv", cache=tmp_path, data_sha256=digest(path))
     assert len(read) == 4
 
 
@@ -162,5 +164,5 @@ def test_rows_of_another_file_than_was_hashed_are_not_kept(task: Callable[..., T
     hashed = digest(path)
     path.write_bytes(path.read_bytes() + b"\n" + path.read_bytes().splitlines()[-1])
     with pytest.raises(DataFault, match=r"rows.csv has changed since it was hashed; start again"):
-        task().examples(path, "csv", folder=tmp_path, of=hashed)
+        task().examples(path, "csv", cache=tmp_path, data_sha256=hashed)
     assert rows_note(tmp_path) is None

@@ -42,10 +42,10 @@ def test_what_is_no_text_is_a_bad_row_by_its_column(cell: str, column: str, mode
     trained = tasks.of(train(str(model)))
     with pytest.raises(DataFault, match="neither text"):
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
-    assert trained.faults == [f"rows.jsonl row 2: {said}"]
+    assert trained.data.reader.faults == [f"rows.jsonl row 2: {said}"]
     (tmp_path / "train.json").write_text(train(str(model)).model_dump_json(exclude_defaults=True))
     report = preflight.check(tmp_path / "train.json")
-    assert (report.code, report.bad) == (65, trained.faults)
+    assert (report.code, report.bad) == (65, trained.data.reader.faults)
 
 
 @pytest.mark.parametrize("cell", ["w1", "", 7, -2.5, "2026-01-31"])
@@ -68,7 +68,7 @@ def test_what_is_no_number_is_no_class(cell: float) -> None:
 def test_a_picture_without_a_class_is_named() -> None:
     row = {"image": Picture(name="top.png", size=0, start=lambda count: b""), "label": None}
     with pytest.raises(DataError, match=r"^p.tar row 3 \(top.png\): no column 'label', or it is null"):
-        cells.taken("label", row, "label", "p.tar", 3)
+        cells.required("label", row, "label", "p.tar", 3)
 
 
 def test_a_column_that_no_template_names_may_hold_anything() -> None:

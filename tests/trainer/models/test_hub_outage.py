@@ -16,7 +16,7 @@ from trainer.contract.documents import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import Fault
 from trainer.models import loading as models
-from trainer.models import remote_code as trust
+from trainer.models import remote_code
 from trainer.tasks.image import diffusers_io
 
 COMMIT = "a" * 40
@@ -90,7 +90,7 @@ def loading(read: str, error: Exception, patch: pytest.MonkeyPatch) -> Fault:
         "config": lambda: models.config_of(config()),
         "tokenizer": lambda: models.tokenizer_of(config()),
         "weights": lambda: models.load(config(), "fp32", "AutoModelForCausalLM"),
-        "code": lambda: trust.loading(code),
+        "code": lambda: remote_code.load_options(code),
         "diffusion": lambda: diffusers_io.kind_of(config()),
     }
     with pytest.raises(Fault) as caught:

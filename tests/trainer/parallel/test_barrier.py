@@ -22,25 +22,26 @@ def late(rank: int) -> None:
     """The second process comes when a collective that waited for it would have given up, and has its rows so much later
     again; the first one its weights, and the results."""
     from trainer.parallel import ddp as parallel
-    from trainer.tasks.common.base import Task
+    from trainer.tasks.common.task import Task
+    from trainer.tasks.common.task_model import TaskModel
     from trainer.training import evaluation as evaluate
 
     parallel.TIMEOUT = timedelta(seconds=TIMEOUT_S)
-    examples, model, write = Task.examples, Task.model, evaluate.write_artifacts
+    examples, build, write = Task.examples, TaskModel.build, evaluate.write_artifacts
 
     def slow_examples(task: Task[Any], *given: Any, **more: Any) -> Any:
         time.sleep(1.5 * TIMEOUT_S * rank)
         return examples(task, *given, **more)
 
-    def slow_model(task: Task[Any], *given: Any, **more: Any) -> Any:
+    def slow_build(model: TaskModel[Any], *given: Any, **more: Any) -> Any:
         time.sleep(1.5 * TIMEOUT_S * (1 - rank))
-        return model(task, *given, **more)
+        return build(model, *given, **more)
 
     def slow_results(*given: Any) -> None:
         time.sleep(1.5 * TIMEOUT_S)
         write(*given)
 
-    Task.examples, Task.model = slow_examples, slow_model  # type: ignore[method-assign]
+    Task.examples, TaskModel.build = slow_examples, slow_build  # type: ignore[method-assign]
     evaluate.write_artifacts = slow_results
     time.sleep(1.5 * TIMEOUT_S * rank)
 
@@ -48,7 +49,7 @@ def late(rank: int) -> None:
 def dies(rank: int) -> None:
     """The second process, without a word, while the first one waits for its rows."""
     from trainer.parallel import barrier as meeting
-    from trainer.tasks.common.base import Task
+    from trainer.tasks.common.task import Task
 
     meeting.SILENT_S = SILENT_S
     examples = Task.examples
@@ -64,7 +65,7 @@ def dies(rank: int) -> None:
 
 def fails(rank: int) -> None:
     """The second process, which says so."""
-    from trainer.tasks.common.base import Task
+    from trainer.tasks.common.task import Task
 
     examples = Task.examples
 

@@ -36,7 +36,7 @@ RAMP = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
 
 @pytest.mark.parametrize(("form", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
 def test_a_picture_of_16_bits_is_the_one_of_8(form: str, order: str) -> None:
-    found = np.asarray(pictures.opened(held(picture(RAMP.astype(order), form))))
+    found = np.asarray(pictures.decode(held(picture(RAMP.astype(order), form))))
     assert found.shape == (16, 16, 3)
     assert (found == np.arange(256, dtype=np.uint8).reshape(16, 16, 1)).all()
 
@@ -45,7 +45,7 @@ def test_a_picture_of_16_bits_is_the_one_of_8(form: str, order: str) -> None:
 def test_a_picture_of_numbers_without_a_white_is_a_bad_row(kind: Any) -> None:
     content = picture(np.full((4, 4), 9, kind), "TIFF")
     with pytest.raises(DataError, match=r"^rows row 7 \(a/1.tif\): does not decode \(its pixels are numbers"):
-        pictures.taken({"image": held(content)}, "image", "rows", 7)
+        pictures.image_of({"image": held(content)}, "image", "rows", 7)
 
 
 @pytest.mark.parametrize("read", [0, 1], ids=["the beginning", "the whole"])
@@ -59,7 +59,7 @@ def test_a_disk_that_does_not_read_is_not_the_row_s_fault(read: int) -> None:
 
     cell = Picture(name="a/1.png", size=len(content), start=start)
     with pytest.raises(OSError, match="Input/output error"):
-        pictures.taken({"image": cell}, "image", "rows", 7)
+        pictures.image_of({"image": cell}, "image", "rows", 7)
 
 
 FAULTS = ["1 + 'a'", "'abc'.index('z')", "'{a}'.format()", "1 // 0", "raise_exception('no')"]
@@ -79,7 +79,7 @@ def test_whatever_the_template_stumbles_over_is_a_bad_row(fault: str, tmp_path: 
     trained = tasks.of(train)
     with pytest.raises(DataFault):
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
-    (said,) = trained.faults
+    (said,) = trained.data.reader.faults
     assert said.startswith("rows.jsonl row 2: the model's chat template refuses the chat (")
     (tmp_path / "train.json").write_text(train.model_dump_json(exclude_defaults=True))
     report = preflight.check(tmp_path / "train.json")
@@ -94,7 +94,7 @@ def test_a_column_that_only_the_first_row_lacks_is_that_row_s_fault(tmp_path: Pa
     fields: dict[str, Any] = {"model": str(model), "data": data, "global_batch": 1, "max_length": 16}
     trained = tasks.of(TrainConfig.model_validate(fields))
     assert len(trained.examples(tmp_path / "rows.jsonl", "jsonl")[0]) == 2
-    assert trained.faults == ["rows.jsonl row 1: no column 'a'; every row needs it"]
+    assert trained.data.reader.faults == ["rows.jsonl row 1: no column 'a'; every row needs it"]
     for rows_there in (3, 300):  # a name that no row has is the setting's fault, also before all of a file was read
         text = "\n".join(map(json.dumps, [{"q": "w1"}] * rows_there))
         (tmp_path / "rows.jsonl").write_text(text if rows_there < 100 else text + "\n{")

@@ -20,7 +20,7 @@ from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, TrainCon
 from trainer.core.errors import DataFault, UserFault
 from trainer.dataset.prompts import DataError
 from trainer.tasks.common import image_loading as pictures
-from trainer.tasks.image.image_classification import ImageClassification, Shot
+from trainer.tasks.image.image_classification import ImageClassification, LabelledImage
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def test_resume_bitwise_of_digits(method: Any, rate: float, model: Path, data: P
 
 
 def without_room(rank: int) -> None:
-    pictures.KEPT_BYTES = 0
+    pictures.CACHE_BYTES = 0
 
 
 def killed_without_room(rank: int) -> None:
@@ -82,30 +82,30 @@ def test_resume_bitwise_of_pictures_that_are_decoded_ahead(model: Path, data: Pa
 def test_the_next_step_s_pictures_are_made_ready_by_another_thread(
     model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "KEPT_BYTES", 0)
+    monkeypatch.setattr(pictures, "CACHE_BYTES", 0)
     task = ImageClassification(config(model))
     shots = [task.examples(data, "tar")[0][i] for i in range(6)]
-    plain = task.collate(shots, CPU)
+    plain = task.data.collate(shots, CPU)
     by: list[threading.Thread] = []
-    made = task._sized
+    made = task.data._resized
 
     def noting(row: dict[str, Any], number: int) -> Any:
         by.append(threading.current_thread())
         return made(row, number)
 
-    task._ahead = pictures.Ahead(noting)
-    monkeypatch.setattr(task, "_sized", noting)
-    task.ahead(shots[:4])
-    assert torch.equal(task.collate(shots, CPU)["pixel_values"], plain["pixel_values"])
+    task.data._prefetcher = pictures.ImagePrefetcher(noting)
+    monkeypatch.setattr(task.data, "_resized", noting)
+    task.data.prepare_ahead(shots[:4])
+    assert torch.equal(task.data.collate(shots, CPU)["pixel_values"], plain["pixel_values"])
     assert by.count(threading.main_thread()) == 2
     assert len(by) == 6
-    task.ahead([])
-    task.collate(shots[:4], CPU)
+    task.data.prepare_ahead([])
+    task.data.collate(shots[:4], CPU)
     assert len(by) == 6, "of the step that trains now they are there still"
     broken = {**shots[0].row, "image": tar({})}
-    task.ahead([Shot(number=9, row=broken, label=0)])
+    task.data.prepare_ahead([LabelledImage(number=9, row=broken, label=0)])
     with pytest.raises(DataError, match="row 9"):
-        task.collate([Shot(number=9, row=broken, label=0)], CPU)
+        task.data.collate([LabelledImage(number=9, row=broken, label=0)], CPU)
 
 
 def test_several_threads_make_pictures_ready_at_once() -> None:
@@ -115,7 +115,7 @@ def test_several_threads_make_pictures_ready_at_once() -> None:
         together.wait()
         return np.full((1, 1, 1), number, np.uint8)
 
-    ahead = pictures.Ahead(make, threads=3)
+    ahead = pictures.ImagePrefetcher(make, threads=3)
     ahead.begin({number: {} for number in range(6)})
     assert [int(ahead.get(number)[0, 0, 0]) for number in range(6)] == [*range(6)]  # type: ignore[index]
 
@@ -142,7 +142,7 @@ def test_a_whole_model_is_saved_with_its_processor_and_labels(model: Path, data:
 def test_a_lora_trains_its_adapters_and_the_new_head_alone(model: Path, data: Path) -> None:
     task = ImageClassification(config(model))
     task.examples(data, "tar")
-    trained = {name for name, p in task.model("fp32").named_parameters() if p.requires_grad}
+    trained = {name for name, p in task.model.build("fp32").named_parameters() if p.requires_grad}
     assert {name for name in trained if "lora_" not in name} == {
         f"base_model.model.classifier.modules_to_save.default.{kind}" for kind in ("weight", "bias")
     }
@@ -164,7 +164,7 @@ def test_pixels_and_base64_and_files_are_the_same_pictures(model: Path, tmp_path
     for name in (*rows, "described.tar"):
         task = ImageClassification(config(model, name))
         examples, _ = task.examples(tmp_path / name, name.rsplit(".", 1)[1])
-        batches.append(task.collate(examples, CPU))
+        batches.append(task.data.collate(examples, CPU))
     for batch in batches[1:]:
         assert torch.equal(batch["pixel_values"], batches[0]["pixel_values"])
         assert torch.equal(batch["labels"], batches[0]["labels"])
@@ -174,9 +174,9 @@ def test_pixels_and_base64_and_files_are_the_same_pictures(model: Path, tmp_path
 
 def test_what_there_is_no_room_for_is_decoded_again(model: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ImageClassification(config(model))
-    monkeypatch.setattr(pictures, "KEPT_BYTES", 500)
+    monkeypatch.setattr(pictures, "CACHE_BYTES", 500)
     again = ImageClassification(config(model))
-    batches = [t.collate(t.examples(data, "tar")[0][:5], CPU)["pixel_values"] for t in (kept, again)]
+    batches = [t.data.collate(t.examples(data, "tar")[0][:5], CPU)["pixel_values"] for t in (kept, again)]
     assert torch.equal(*batches)
 
 
@@ -189,7 +189,7 @@ def test_every_broken_picture_is_named_and_counted(model: Path, tmp_path: Path) 
     with pytest.raises(DataFault, match=r"3 of 20 rows are bad, data\.bad_share is 0"):
         task.examples(tmp_path / "d.tar", "tar")
     order = sorted(files)
-    assert [fault.split(":")[0] for fault in task.faults] == [
+    assert [fault.split(":")[0] for fault in task.data.reader.faults] == [
         f"d.tar row {order.index(name) + 1} ({name})" for name in sorted((first, second, third))
     ]
     left = config(model, data={"path": "d.tar", "image": "image", "label": "label", "bad_share": 0.2})
@@ -213,7 +213,7 @@ def test_a_processor_of_another_size_than_the_model_is_refused(data: Path, tmp_p
     task = ImageClassification(config(folder))
     task.examples(data, "tar")
     with pytest.raises(UserFault, match="makes pictures of 16 x 16, the model takes 8 x 8"):
-        task.model("fp32")
+        task.model.build("fp32")
 
 
 def test_prompts_are_nothing_to_a_task_that_writes_nothing(model: Path) -> None:

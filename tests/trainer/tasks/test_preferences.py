@@ -20,6 +20,7 @@ from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesC
 from trainer.core.errors import DataFault
 from trainer.tasks.common import chat_template as chats
 from trainer.tasks.text.dpo import Dpo
+from trainer.tasks.text.preference_pairs import PreferenceData
 from trainer.tasks.text.reward_model import RewardModel
 
 CPU = torch.device("cpu")
@@ -70,7 +71,7 @@ def test_the_loss_of_dpo_is_that_of_the_paper(model: Path, data: Path) -> None:
     task = Dpo(config(model, DPO, precision="fp32", method=LoraConfig(r=4, dropout=0)))
     examples, _ = task.examples(data, "csv")
     torch.manual_seed(5)
-    tuned = task.model("fp32").train()
+    tuned = task.model.build("fp32").train()
     with torch.no_grad():
         for parameter in tuned.parameters():
             if parameter.requires_grad:
@@ -88,7 +89,7 @@ def test_the_loss_of_dpo_is_that_of_the_paper(model: Path, data: Path) -> None:
             before = [log_probability(e.ids, e.prompt) for e in answers]
         margin = (now[0] - before[0]) - (now[1] - before[1])
         expected += math.log1p(math.exp(-0.5 * margin))
-    found = task.loss_sum(tuned, task.collate(examples[:3], CPU))
+    found = task.model.loss_sum(tuned, task.data.collate(examples[:3], CPU))
     assert float(found) == pytest.approx(expected, rel=1e-4)
     found.backward()
     assert all(p.grad is not None for p in tuned.parameters() if p.requires_grad)
@@ -116,7 +117,7 @@ def test_resume_bitwise_of_rewards(method: Any, model: Path, data: Path, tmp_pat
 def test_the_loss_is_minus_the_log_probability_that_the_better_one_wins(model: Path, data: Path) -> None:
     task = RewardModel(config(model, REWARD, precision="fp32", method=FullConfig()))
     examples, _ = task.examples(data, "csv")
-    tuned = task.model("fp32").eval()
+    tuned = task.model.build("fp32").eval()
 
     def reward(ids: list[int]) -> float:
         """Alone, without padding."""
@@ -125,7 +126,7 @@ def test_the_loss_is_minus_the_log_probability_that_the_better_one_wins(model: P
             return float((hidden @ tuned.score.weight.T)[0, -1, 0])
 
     expected = sum(math.log1p(math.exp(reward(pair.rejected.ids) - reward(pair.chosen.ids))) for pair in examples[:5])
-    assert float(task.loss_sum(tuned, task.collate(examples[:5], CPU))) == pytest.approx(expected, rel=1e-4)
+    assert float(task.model.loss_sum(tuned, task.data.collate(examples[:5], CPU))) == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_adapter_with_its_head_gives_the_rewards_that_were_learned(model: Path, data: Path, tmp_path: Path) -> None:
@@ -180,7 +181,8 @@ def test_answers_of_a_chat_are_its_last_turns(
     for example, answer in ((first.chosen, "w5 <eos>"), (first.rejected, "w50 w9 <eos>")):
         assert tokenizer.decode(example.ids) == f"{tokenizer.decode(tokenizer(before).input_ids)} {answer}"
         assert tokenizer.decode([i for i in example.labels if i != IGNORED]) == answer, "the last answer alone"
-    assert trained.chatty
+    assert isinstance(trained.data, PreferenceData)
+    assert trained.data.has_chats
     assert daemon.check(train, daemon.summarise(text.encode(), "jsonl")).rows == 3
 
 
@@ -195,8 +197,8 @@ def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> 
     trained = tasks.of(config(chatty(model, tmp_path)[0], DPO, data=data))
     with pytest.raises(DataFault):
         trained.examples(tmp_path / "rows.jsonl", "jsonl")
-    assert [fault.split(": ")[0] for fault in trained.faults] == [f"rows.jsonl row {n}" for n in (1, 2, 3)]
-    whole, mixed, asking = trained.faults
+    assert [fault.split(": ")[0] for fault in trained.data.reader.faults] == [f"rows.jsonl row {n}" for n in (1, 2, 3)]
+    whole, mixed, asking = trained.data.reader.faults
     assert "column 'good' begins with what was asked; leave data.prompt out, or that" in whole
     assert "column 'good' is neither text" in mixed
     assert "column 'bad' is no list of messages" in asking
@@ -217,5 +219,5 @@ def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path
         patch.setattr(
             "trainer.tasks.common.generation.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts)
         )
-        trained.write(None, CPU)
-    assert asked == [chats.asked(trained.tokenizer, "w30")]
+        trained.samples.write(None, CPU)
+    assert asked == [chats.render_question(trained.data.tokenizer, "w30")]

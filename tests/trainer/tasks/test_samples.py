@@ -86,7 +86,7 @@ def test_samples_that_fail_all_the_same_end_no_training() -> None:
 
     parts = {
         "job": SimpleNamespace(train=SimpleNamespace(samples=SamplesConfig(prompts=("a", "b")), quantised=None)),
-        "task": SimpleNamespace(write=fails), "accelerator": SimpleNamespace(device="cpu"),
+        "task": SimpleNamespace(samples=SimpleNamespace(write=fails)), "accelerator": SimpleNamespace(device="cpu"),
         "model": torch.nn.Identity(),
         "report": SimpleNamespace(event=lambda kind, message: heard.append(f"{kind}: {message}")),
     }  # fmt: skip
@@ -116,7 +116,7 @@ def test_what_the_rows_use_decides_whether_a_tokenizer_has_too_many_tokens(
     task = tasks.of(TrainConfig.model_validate({**train, "data": {"path": "rows.csv", **PLAIN}}))
     (tmp_path / "rows.csv").write_text(ROWS)
     task.examples(tmp_path / "rows.csv", "csv")
-    assert task.pad == tokenizer.eos_token_id, "the padding is no token that the model lacks"
+    assert task.data.pad == tokenizer.eos_token_id, "the padding is no token that the model lacks"
 
 
 def test_contradicting_settings_for_generation_are_left_as_published(

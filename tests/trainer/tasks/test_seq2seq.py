@@ -62,12 +62,12 @@ def test_the_loss_is_that_of_transformers_own(kind: str, models: dict[str, Path]
     task = Seq2Seq(config(models[kind], method=FullConfig()))
     examples, dropped = task.examples(data, "csv")
     assert dropped == 0
-    model = task.model("fp32").eval()
-    batch = task.collate(examples[:5], CPU)
+    model = task.model.build("fp32").eval()
+    batch = task.data.collate(examples[:5], CPU)
     theirs = model(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"]
     ).loss.item()
-    ours = task.loss_sum(model, batch).item() / sum(map(task.targets, examples[:5]))
+    ours = task.model.loss_sum(model, batch).item() / sum(map(task.data.targets, examples[:5]))
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
@@ -79,7 +79,7 @@ def test_what_is_written_ends_and_is_cut_and_an_empty_row_is_dropped(models: dic
     assert dropped == 1
     assert examples[0].labels == [4, 2]
     assert [len(examples[1].ids), len(examples[1].labels), examples[1].labels[-1]] == [16, 16, 2]
-    assert task.targets(examples[0]) == 2
+    assert task.data.targets(examples[0]) == 2
 
 
 def test_rouge_is_the_share_of_words_in_order() -> None:

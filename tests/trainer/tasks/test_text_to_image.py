@@ -17,6 +17,7 @@ from trainer.contract.documents import Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset.archives import packed
+from trainer.tasks.image.diffusers_io import StableDiffusion
 from trainer.tasks.image.frozen_encoders import min_snr_weights
 from trainer.tasks.image.text_to_image import TextToImage
 
@@ -137,14 +138,14 @@ def test_a_divided_model_learns_and_saves_what_a_whole_one_does(models: Made, da
 def test_what_is_drawn_for_a_row_follows_from_step_and_row(models: Made, data: Path) -> None:
     task = TextToImage(config(models["sd"]))
     examples, _ = task.examples(data, "tar")
-    task.model("fp32")
-    task.begins(3)
-    whole = task.collate(examples[:4], CPU)
+    task.model.build("fp32")
+    task.data.begin_step(3)
+    whole = task.data.collate(examples[:4], CPU)
     torch.manual_seed(99)
-    alone = task.collate(examples[2:3], CPU)
+    alone = task.data.collate(examples[2:3], CPU)
     assert all(torch.equal(alone[name][0], whole[name][2]) for name in whole)
-    task.begins(4)
-    assert not torch.equal(task.collate(examples[2:3], CPU)["noised"], alone["noised"])
+    task.data.begin_step(4)
+    assert not torch.equal(task.data.collate(examples[2:3], CPU)["noised"], alone["noised"])
 
 
 @pytest.mark.parametrize("kind", ["sd", "velocity", "sdxl"])
@@ -154,31 +155,29 @@ def test_what_the_unet_is_told_is_what_a_pipeline_tells_it(kind: str, models: Ma
 
     task = TextToImage(config(models[kind]))
     examples, _ = task.examples(data, "tar")
-    task.model("fp32")
-    batch = task.collate(examples[:2], CPU)
+    task.model.build("fp32")
+    batch = task.data.collate(examples[:2], CPU)
     pipeline = DiffusionPipeline.from_pretrained(models[kind])
     made = pipeline.encode_prompt("circle", device=CPU, num_images_per_prompt=1, do_classifier_free_guidance=False)
     assert torch.allclose(batch["text"][0], made[0][0], atol=1e-6)
     if kind == "sdxl":
         assert torch.allclose(batch["pooled"][0], made[2][0], atol=1e-6)
         assert batch["sizes"][0].tolist() == [64, 64, 0, 0, 16, 16]
-    scheduler = task._kind.scheduler
+    scheduler = task.data.diffusion.kind.scheduler
     for row, step in enumerate(batch["steps"]):
         kept = scheduler.alphas_cumprod[step]
         if kind == "velocity":
             latents = kept.sqrt() * batch["noised"][row] - (1 - kept).sqrt() * batch["wanted"][row]
         else:
             latents = (batch["noised"][row] - (1 - kept).sqrt() * batch["wanted"][row]) / kept.sqrt()
-        mean = task._encoded[examples[row].number].mean * pipeline.vae.config.scaling_factor
-        deviation = task._encoded[examples[row].number].deviation * pipeline.vae.config.scaling_factor
+        mean = task.data._encoded[examples[row].number].mean * pipeline.vae.config.scaling_factor
+        deviation = task.data._encoded[examples[row].number].deviation * pipeline.vae.config.scaling_factor
         assert ((latents - mean).abs() < 6 * deviation + 1e-3).all()
 
 
 def test_min_snr_weighs_as_the_paper_has_it(models: Made) -> None:
     for kind in ("sd", "velocity"):
-        scheduler = TextToImage(config(models[kind]))
-        scheduler._prepare()
-        of = scheduler._kind.scheduler
+        of = StableDiffusion(config(models[kind])).kind.scheduler
         steps = torch.tensor([0, 500, 999])
         snr = of.alphas_cumprod[steps] / (1 - of.alphas_cumprod[steps])
         expected = [min(5, float(s)) / (float(s) + (1 if kind == "velocity" else 0)) for s in snr]

@@ -119,4 +119,4 @@ def test_the_labels_of_the_data_are_the_heads_own(models: Made, data: Path) -> N
         config(models["llama"], method=FullConfig(), data=DataConfig(path="t.csv", prompt="{text}", label="mood"))
     )
     task.examples(data, "csv")
-    assert task.model("fp32").config.id2label == {0: "bad", 1: "good"}
+    assert task.model.build("fp32").config.id2label == {0: "bad", 1: "good"}

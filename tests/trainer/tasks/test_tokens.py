@@ -59,7 +59,7 @@ def test_resume_bitwise_of_tags(model: Path, data: Path, tmp_path: Path) -> None
 def test_the_tag_lies_on_the_first_token_of_a_word(model: Path, data: Path) -> None:
     task = TokenClassification(config(model))
     examples, _ = task.examples(data, "jsonl")
-    batch = task.collate(examples[:2], torch.device("cpu"))
+    batch = task.data.collate(examples[:2], torch.device("cpu"))
     assert batch["labels"].tolist() == [[0, 0, -100], [0, 2, 2]]
 
     class Halves:
@@ -69,8 +69,8 @@ def test_the_tag_lies_on_the_first_token_of_a_word(model: Path, data: Path) -> N
             of = [None, *(n for n in range(len(words)) for _ in range(2)), None]
             return type("Made", (dict,), {"word_ids": lambda self: of})(input_ids=[7] * len(of))
 
-    task.tokenizer = Halves()
-    assert task._tokens(["a", "b"])[1] == [None, 0, None, 1, None, None]
+    task.data.tokenizer = Halves()
+    assert task.data.tokenise(["a", "b"])[1] == [None, 0, None, 1, None, None]
 
 
 @pytest.mark.parametrize(

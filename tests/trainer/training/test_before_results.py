@@ -44,7 +44,7 @@ def drained_within_a_sample(rank: int) -> None:
 
 
 def drained_before_the_merge(rank: int) -> None:
-    from trainer.tasks.common.base import Task
+    from trainer.tasks.common.task_model import TaskModel
     from trainer.training.evaluator import Evaluator
 
     write = Evaluator.write
@@ -53,19 +53,19 @@ def drained_before_the_merge(rank: int) -> None:
         judge.run.drain.touch()
         write(judge, *given, **more)
 
-    def merge(task: Task[Any], folder: Path) -> None:
+    def merge(model: TaskModel[Any], folder: Path) -> None:
         raise AssertionError("it went on")
 
-    Evaluator.write, Task.merge = asked, merge  # type: ignore[method-assign]
+    Evaluator.write, TaskModel.merge = asked, merge  # type: ignore[method-assign]
 
 
 def no_merge(rank: int) -> None:
-    from trainer.tasks.common.base import Task
+    from trainer.tasks.common.task_model import TaskModel
 
-    def merge(task: Task[Any], folder: Path) -> None:
+    def merge(model: TaskModel[Any], folder: Path) -> None:
         raise RuntimeError("shapes cannot be merged")
 
-    Task.merge = merge  # type: ignore[method-assign]
+    TaskModel.merge = merge  # type: ignore[method-assign]
 
 
 def left(run: RunFolder) -> list[tuple[int, bool]]:

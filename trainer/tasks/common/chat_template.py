@@ -17,7 +17,7 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
     return text
 
 
-def asked(tokenizer: Any, text: str) -> str:
+def render_question(tokenizer: Any, text: str) -> str:
     """Return a chat with one turn of the user, up to where the answer begins."""
     return render(tokenizer, [{"role": "user", "content": text}], ask=True)
 
@@ -32,34 +32,35 @@ def encode(
     since the tokens of the turns could not be separated.
     """
     ids: list[int] = []
-    spans: list[tuple[int, int]] = []
-    done = ""
+    silent_spans: list[tuple[int, int]] = []
+    rendered = ""
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         try:
-            asked = render(tokenizer, messages[:number], ask=True)
+            question = render(tokenizer, messages[:number], ask=True)
             answered = render(tokenizer, messages[: number + 1], ask=False)
         except REFUSALS as e:
-            raise DataError(f"{where}: the model's chat template refuses the chat ({line(e)}); mend the row") from None
-        if not asked.startswith(done) or not answered.startswith(asked):
+            reason = first_line(e)
+            raise DataError(f"{where}: the model's chat template refuses the chat ({reason}); mend the row") from None
+        if not question.startswith(rendered) or not answered.startswith(question):
             raise DataError(
                 f"{where}: the model's chat template changes earlier turns when later ones follow (message "
                 f"{number + 1}); give each answer a row of its own"
             )
-        head = _tokens(tokenizer, asked[len(done) :])
-        tail = _tokens(tokenizer, answered[len(asked) :])
-        spans.append((len(ids), len(ids) + len(head)))
+        head = _tokens(tokenizer, question[len(rendered) :])
+        tail = _tokens(tokenizer, answered[len(question) :])
+        silent_spans.append((len(ids), len(ids) + len(head)))
         ids += head + tail
-        done = answered
+        rendered = answered
     if last:
-        return Example(ids=ids[:max_length], prompt=min(spans[-1][1], max_length))
-    cut = [(min(start, max_length), min(end, max_length)) for start, end in spans]
+        return Example(ids=ids[:max_length], prompt=min(silent_spans[-1][1], max_length))
+    cut = [(min(start, max_length), min(end, max_length)) for start, end in silent_spans]
     return Example(ids=ids[:max_length], prompt=cut[0][1], silent=tuple(s for s in cut[1:] if s[0] < s[1]))
 
 
-def line(error: Exception) -> str:
-    """Return the message of a template's exception, in one line."""
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of a template's exception, or the exception's class."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

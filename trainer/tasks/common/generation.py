@@ -1,5 +1,6 @@
-"""Greedy generation of sample texts."""
+"""Sample texts by greedy generation."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,26 @@ import torch
 
 from trainer.contract.train import SamplesConfig, TrainConfig
 from trainer.core.errors import UserFault
-from trainer.models import max_positions as positions
-from trainer.tasks.common import chat_template as chats
+from trainer.models import max_positions
+from trainer.tasks.common import chat_template
+from trainer.tasks.common.task_model import D
+from trainer.tasks.common.task_samples import TaskSamples, evaluation_mode
+
+
+class ContinuationSamples(TaskSamples[D]):
+    """Samples of a decoder: the continuation of each prompt, or the answer to it if the rows are chats."""
+
+    @abstractmethod
+    def _has_chats(self) -> bool:
+        """Return True if the rows are chats. Requires `TaskData.read` before."""
+
+    def check(self) -> None:
+        check_prompts(self.config, self._data.tokenizer, chat=self._has_chats())
+
+    def write(self, model: Any, device: torch.device) -> list[str]:
+        chat, samples, tokenizer = self._has_chats(), self.config.samples, self._data.tokenizer
+        prompts = rendered(tokenizer, samples, chat=chat)
+        return continuations(model, tokenizer, samples, device, prompts, special=not chat) if prompts else []
 
 
 def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str, ...]:
@@ -16,33 +35,33 @@ def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str
     if not chat:
         return samples.prompts
     try:
-        return tuple(chats.asked(tokenizer, prompt) for prompt in samples.prompts)
-    except chats.REFUSALS as e:
+        return tuple(chat_template.render_question(tokenizer, prompt) for prompt in samples.prompts)
+    except chat_template.REFUSALS as e:
+        reason = chat_template.first_line(e)
         raise UserFault(
-            f"samples.prompts: the model's chat template refuses a lone turn of the user ({chats.line(e)}); remove them"
+            f"samples.prompts: the model's chat template refuses a lone turn of the user ({reason}); remove them"
         ) from None
 
 
-def check(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
+def check_prompts(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
     """Raise UserFault if the model cannot continue one of the prompts."""
-    samples, reach = config.samples, positions.learned(config)
+    samples, limit = config.samples, max_positions.learned_positions(config)
     for prompt, text in zip(samples.prompts, rendered(tokenizer, samples, chat=chat), strict=True):
         length = len(tokenizer(text, add_special_tokens=not chat)["input_ids"])
         if not length:
-            raise UserFault(blank(prompt))
-        if reach is not None and length + samples.max_new_tokens - 1 > reach:
+            raise UserFault(empty_prompt_message(prompt))
+        if limit is not None and length + samples.max_new_tokens - 1 > limit:
             raise UserFault(
                 f"samples.prompts: {prompt[:40]!r} has {length} tokens, with max_new_tokens {samples.max_new_tokens} "
-                f"more than the {reach} positions of {config.model!r}; lower samples.max_new_tokens, or shorten it"
+                f"more than the {limit} positions of {config.model!r}; lower samples.max_new_tokens, or shorten it"
             )
 
 
-def blank(prompt: str) -> str:
+def empty_prompt_message(prompt: str) -> str:
     """Return the error for a prompt without tokens, and the fix."""
     return f"samples.prompts: the tokenizer makes no token of {prompt[:40]!r}; give it a word, or remove it"
 
 
-@torch.no_grad()
 def continuations(
     model: Any,
     tokenizer: Any,
@@ -56,22 +75,21 @@ def continuations(
 
     `special`: True if the tokenizer adds its special tokens; a chat template has already written them.
     """
-    model.eval()
     side, pad = tokenizer.padding_side, tokenizer.pad_token
-    tokenizer.padding_side = "left"
-    tokenizer.pad_token = pad or tokenizer.eos_token
-    try:
-        batch = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=special).to(device)
-        batch.pop("token_type_ids", None)
-        out = model.generate(
-            **batch,
-            max_new_tokens=samples.max_new_tokens,
-            do_sample=False,
-            use_cache=True,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    finally:
-        tokenizer.padding_side, tokenizer.pad_token = side, pad
-        model.train()
-    written = out[:, batch["input_ids"].shape[1] :]
-    return [text.strip() for text in tokenizer.batch_decode(written, skip_special_tokens=True)]
+    with evaluation_mode(model):
+        try:
+            tokenizer.padding_side = "left"
+            tokenizer.pad_token = pad or tokenizer.eos_token
+            batch = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=special).to(device)
+            batch.pop("token_type_ids", None)
+            generated = model.generate(
+                **batch,
+                max_new_tokens=samples.max_new_tokens,
+                do_sample=False,
+                use_cache=True,
+                pad_token_id=tokenizer.pad_token_id,
+            )
+        finally:
+            tokenizer.padding_side, tokenizer.pad_token = side, pad
+    new_tokens = generated[:, batch["input_ids"].shape[1] :]
+    return [text.strip() for text in tokenizer.batch_decode(new_tokens, skip_special_tokens=True)]

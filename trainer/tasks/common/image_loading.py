@@ -1,4 +1,4 @@
-"""Decoding of pictures from cells of a data set to arrays."""
+"""Decoding of pictures: cells of a data set become arrays, some of them ahead of the step that needs them."""
 
 import io
 import os
@@ -25,45 +25,45 @@ FLOATS = ("I", "F")
 """Modes of Pillow without a defined value for white."""
 MOST_THREADS = 8
 """Largest number of decoding threads of one process."""
-KEPT_BYTES = 1024**3
+CACHE_BYTES = 1024**3
 """Bytes of decoded pictures that one process caches; other pictures are decoded at each use."""
 
 
-def taken(row: dict[str, Any], column: str, where: str, number: int) -> Image.Image:
+def image_of(row: dict[str, Any], column: str, where: str, number: int) -> Image.Image:
     """Return the picture of a row in RGB, turned by its EXIF orientation.
 
     Raises DataError, and OSError if the machine could not read the file.
     """
-    cell = cells.taken("picture", row, column, where, number)
+    cell = cells.required("picture", row, column, where, number)
     try:
-        return opened(cell)
+        return decode(cell)
     except MemoryError:
         raise
     except Exception as e:  # Pillow's readers raise nearly any exception for invalid bytes.
         if isinstance(e, OSError) and e.errno is not None:  # Only errors of the system have an errno.
             raise
-        named = f" ({cell.name})" if isinstance(cell, Picture) else ""
+        file = f" ({cell.name})" if isinstance(cell, Picture) else ""
         unknown = isinstance(e, UnidentifiedImageError)  # Its message contains a memory address.
         reason = "it is no picture that is known" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
-        raise DataError(f"{where} row {number}{named}: does not decode ({reason}); mend or remove it") from None
+        raise DataError(f"{where} row {number}{file}: does not decode ({reason}); mend or remove it") from None
 
 
-def opened(cell: Any) -> Image.Image:
+def decode(cell: Any) -> Image.Image:
     """Return the picture of a cell of `cells.picture` in RGB. Raises Pillow's exceptions, ValueError, OSError."""
     if isinstance(cell, list):
         return Image.fromarray(np.asarray(cell).round().astype(np.uint8)).convert("RGB")
     data = cell.read() if isinstance(cell, Picture) else cell
-    with Image.open(io.BytesIO(data), formats=FORMATS) as found:
-        width, height = found.size
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        width, height = image.size
         if width * height > MOST_PIXELS:
             raise BadArchive(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
-        if found.mode in FLOATS:
-            raise BadArchive(f"its pixels are numbers of 32 bits, mode {found.mode}; save it with 8 or 16")
-        upright = ImageOps.exif_transpose(found)
-        return (_halved(upright) if upright.mode.startswith("I;16") else upright).convert("RGB")
+        if image.mode in FLOATS:
+            raise BadArchive(f"its pixels are numbers of 32 bits, mode {image.mode}; save it with 8 or 16")
+        upright = ImageOps.exif_transpose(image)
+        return (_scaled_to_8_bits(upright) if upright.mode.startswith("I;16") else upright).convert("RGB")
 
 
-def _halved(picture: Image.Image) -> Image.Image:
+def _scaled_to_8_bits(picture: Image.Image) -> Image.Image:
     """Return a picture with 16 bits per pixel scaled to 8; Pillow would clip all values above 255 to white."""
     return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
 
@@ -74,50 +74,51 @@ def spare_threads() -> int:
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // processes - 1))
 
 
-class Ahead:
-    """Pictures of the current and the next step, prepared by threads while a step trains."""
+class ImagePrefetcher:
+    """Pictures of the current and the next step, decoded by threads while a step trains."""
 
-    def __init__(self, make: Callable[[Row, int], Array], threads: int = 1) -> None:
-        """Start no thread yet. `make`: pure function of a row and its number that returns the array."""
-        self._make, self._threads = make, threads
+    def __init__(self, load: Callable[[Row, int], Array], threads: int = 1) -> None:
+        """Start no thread yet. `load`: pure function of a row and its number that returns the array."""
+        self._load, self._threads = load, threads
         self._now: dict[int, Future[Array]] = {}
         self._next: dict[int, Future[Array]] = {}
 
     def begin(self, rows: Mapping[int, Row]) -> None:
-        """Start preparing the next step's rows, by number; the rows of the previous call are the current step's."""
+        """Start to load the next step's rows, by number; the rows of the previous call are the current step's."""
         self._now, self._next = self._next, {number: Future() for number in rows}
-        left = deque(rows.items())
-        for _ in range(min(self._threads, len(left))):
-            threading.Thread(target=self._work, args=(left, self._next), daemon=True).start()
+        queue = deque(rows.items())
+        for _ in range(min(self._threads, len(queue))):
+            threading.Thread(target=self._work, args=(queue, self._next), daemon=True).start()
 
-    def _work(self, left: deque[tuple[int, Row]], coming: Mapping[int, "Future[Array]"]) -> None:
+    def _work(self, queue: deque[tuple[int, Row]], results: Mapping[int, "Future[Array]"]) -> None:
         while True:
             try:
-                number, row = left.popleft()
+                number, row = queue.popleft()
             except IndexError:
                 return
             try:
-                coming[number].set_result(self._make(row, number))
+                results[number].set_result(self._load(row, number))
             except BaseException as e:  # `get` raises it in the training thread.
-                coming[number].set_exception(e)
+                results[number].set_exception(e)
 
     def get(self, number: int) -> Array | None:
-        """Return the array of a row, or None if it is not being prepared. Raises the exception of `make`."""
-        found = self._now.get(number) or self._next.get(number)
-        return None if found is None else found.result()
+        """Return the array of a row, or None for a row of another step. Raises the exception of `load`."""
+        future = self._now.get(number) or self._next.get(number)
+        return None if future is None else future.result()
 
 
 class ImageCache:
-    """Cache of decoded pictures by row number, up to `KEPT_BYTES`."""
+    """Cache of decoded pictures by row number, up to `CACHE_BYTES`."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Array] = {}
-        self._left = KEPT_BYTES
+        self._pixels: dict[int, Array] = {}
+        self._free = CACHE_BYTES
 
     def offer(self, number: int, pixels: Array) -> None:
-        if pixels.nbytes <= self._left:
-            self._left -= pixels.nbytes
-            self._found[number] = pixels
+        """Cache a picture if there is space for it."""
+        if pixels.nbytes <= self._free:
+            self._free -= pixels.nbytes
+            self._pixels[number] = pixels
 
     def get(self, number: int) -> Array | None:
-        return self._found.get(number)
+        return self._pixels.get(number)

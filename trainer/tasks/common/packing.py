@@ -15,7 +15,8 @@ import torch
 from trainer.batching.examples import IGNORED, Example, padded
 from trainer.core.errors import UserFault
 
-PROBED = 4
+PROBE_LENGTH = 4
+"""Tokens of the first row of the pack that `check` tries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,24 +34,30 @@ class Pack:
         return sum(row.targets for row in self.rows)
 
 
-def packed(rows: Sequence[Example], room: int) -> list[Pack]:
-    """Pack rows by best fit, longest first (Johnson 1973): within 22 % of the fewest sequences of `room` tokens."""
+def packed(rows: Sequence[Example], capacity: int) -> list[Pack]:
+    """Pack rows by best fit, longest first: within 22 % of the fewest sequences of `capacity` tokens.
+
+    Source: Johnson 1973.
+    """
     packs: list[list[Example]] = []
-    free: list[tuple[int, int]] = []
+    free: list[tuple[int, int]] = []  # (free tokens, number of the pack), sorted
     for row in sorted(rows, key=lambda e: len(e.ids), reverse=True):
-        found = bisect_left(free, (len(row.ids), -1))
-        if found < len(free):
-            left, number = free.pop(found)
+        tightest = bisect_left(free, (len(row.ids), -1))
+        if tightest < len(free):
+            left, number = free.pop(tightest)
             packs[number].append(row)
         else:
-            left, number = max(room, len(row.ids)), len(packs)
+            left, number = max(capacity, len(row.ids)), len(packs)
             packs.append([row])
         insort(free, (left - len(row.ids), number))
     return [Pack(rows=tuple(pack)) for pack in packs]
 
 
 def collate(packs: Sequence[Pack], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return `input_ids`, `position_ids` and `labels`; the padding at the end is a separate row without loss."""
+    """Return `input_ids`, `position_ids` and `labels`: packs x longest pack, int64.
+
+    The padding at the end has the positions of a separate row, and no loss.
+    """
     longest = max(pack.size for pack in packs)
     ids, positions, labels = [], [], []
     for pack in packs:
@@ -73,19 +80,19 @@ def check(model: Any, device: torch.device) -> None:
     """
     model.eval()
     try:
-        apart = torch.equal(*(_second(model, other, device) for other in (1, 2)))
+        is_separate = torch.equal(*(_second_row_logits(model, token, device) for token in (1, 2)))
     except TypeError:  # The model has no argument for positions.
-        apart = False
+        is_separate = False
     finally:
         model.train()
-    if not apart:
+    if not is_separate:
         kind = model.config.model_type
         raise UserFault(f"train.packing: in a {kind} model packed rows would see each other; set it to false")
 
 
-def _second(model: Any, other: int, device: torch.device) -> torch.Tensor:
-    """Return the logits of the second row of a pack whose first row has `other` tokens."""
-    ids = torch.tensor([[other] * PROBED + [1, 2, 1, 2]], device=device)
-    positions = torch.arange(PROBED, device=device).repeat(1, 2)
+def _second_row_logits(model: Any, token: int, device: torch.device) -> torch.Tensor:
+    """Return the logits of the second row of a pack whose first row repeats one token."""
+    ids = torch.tensor([[token] * PROBE_LENGTH + [1, 2, 1, 2]], device=device)
+    positions = torch.arange(PROBE_LENGTH, device=device).repeat(1, 2)
     logits: torch.Tensor = model(input_ids=ids, position_ids=positions).logits
-    return logits[:, PROBED:]
+    return logits[:, PROBE_LENGTH:]

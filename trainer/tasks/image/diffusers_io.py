@@ -1,6 +1,7 @@
-"""Loading and saving of Stable Diffusion pipelines in diffusers' format."""
+"""Stable Diffusion pipelines in diffusers' format: loading, assembling and saving."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
-from trainer.models import availability as reach
+from trainer.models import availability
 from trainer.tasks.image.frozen_encoders import Frozen
 
 PIPELINES = {"StableDiffusionPipeline": False, "StableDiffusionXLPipeline": True}
@@ -43,7 +44,7 @@ def refusals(config: TrainConfig) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as e:
-        if (fault := reach.not_read(config, e)) is not None:
+        if (fault := availability.read_fault(config, e)) is not None:
             raise fault from None
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise UserFault(
@@ -67,7 +68,7 @@ def kind_of(config: TrainConfig) -> PipelineKind:
         scheduler = DDPMScheduler.from_pretrained(config.model, subfolder="scheduler")
         folders = ("tokenizer", "tokenizer_2") if two else ("tokenizer",)
         plain = {"trust_remote_code": False}
-        tokenizers = tuple(AutoTokenizer.from_pretrained(config.model, subfolder=one, **plain) for one in folders)
+        tokenizers = tuple(AutoTokenizer.from_pretrained(config.model, subfolder=folder, **plain) for folder in folders)
         if unet["in_channels"] != vae.get("latent_channels", 4):
             raise ValueError(f"its UNet takes {unet['in_channels']} channels, as for inpainting")
         if scheduler.config.prediction_type not in ("epsilon", "v_prediction"):
@@ -92,19 +93,19 @@ def _index(model: str) -> Path:
     return Path(hf_hub_download(model, "model_index.json"))
 
 
-def unet(config: TrainConfig, kept: torch.dtype, *, hollow: bool) -> Any:
-    """Return the UNet. `hollow`: True loads no weights. Raises UserFault."""
+def unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
+    """Return the UNet with weights of the type. `hollow`: True loads no weights. Raises UserFault."""
     from diffusers import UNet2DConditionModel
 
     with refusals(config):
         if not hollow:
             return UNet2DConditionModel.from_pretrained(
-                config.model, subfolder="unet", torch_dtype=kept, use_safetensors=True
+                config.model, subfolder="unet", torch_dtype=dtype, use_safetensors=True
             )
         with torch.device("meta"):
             return UNet2DConditionModel.from_config(
                 UNet2DConditionModel.load_config(config.model, subfolder="unet")
-            ).to(kept)
+            ).to(dtype)
 
 
 def targets(model: Any, config: TrainConfig) -> list[str]:
@@ -112,10 +113,10 @@ def targets(model: Any, config: TrainConfig) -> list[str]:
 
     peft resolves these words for models of transformers only.
     """
-    wanted = config.adapters.targets if config.adapters is not None else ()
-    if wanted == "attention":
+    configured = config.adapters.targets if config.adapters is not None else ()
+    if configured == "attention":
         return list(ATTENTION)
-    if wanted == "all-linear":
+    if configured == "all-linear":
         return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     return []
 
@@ -135,41 +136,66 @@ def save_lora(folder: Path, kind: PipelineKind, model: Any, state: dict[str, tor
     import diffusers
     from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
-    layers = {name.removeprefix(PREFIX): t.detach().cpu().contiguous() for name, t in found.items()}
+    tensors = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+    layers = {name.removeprefix(PREFIX): t.detach().cpu().contiguous() for name, t in tensors.items()}
     settings = model.peft_config["default"].to_dict()
-    told = {name: sorted(v) if isinstance(v, set) else v for name, v in settings.items()}
+    metadata = {name: sorted(v) if isinstance(v, set) else v for name, v in settings.items()}
     getattr(diffusers, kind.pipeline).save_lora_weights(
-        folder, unet_lora_layers=layers, unet_lora_adapter_metadata=told, safe_serialization=True
+        folder, unet_lora_layers=layers, unet_lora_adapter_metadata=metadata, safe_serialization=True
     )
     for file in folder.glob("*.safetensors"):
-        _in_order(file)
+        _sort_metadata(file)
 
 
-def _in_order(file: Path) -> None:
-    """Sort the file's metadata. Safetensors writes them in random order, so a resumed run would write other bytes."""
+def _sort_metadata(file: Path) -> None:
+    """Sort the file's metadata, because safetensors writes them in random order.
+
+    Without the sorting a resumed run would write other bytes.
+    """
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    told = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    told += b" " * (-len(told) % 8)
-    file.write_bytes(len(told).to_bytes(8, "little") + told + data[end:])
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data[end:])
 
 
-def pipeline(config: TrainConfig, kind: PipelineKind, parts: Frozen, model: Any) -> Any:
-    """Return the pipeline for samples and for saving. Raises UserFault."""
-    import diffusers
+class StableDiffusion:
+    """Frozen parts of one pipeline: its kind, and its encoders once they are needed."""
 
-    with refusals(config):
-        index = json.loads(_index(config.model).read_text())
-        scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(config.model, subfolder="scheduler")
-    named: dict[str, Any] = {"vae": parts.vae, "unet": model, "scheduler": scheduler}
-    named |= {"text_encoder": parts.texts[0], "tokenizer": kind.tokenizers[0]}
-    if kind.two:
-        named |= {"text_encoder_2": parts.texts[1], "tokenizer_2": kind.tokenizers[1]}
-    else:
-        named |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
-    made = getattr(diffusers, kind.pipeline)(**named)
-    made.set_progress_bar_config(disable=True)
-    return made
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._encoders: Frozen | None = None
+        self.precision = torch.float32
+        """Type in which the text encoders compute. Set before the first call of `encoders`."""
+
+    @functools.cached_property
+    def kind(self) -> PipelineKind:
+        """Kind of the pipeline. Raises UserFault."""
+        return kind_of(self._config)
+
+    def encoders(self, device: torch.device) -> Frozen:
+        """Return the encoders; the first call loads them onto the device. Raises UserFault."""
+        if self._encoders is None:
+            with refusals(self._config):
+                self._encoders = Frozen(self._config.model, device, self.precision, two=self.kind.two)
+        return self._encoders
+
+    def pipeline(self, unet: Any, device: torch.device) -> Any:
+        """Return the pipeline with the UNet, for samples and for saving. Raises UserFault."""
+        import diffusers
+
+        config, kind, encoders = self._config, self.kind, self.encoders(device)
+        with refusals(config):
+            index = json.loads(_index(config.model).read_text())
+            scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(config.model, subfolder="scheduler")
+        parts: dict[str, Any] = {"vae": encoders.vae, "unet": unet, "scheduler": scheduler}
+        parts |= {"text_encoder": encoders.texts[0], "tokenizer": kind.tokenizers[0]}
+        if kind.two:
+            parts |= {"text_encoder_2": encoders.texts[1], "tokenizer_2": kind.tokenizers[1]}
+        else:
+            parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+        pipeline = getattr(diffusers, kind.pipeline)(**parts)
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline

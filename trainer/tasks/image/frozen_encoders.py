@@ -55,11 +55,11 @@ class Frozen:
     def encoded(self, pixels: Array, ids: Ids) -> Encoded:
         """Return the encoded row. `pixels`: height x width x 3."""
         picture = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1).permute(2, 0, 1)[None].to(self.device)
-        found = self.vae.encode(picture).latent_dist
+        latents = self.vae.encode(picture).latent_dist
         text, pooled = self._text(ids)
         return Encoded(
-            mean=found.mean[0].cpu(),
-            deviation=found.std[0].cpu(),
+            mean=latents.mean[0].cpu(),
+            deviation=latents.std[0].cpu(),
             text=text[0].cpu(),
             pooled=None if pooled is None else pooled[0].cpu(),
         )
@@ -84,13 +84,13 @@ def min_snr_weights(scheduler: Any, steps: torch.Tensor, gamma: float) -> torch.
 
     With v-prediction the weight is divided by SNR + 1.
     """
-    kept = scheduler.alphas_cumprod.to(steps.device)[steps].float()
-    snr = kept / (1 - kept)
+    signal_share = scheduler.alphas_cumprod.to(steps.device)[steps].float()
+    snr = signal_share / (1 - signal_share)
     velocity = scheduler.config.prediction_type == "v_prediction"
     weights: torch.Tensor = snr.clamp(max=gamma) / (snr + 1 if velocity else snr)
     return weights
 
 
 def stacked(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return one batch on the device."""
+    """Return the tensors of equal shape as one batch on the device; the first dimension is the rows."""
     return torch.stack(list(tensors)).to(device)

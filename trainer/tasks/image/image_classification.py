@@ -8,129 +8,159 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset import cells
 from trainer.dataset.archives import Picture
 from trainer.dataset.prompts import DataError
-from trainer.models import loading as models
-from trainer.tasks.common import image_loading as pictures
-from trainer.tasks.common import label_metrics as labelled
-from trainer.tasks.common.base import Batch, Row, Task
-from trainer.tasks.common.image_loading import Ahead, Array, ImageCache
+from trainer.models import loading
+from trainer.tasks.common import image_loading, label_metrics
+from trainer.tasks.common.example_reader import Row
+from trainer.tasks.common.image_loading import Array, ImageCache, ImagePrefetcher
 from trainer.tasks.common.label_metrics import Labels
+from trainer.tasks.common.task import Task
+from trainer.tasks.common.task_data import Batch, TaskData
+from trainer.tasks.common.task_model import TaskModel
+from trainer.tasks.common.task_samples import TaskSamples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shot:
+class LabelledImage:
     """Picture and its class."""
 
     number: int
     """Row number, from 1."""
     row: Row
     label: Any
-    """Name of the class; its number after `_settled`."""
+    """Name of the class in a parsed row; number of the class in an example."""
 
 
-class ImageClassification(Task[Shot]):
-    """Task for models with a head over a picture. The loss is the cross-entropy (nats) of a row's class."""
+class ImageClassData(TaskData[LabelledImage]):
+    """Pictures with a class. `tokenizer` is the model's image processor, so that it is saved with the model."""
 
-    architecture = "AutoModelForImageClassification"
-    adapters = None
-    headed = True
-    looks_ahead = True
+    prepares_ahead = True
+
+    labels: Labels
+    """Classes. Set by `read`."""
 
     def _prepare(self) -> None:
-        """Load the model's image processor as `tokenizer`, so that it is saved with the model."""
-        models.check_kind(self.config, self.architecture)
-        self.tokenizer = models.image_processor_of(self.config)
-        self._kept = ImageCache()
-        self._ahead = Ahead(self._sized, pictures.spare_threads())
+        """Load the model's image processor. Raises UserFault."""
+        self.tokenizer = loading.image_processor_of(self.config)
+        self._cache = ImageCache()
+        self._prefetcher = ImagePrefetcher(self._resized, image_loading.spare_threads())
 
-    def example(self, row: Row, number: int) -> Shot:
+    def parse_row(self, row: Row, number: int) -> LabelledImage:
         data = self.config.data
-        label = cells.taken("label", row, data.label, self.where, number)
-        cells.known((label,), data.labels, self.where, number)
-        self._kept.offer(number, self._sized(row, number))
-        return Shot(number=number, row={data.image: row[data.image]}, label=label)
+        label = cells.required("label", row, data.label, self.where, number)
+        cells.check_labels((label,), data.labels, self.where, number)
+        self._cache.offer(number, self._resized(row, number))
+        return LabelledImage(number=number, row={data.image: row[data.image]}, label=label)
 
-    def _sized(self, row: Row, number: int) -> Array:
+    def _resized(self, row: Row, number: int) -> Array:
         """Return the picture resized and cropped for the model: channels x height x width. Raises DataError."""
-        picture = pictures.taken(row, self.config.data.image, self.where, number)
+        picture = image_loading.image_of(row, self.config.data.image, self.where, number)
         try:
-            made = self.tokenizer(picture, do_rescale=False, do_normalize=False, return_tensors="np")
+            batch = self.tokenizer(picture, do_rescale=False, do_normalize=False, return_tensors="np")
         except ValueError as e:
             raise DataError(f"{self.where} row {number}: cannot be resized ({e}); mend or remove it") from None
-        found: Array = np.asarray(made["pixel_values"][0]).astype(np.uint8)
-        return found
+        pixels: Array = np.asarray(batch["pixel_values"][0]).astype(np.uint8)
+        return pixels
 
-    def _survey(self, found: Sequence[Shot]) -> None:
-        self._labels = Labels(self.config.data)
-        self._labels.settle(shot.label for shot in found)
+    def _survey(self, parsed: Sequence[LabelledImage]) -> None:
+        self.labels = Labels(self.config.data)
+        self.labels.collect(image.label for image in parsed)
 
-    def _settled(self, found: Shot) -> Shot:
-        return Shot(number=found.number, row=found.row, label=self._labels.number(found.label))
+    def _example(self, parsed: LabelledImage) -> LabelledImage:
+        return LabelledImage(number=parsed.number, row=parsed.row, label=self.labels.number(parsed.label))
 
-    def lengths(self, example: Shot) -> tuple[int, ...]:
+    def lengths(self, parsed: LabelledImage) -> tuple[int, ...]:
         return ()
 
-    def shown(self, example: Shot) -> tuple[str, str]:
-        picture = pictures.taken(example.row, self.config.data.image, self.where, example.number)
-        cell = example.row[self.config.data.image]
-        _, height, width = self._pixels(example).shape
-        name = cell.name if isinstance(cell, Picture) else f"row {example.number}"
-        return f"{name}: {picture.width} x {picture.height} pixels, as {width} x {height}", str(example.label)
-
-    def size(self, example: Shot) -> int:
+    def size(self, example: LabelledImage) -> int:
         return 1
 
-    def targets(self, example: Shot) -> int:
+    def targets(self, example: LabelledImage) -> int:
         return 1
 
-    def ahead(self, examples: Sequence[Shot]) -> None:
-        self._ahead.begin({e.number: e.row for e in examples if self._kept.get(e.number) is None})
+    def prepare_ahead(self, examples: Sequence[LabelledImage]) -> None:
+        self._prefetcher.begin({e.number: e.row for e in examples if self._cache.get(e.number) is None})
 
-    def _pixels(self, shot: Shot) -> Array:
-        for known in (self._kept, self._ahead):
-            if (found := known.get(shot.number)) is not None:
-                return found
-        return self._sized(shot.row, shot.number)
+    def pixels(self, image: LabelledImage) -> Array:
+        """Return the picture as the model sees it, before normalisation: channels x height x width, 0 to 255."""
+        for source in (self._cache, self._prefetcher):
+            if (pixels := source.get(image.number)) is not None:
+                return pixels
+        return self._resized(image.row, image.number)
 
-    def collate(self, examples: Sequence[Shot], device: torch.device) -> Batch:
-        sized = [self._pixels(e) for e in examples]
-        made = self.tokenizer(
-            sized, do_resize=False, do_center_crop=False, input_data_format="channels_first", return_tensors="pt"
-        )
+    def collate(self, examples: Sequence[LabelledImage], device: torch.device) -> Batch:
+        """Return `pixel_values` (rows x channels x height x width, float32) and `labels` (rows, int64)."""
+        batch = self.tokenizer(
+            [self.pixels(e) for e in examples],
+            do_resize=False, do_center_crop=False, input_data_format="channels_first", return_tensors="pt",
+        )  # fmt: skip
         labels = torch.tensor([e.label for e in examples])
-        return {"pixel_values": made["pixel_values"].float().to(device), "labels": labels.to(device)}
+        return {"pixel_values": batch["pixel_values"].float().to(device), "labels": labels.to(device)}
 
-    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        return self._loss(self._logits(model, batch), batch)
 
-    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
-        found: torch.Tensor = model(pixel_values=batch["pixel_values"]).logits
-        return found.float()
+class ImageClassModel(TaskModel[ImageClassData]):
+    """Model with a head over a picture. A loss is the cross-entropy of a row's class in nats."""
 
-    def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return functional.cross_entropy(logits, batch["labels"], reduction="sum")
+    architecture = "AutoModelForImageClassification"
+    peft_type = None
+    headed = True
 
-    def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
-        logits = self._logits(model, batch)
-        found = zip(batch["labels"].tolist(), logits.argmax(-1).tolist(), strict=True)
-        return self._loss(logits, batch), list(found)
+    def _head_options(self) -> dict[str, Any]:
+        return self._data.labels.head_options()
 
-    def metrics(self, judged: Sequence[Any]) -> Mapping[str, float]:
-        return {"accuracy": labelled.accuracy(judged), "macro_f1": labelled.macro_f1(judged)}
-
-    def _head(self) -> dict[str, Any]:
-        return self._labels.head()
-
-    def _settle(self, model: Any) -> None:
+    def _configure(self, model: Any) -> None:
         """Raise UserFault if the processor's picture size differs from the model's."""
         size = getattr(model.config, "image_size", None)
-        wanted = (size, size) if isinstance(size, int) else tuple(size) if size else None
-        made = self.tokenizer(np.zeros((8, 8, 3), np.uint8), return_tensors="np")["pixel_values"][0].shape
-        if wanted and made[1:] != wanted:
+        expected = (size, size) if isinstance(size, int) else tuple(size) if size else None
+        processed = self._data.tokenizer(np.zeros((8, 8, 3), np.uint8), return_tensors="np")
+        shape = processed["pixel_values"][0].shape
+        if expected and shape[1:] != expected:
             raise UserFault(
-                f"train.model: preprocessor_config.json makes pictures of {made[2]} x {made[1]}, the model takes "
-                f"{wanted[1]} x {wanted[0]}; set its size"
+                f"train.model: preprocessor_config.json makes pictures of {shape[2]} x {shape[1]}, the model takes "
+                f"{expected[1]} x {expected[0]}; set its size"
             )
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        return functional.cross_entropy(_logits(model, batch), batch["labels"], reduction="sum")
+
+    def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[tuple[int, int]]]:
+        """Return the sum of the losses, and (class, predicted class) of each row."""
+        logits = _logits(model, batch)
+        pairs = zip(batch["labels"].tolist(), logits.argmax(-1).tolist(), strict=True)
+        return functional.cross_entropy(logits, batch["labels"], reduction="sum"), list(pairs)
+
+    def metrics(self, judged: Sequence[tuple[int, int]]) -> Mapping[str, float]:
+        return {"accuracy": label_metrics.accuracy(judged), "macro_f1": label_metrics.macro_f1(judged)}
+
+
+class ImageClassSamples(TaskSamples[ImageClassData]):
+    """Descriptions of rows; a configuration with prompts is refused."""
+
+    def describe(self, parsed: LabelledImage) -> tuple[str, str]:
+        data = self._data
+        column = data.config.data.image
+        picture = image_loading.image_of(parsed.row, column, data.where, parsed.number)
+        cell = parsed.row[column]
+        _, height, width = data.pixels(parsed).shape
+        name = cell.name if isinstance(cell, Picture) else f"row {parsed.number}"
+        return f"{name}: {picture.width} x {picture.height} pixels, as {width} x {height}", str(parsed.label)
+
+
+class ImageClassification(Task[LabelledImage]):
+    """Classes of pictures."""
+
+    data: ImageClassData
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = ImageClassData(config)
+        super().__init__(data, ImageClassModel(config, data), ImageClassSamples(config, data))
+
+
+def _logits(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the outputs for each class: rows x classes, float32."""
+    logits: torch.Tensor = model(pixel_values=batch["pixel_values"]).logits
+    return logits.float()

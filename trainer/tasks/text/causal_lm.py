@@ -7,52 +7,48 @@ import torch
 from torch.nn import functional
 
 from trainer.batching.examples import IGNORED, Example, by_size, collate, encode
+from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset import cells
 from trainer.dataset.prompts import render
-from trainer.tasks.common import chat_template as chats
-from trainer.tasks.common import generation as writing
-from trainer.tasks.common import packing
-from trainer.tasks.common.base import Batch, Row, Task
+from trainer.tasks.common import chat_template, packing
+from trainer.tasks.common.example_reader import Row
+from trainer.tasks.common.generation import ContinuationSamples
 from trainer.tasks.common.packing import Pack
+from trainer.tasks.common.task import Task
+from trainer.tasks.common.task_data import Batch, TaskData
+from trainer.tasks.common.task_model import TaskModel
 
 
-class CausalLm(Task[Example | Pack]):
-    """Task with the cross-entropy (nats) of a token as loss."""
+class CausalLmData(TaskData[Example | Pack]):
+    """Texts or chats as token ids. With `packing`, `micro_batches` joins examples to packs."""
 
-    architecture = "AutoModelForCausalLM"
-    adapters = "CAUSAL_LM"
-    made = Example
+    parsed_type = Example
 
-    def _tokenizer(self) -> Any:
-        tokenizer = super()._tokenizer()
-        if self.config.data.messages and not tokenizer.chat_template:
+    @property
+    def has_chats(self) -> bool:
+        """True if the rows are chats."""
+        return bool(self.config.data.messages)
+
+    def _load_tokenizer(self) -> Any:
+        tokenizer = super()._load_tokenizer()
+        if self.has_chats and not tokenizer.chat_template:
             raise UserFault(
                 f"train.model: the tokenizer of {self.config.model!r} has no chat template; take an instruct model, or "
                 "give data.prompt and data.completion"
             )
         return tokenizer
 
-    def example(self, row: Row, number: int) -> Example:
+    def parse_row(self, row: Row, number: int) -> Example:
         config = self.config
-        if config.data.messages:
-            messages = cells.taken("chat", row, config.data.messages, self.where, number)
-            return chats.encode(self.tokenizer, messages, config.max_length, f"{self.where} row {number}")
+        if self.has_chats:
+            messages = cells.required("chat", row, config.data.messages, self.where, number)
+            return chat_template.encode(self.tokenizer, messages, config.max_length, f"{self.where} row {number}")
         prompt, completion = render(config.data, row, number)
         return encode(self.tokenizer, prompt, completion, config.max_length)
 
-    def shown(self, example: Example) -> tuple[str, str]:
-        return self.tokenizer.decode(example.ids), self.tokenizer.decode([i for i in example.labels if i != IGNORED])
-
-    def _nothing(self) -> str:
+    def _no_target_message(self) -> str:
         return f"data: no row has a completion within max_length {self.config.max_length}; raise train.max_length"
-
-    def check_samples(self) -> None:
-        writing.check(self.config, self.tokenizer, chat=bool(self.config.data.messages))
-
-    def check(self, model: Any, device: torch.device) -> None:
-        if self.config.packing:
-            packing.check(model, device)
 
     def size(self, example: Example | Pack) -> int:
         return example.size if isinstance(example, Pack) else len(example.ids)
@@ -67,24 +63,51 @@ class CausalLm(Task[Example | Pack]):
         return by_size(packing.packed(rows, self.config.max_length), count, self.size)
 
     def collate(self, examples: Sequence[Example | Pack], device: torch.device) -> Batch:
+        """Return `input_ids` and either `attention_mask` or, for packs, `position_ids`: rows x longest row.
+
+        `wanted` (rows x longest row - 1) has the target of each token, which is the next token.
+        """
         if self.config.packing:
             packs = [e if isinstance(e, Pack) else Pack(rows=(e,)) for e in examples]
             batch = packing.collate(packs, self.pad, device)
         else:
             batch = collate([e for e in examples if isinstance(e, Example)], self.pad, device)
-        batch["wanted"] = batch.pop("labels")[:, 1:]  # The target of each token is the next token.
+        batch["wanted"] = batch.pop("labels")[:, 1:]
         return batch
+
+
+class CausalLmModel(TaskModel[CausalLmData]):
+    """Decoder. A loss is the cross-entropy of a token in nats."""
+
+    architecture = "AutoModelForCausalLM"
+    peft_type = "CAUSAL_LM"
+
+    def check_on_device(self, model: Any, device: torch.device) -> None:
+        if self.config.packing:
+            packing.check(model, device)
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         logits = model(**{n: t for n, t in batch.items() if n != "wanted"}).logits
         wanted = batch["wanted"]
-        carries = wanted != IGNORED
+        has_loss = wanted != IGNORED
         logits = logits[:, : wanted.shape[1]]
-        return functional.cross_entropy(logits[carries].float(), wanted[carries], reduction="sum")
+        return functional.cross_entropy(logits[has_loss].float(), wanted[has_loss], reduction="sum")
 
-    def write(self, model: Any, device: torch.device) -> list[str]:
-        chat = bool(self.config.data.messages)
-        prompts = writing.rendered(self.tokenizer, self.config.samples, chat=chat)
-        if not prompts:
-            return []
-        return writing.continuations(model, self.tokenizer, self.config.samples, device, prompts, special=not chat)
+
+class CausalLmSamples(ContinuationSamples[CausalLmData]):
+    """Continuations of prompts."""
+
+    def _has_chats(self) -> bool:
+        return self._data.has_chats
+
+    def describe(self, parsed: Example) -> tuple[str, str]:
+        tokenizer = self._data.tokenizer
+        return tokenizer.decode(parsed.ids), tokenizer.decode([i for i in parsed.labels if i != IGNORED])
+
+
+class CausalLm(Task[Example | Pack]):
+    """Next-token prediction."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = CausalLmData(config)
+        super().__init__(data, CausalLmModel(config, data), CausalLmSamples(config, data))

@@ -10,54 +10,70 @@ import torch
 from torch.nn import functional
 
 from trainer.batching.examples import IGNORED
-from trainer.tasks.common import generation as writing
-from trainer.tasks.common.base import Batch
-from trainer.tasks.text.preference_pairs import Preferences
+from trainer.contract.train import TrainConfig
+from trainer.tasks.common.generation import ContinuationSamples
+from trainer.tasks.common.task import Task
+from trainer.tasks.common.task_data import Batch
+from trainer.tasks.common.task_model import TaskModel
+from trainer.tasks.text.preference_pairs import Preference, PreferenceData, describe_pair
 
 
-class Dpo(Preferences):
-    """Task with the loss of a pair, equation 7 of the paper."""
+class DpoModel(TaskModel[PreferenceData]):
+    """Decoder with adapters. A loss is the loss of a pair, equation 7 of the paper, in nats."""
 
     architecture = "AutoModelForCausalLM"
-    adapters = "CAUSAL_LM"
-
-    def check_samples(self) -> None:
-        writing.check(self.config, self.tokenizer, chat=self.chatty)
-
-    def _margins(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Return for each pair how much more the model prefers the chosen answer than the reference does, in nats."""
-        bare = getattr(model, "module", model)
-        training = bare.training
-        bare.eval()
-        with torch.no_grad(), bare.disable_adapter():
-            reference = _log_probabilities(bare, batch)
-        bare.train(training)
-        gained = _log_probabilities(model, batch) - reference
-        chosen, rejected = gained.chunk(2)
-        return chosen - rejected
+    peft_type = "CAUSAL_LM"
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        return -functional.logsigmoid(self.config.dpo.beta * self._margins(model, batch)).sum()
+        return self._loss_sum(_margins(model, batch))
 
-    def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[float]]:
-        margins = self._margins(model, batch)
-        return -functional.logsigmoid(self.config.dpo.beta * margins).sum(), margins.tolist()
+    def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[float]]:
+        """Return the sum of the losses, and the margin of each pair in nats."""
+        margins = _margins(model, batch)
+        return self._loss_sum(margins), margins.tolist()
+
+    def _loss_sum(self, margins: torch.Tensor) -> torch.Tensor:
+        return -functional.logsigmoid(self.config.dpo.beta * margins).sum()
 
     def metrics(self, judged: Sequence[float]) -> Mapping[str, float]:
         count = max(1, len(judged))
         return {"accuracy": sum(m > 0 for m in judged) / count, "margin": sum(judged) / count}
 
-    def write(self, model: Any, device: torch.device) -> list[str]:
-        samples = self.config.samples
-        prompts = writing.rendered(self.tokenizer, samples, chat=self.chatty)
-        if not prompts:
-            return []
-        return writing.continuations(model, self.tokenizer, samples, device, prompts, special=not self.chatty)
+
+class DpoSamples(ContinuationSamples[PreferenceData]):
+    """Continuations of prompts."""
+
+    def _has_chats(self) -> bool:
+        return self._data.has_chats
+
+    def describe(self, parsed: Preference) -> tuple[str, str]:
+        return describe_pair(self._data.tokenizer, parsed)
+
+
+class Dpo(Task[Preference]):
+    """Direct preference optimization."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = PreferenceData(config)
+        super().__init__(data, DpoModel(config, data), DpoSamples(config, data))
+
+
+def _margins(model: Any, batch: Batch) -> torch.Tensor:
+    """Return for each pair how much more the model prefers the chosen answer than the reference does, in nats."""
+    bare = getattr(model, "module", model)
+    training = bare.training
+    bare.eval()
+    with torch.no_grad(), bare.disable_adapter():
+        reference = _log_probabilities(bare, batch)
+    bare.train(training)
+    gained = _log_probabilities(model, batch) - reference
+    chosen, rejected = gained.chunk(2)
+    return chosen - rejected
 
 
 def _log_probabilities(model: Any, batch: Batch) -> torch.Tensor:
     """Return the log-probability of each row's answer in nats, float32."""
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
-    wanted = batch["labels"][:, 1:]
-    each = functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
+    targets = batch["labels"][:, 1:]
+    each = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
     return -each.sum(1)

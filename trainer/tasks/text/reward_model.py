@@ -7,58 +7,71 @@ import torch
 from torch.nn import functional
 
 from trainer.batching.examples import encode
-from trainer.tasks.common.base import Batch
-from trainer.tasks.text.preference_pairs import Preference, Preferences
+from trainer.contract.train import TrainConfig
+from trainer.tasks.common.task import Task
+from trainer.tasks.common.task_data import Batch
+from trainer.tasks.common.task_model import TaskModel
+from trainer.tasks.common.task_samples import TaskSamples, evaluation_mode
+from trainer.tasks.text.preference_pairs import Preference, PreferenceData, describe_pair
 
 
-class RewardModel(Preferences):
-    """Task for a model that returns one number for a text.
+class RewardHead(TaskModel[PreferenceData]):
+    """Model that returns one number for a text.
 
-    The loss is minus the log-probability that the chosen answer of a pair wins, in nats.
+    A loss is minus the log-probability, in nats, that the chosen answer of a pair wins.
     """
 
     architecture = "AutoModelForSequenceClassification"
-    adapters = "SEQ_CLS"
+    peft_type = "SEQ_CLS"
     headed = True
 
-    def _head(self) -> dict[str, Any]:
+    def _head_options(self) -> dict[str, Any]:
         return {"num_labels": 1, "ignore_mismatched_sizes": True}
 
-    def _settle(self, model: Any) -> None:
-        model.config.pad_token_id = self.pad  # Decoders find the last token by it.
-
-    def _rewards(self, model: Any, batch: Batch) -> torch.Tensor:
-        logits: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        return logits[:, 0].float()
-
-    def _margins(self, model: Any, batch: Batch) -> torch.Tensor:
-        chosen, rejected = self._rewards(model, batch).chunk(2)
-        return chosen - rejected
+    def _configure(self, model: Any) -> None:
+        model.config.pad_token_id = self._data.pad  # Decoders find the last token by it.
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        return -functional.logsigmoid(self._margins(model, batch)).sum()
+        chosen, rejected = _rewards(model, batch).chunk(2)
+        return -functional.logsigmoid(chosen - rejected).sum()
 
-    def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[tuple[float, float]]]:
-        chosen, rejected = self._rewards(model, batch).chunk(2)
+    def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[tuple[float, float]]]:
+        """Return the sum of the losses, and (chosen reward, rejected reward) of each pair."""
+        chosen, rejected = _rewards(model, batch).chunk(2)
         pairs = list(zip(chosen.tolist(), rejected.tolist(), strict=True))
         return -functional.logsigmoid(chosen - rejected).sum(), pairs
 
     def metrics(self, judged: Sequence[tuple[float, float]]) -> Mapping[str, float]:
         count = max(1, len(judged))
         return {
-            "accuracy": sum(better > worse for better, worse in judged) / count,
-            "margin": sum(better - worse for better, worse in judged) / count,
+            "accuracy": sum(chosen > rejected for chosen, rejected in judged) / count,
+            "margin": sum(chosen - rejected for chosen, rejected in judged) / count,
         }
 
-    @torch.no_grad()
+
+class RewardSamples(TaskSamples[PreferenceData]):
+    """Reward of each prompt as text."""
+
+    def describe(self, parsed: Preference) -> tuple[str, str]:
+        return describe_pair(self._data.tokenizer, parsed)
+
     def write(self, model: Any, device: torch.device) -> list[str]:
-        """Return the reward of each prompt as text."""
-        model.eval()
-        try:
-            texts = [
-                encode(self.tokenizer, "", prompt, self.config.max_length) for prompt in self.config.samples.prompts
-            ]
-            batches = [self.collate([Preference(chosen=text, rejected=text)], device) for text in texts]
-            return [f"{float(self._rewards(model, batch)[0]):.4g}" for batch in batches]
-        finally:
-            model.train()
+        prompts, length = self.config.samples.prompts, self.config.max_length
+        with evaluation_mode(model):
+            texts = [encode(self._data.tokenizer, "", prompt, length) for prompt in prompts]
+            batches = [self._data.collate([Preference(chosen=text, rejected=text)], device) for text in texts]
+            return [f"{float(_rewards(model, batch)[0]):.4g}" for batch in batches]
+
+
+class RewardModel(Task[Preference]):
+    """Rewards of texts, learned from pairs."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = PreferenceData(config)
+        super().__init__(data, RewardHead(config, data), RewardSamples(config, data))
+
+
+def _rewards(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the reward of each row, float32."""
+    logits: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return logits[:, 0].float()

@@ -8,13 +8,19 @@ import torch
 from torch.nn import functional
 
 from trainer.batching.examples import IGNORED, padded
+from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.dataset import cells
 from trainer.dataset.prompts import DataError
-from trainer.models import loading as models
-from trainer.tasks.common import label_metrics as labelled
-from trainer.tasks.common.base import Batch, Row, Task
+from trainer.models import loading
+from trainer.tasks.common import label_metrics
+from trainer.tasks.common.example_reader import Row
 from trainer.tasks.common.label_metrics import Labels
+from trainer.tasks.common.task import Task
+from trainer.tasks.common.task_data import Batch, TaskData
+from trainer.tasks.common.task_model import TaskModel
+from trainer.tasks.common.task_samples import TaskSamples, evaluation_mode
+from trainer.tasks.text.labelled_text import text_logits
 
 Tags = tuple[tuple[int, ...], tuple[int, ...]]
 """Expected and predicted tags of one text, word by word."""
@@ -29,62 +35,56 @@ class Tagged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Read:
-    """Text as token ids, the word that begins at each token, and the name of each word's tag."""
+class TaggedWords:
+    """Parsed row: text as token ids, the word that begins at each token, and the name of each word's tag."""
 
     ids: list[int]
     starts: list[int | None]
     tags: list[str]
 
 
-class TokenClassification(Task[Tagged]):
-    """Task with the cross-entropy (nats) of a word's tag as loss."""
+class TokenClassData(TaskData[Tagged]):
+    """Words with tags as token ids."""
 
-    architecture = "AutoModelForTokenClassification"
-    adapters = "TOKEN_CLS"
-    made = Read
-    headed = True
+    parsed_type = TaggedWords
 
-    def _tokenizer(self) -> Any:
-        found = models.tokenizer_of(self.config, add_prefix_space=True)  # words come without the spaces between them
-        if not found.is_fast:
+    labels: Labels
+    """Tags. Set by `read`."""
+
+    def _load_tokenizer(self) -> Any:
+        # The words come without the spaces between them.
+        tokenizer = loading.tokenizer_of(self.config, add_prefix_space=True)
+        if not tokenizer.is_fast:
             raise UserFault(
                 f"train.model: the tokenizer of {self.config.model!r} cannot tell which word a token is of; take a "
                 "model that has a tokenizer.json"
             )
-        return found
+        return tokenizer
 
-    def example(self, row: Row, number: int) -> Read:
+    def parse_row(self, row: Row, number: int) -> TaggedWords:
         data = self.config.data
-        words = cells.taken("words", row, data.words, self.where, number)
-        tags = cells.taken("words", row, data.label, self.where, number)
+        words = cells.required("words", row, data.words, self.where, number)
+        tags = cells.required("words", row, data.label, self.where, number)
         if len(words) != len(tags):
             raise DataError(f"{self.where} row {number}: {len(words)} words and {len(tags)} tags; give each word one")
-        cells.known(tags, data.labels, self.where, number)
-        ids, starts = self._tokens(words)
-        return Read(ids=ids, starts=starts, tags=tags)
+        cells.check_labels(tags, data.labels, self.where, number)
+        ids, starts = self.tokenise(words)
+        return TaggedWords(ids=ids, starts=starts, tags=tags)
 
-    def _survey(self, found: Sequence[Read]) -> None:
-        self._labels = Labels(self.config.data)
-        self._labels.settle(tag for row in found for tag in row.tags)
+    def tokenise(self, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """Return the token ids and, for each token, the word that begins with it."""
+        encoded = self.tokenizer(words, is_split_into_words=True, truncation=True, max_length=self.config.max_length)
+        word_of, word_before = encoded.word_ids(), [None, *encoded.word_ids()]
+        starts = [w if w != before else None for w, before in zip(word_of, word_before, strict=False)]
+        return list(encoded["input_ids"]), starts
 
-    def _settled(self, found: Read) -> Tagged:
-        return Tagged(ids=found.ids, labels=[self._target(found, word) for word in found.starts])
+    def _survey(self, parsed: Sequence[TaggedWords]) -> None:
+        self.labels = Labels(self.config.data)
+        self.labels.collect(tag for row in parsed for tag in row.tags)
 
-    def _target(self, row: Read, word: int | None) -> int:
-        return IGNORED if word is None else self._labels.number(row.tags[word])
-
-    def shown(self, example: Read) -> tuple[str, str]:
-        return self.tokenizer.decode(example.ids), " ".join(example.tags)
-
-    def _tokens(self, words: list[str]) -> tuple[list[int], list[int | None]]:
-        """Return the token ids and, for each, the word that begins with it."""
-        made = self.tokenizer(words, is_split_into_words=True, truncation=True, max_length=self.config.max_length)
-        of, before = made.word_ids(), [None, *made.word_ids()]
-        return list(made["input_ids"]), [w if w != b else None for w, b in zip(of, before, strict=False)]
-
-    def _head(self) -> dict[str, Any]:
-        return self._labels.head()
+    def _example(self, parsed: TaggedWords) -> Tagged:
+        targets = [IGNORED if word is None else self.labels.number(parsed.tags[word]) for word in parsed.starts]
+        return Tagged(ids=parsed.ids, labels=targets)
 
     def size(self, example: Tagged) -> int:
         return len(example.ids)
@@ -93,50 +93,74 @@ class TokenClassification(Task[Tagged]):
         return sum(label != IGNORED for label in example.labels)
 
     def collate(self, examples: Sequence[Tagged], device: torch.device) -> Batch:
+        """Return `input_ids`, `attention_mask` and `labels`: rows x longest row, int64."""
         return {
             "input_ids": padded([e.ids for e in examples], self.pad, device),
             "attention_mask": padded([[1] * len(e.ids) for e in examples], 0, device),
             "labels": padded([e.labels for e in examples], IGNORED, device),
         }
 
-    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
-        found: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        return found.float()
 
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+class TokenClassModel(TaskModel[TokenClassData]):
+    """Model with one output for each tag and token. A loss is the cross-entropy of a word's tag in nats."""
+
+    architecture = "AutoModelForTokenClassification"
+    peft_type = "TOKEN_CLS"
+    headed = True
+
+    def _head_options(self) -> dict[str, Any]:
+        return self._data.labels.head_options()
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        return self._loss(self._logits(model, batch), batch["labels"])
+        return _loss_sum(text_logits(model, batch), batch["labels"])
 
-    def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
-        logits = self._logits(model, batch)
-        found = []
-        for wanted, said in zip(batch["labels"].tolist(), logits.argmax(-1).tolist(), strict=True):
-            kept = [n for n, label in enumerate(wanted) if label != IGNORED]
-            found.append((tuple(wanted[n] for n in kept), tuple(said[n] for n in kept)))
-        return self._loss(logits, batch["labels"]), found
+    def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Tags]]:
+        """Return the sum of the losses, and the expected and predicted tags of each text."""
+        logits = text_logits(model, batch)
+        judged: list[Tags] = []
+        for expected, predicted in zip(batch["labels"].tolist(), logits.argmax(-1).tolist(), strict=True):
+            with_tag = [n for n, label in enumerate(expected) if label != IGNORED]
+            judged.append((tuple(expected[n] for n in with_tag), tuple(predicted[n] for n in with_tag)))
+        return _loss_sum(logits, batch["labels"]), judged
 
     def metrics(self, judged: Sequence[Tags]) -> Mapping[str, float]:
-        pairs = [pair for wanted, found in judged for pair in zip(wanted, found, strict=True)]
-        names = self._labels.names
-        scores = {"accuracy": labelled.accuracy(pairs)}
+        pairs = [pair for expected, predicted in judged for pair in zip(expected, predicted, strict=True)]
+        names = self._data.labels.names
+        scores = {"accuracy": label_metrics.accuracy(pairs)}
         if any(name.startswith("B-") for name in names):
-            spans = [tuple(labelled.spans([names[n] for n in tags]) for tags in both) for both in judged]
-            scores["span_f1"] = labelled.span_f1(spans)
+            spans = [tuple(label_metrics.spans([names[n] for n in tags]) for tags in both) for both in judged]
+            scores["span_f1"] = label_metrics.span_f1(spans)
         return scores
 
-    @torch.no_grad()
-    def write(self, model: Any, device: torch.device) -> list[str]:
-        model.eval()
-        try:
-            return [self._say(model, prompt.split(), device) for prompt in self.config.samples.prompts]
-        finally:
-            model.train()
 
-    def _say(self, model: Any, words: list[str], device: torch.device) -> str:
-        ids, starts = self._tokens(words)
-        batch = self.collate([Tagged(ids=ids, labels=[IGNORED] * len(ids))], device)
-        best = self._logits(model, batch)[0].argmax(-1).tolist()
-        said = [(word, best[n]) for n, word in enumerate(starts) if word is not None]
-        return " ".join(f"{words[word]}/{self._labels.names[tag]}" for word, tag in said)
+class TokenClassSamples(TaskSamples[TokenClassData]):
+    """Words of each prompt with their most probable tag."""
+
+    def describe(self, parsed: TaggedWords) -> tuple[str, str]:
+        return self._data.tokenizer.decode(parsed.ids), " ".join(parsed.tags)
+
+    def write(self, model: Any, device: torch.device) -> list[str]:
+        with evaluation_mode(model):
+            return [self._tagged_text(model, prompt.split(), device) for prompt in self.config.samples.prompts]
+
+    def _tagged_text(self, model: Any, words: list[str], device: torch.device) -> str:
+        ids, starts = self._data.tokenise(words)
+        batch = self._data.collate([Tagged(ids=ids, labels=[IGNORED] * len(ids))], device)
+        best = text_logits(model, batch)[0].argmax(-1).tolist()
+        tags = [(word, best[token]) for token, word in enumerate(starts) if word is not None]
+        return " ".join(f"{words[word]}/{self._data.labels.names[tag]}" for word, tag in tags)
+
+
+class TokenClassification(Task[Tagged]):
+    """Tags of words."""
+
+    data: TokenClassData
+
+    def __init__(self, config: TrainConfig) -> None:
+        data = TokenClassData(config)
+        super().__init__(data, TokenClassModel(config, data), TokenClassSamples(config, data))
+
+
+def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the losses. `logits`: rows x tokens x tags, float32; `labels`: rows x tokens."""
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")

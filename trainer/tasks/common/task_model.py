@@ -1,0 +1,130 @@
+"""Model of a task: loading, loss, metrics, saving, and merging of adapters."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from trainer.contract.train import TrainConfig
+from trainer.models import adapters, loading, remote_code
+from trainer.tasks.common.task_data import Batch, TaskData
+
+D = TypeVar("D", bound=TaskData[Any])
+
+
+class TaskModel(ABC, Generic[D]):
+    """Builder, loss and writer of a task's model. `D` is the data whose batches the model reads.
+
+    It does not own the module: each method gets the module, which may be wrapped for several processes.
+    """
+
+    architecture: str
+    """Class of transformers that loads the model."""
+    peft_type: str | None
+    """Value of peft's `task_type`; None: peft has no type for this model."""
+    headed = False
+    """True if modules with new weights are trained and saved whole."""
+
+    def __init__(self, config: TrainConfig, data: D) -> None:
+        self.config, self._data = config, data
+
+    # --------------------------------------------------------------------------------------------------------- building
+
+    def check_kind(self) -> None:
+        """Raise UserFault for a model that the task cannot train. Reads no rows and no weights."""
+        loading.check_kind(self.config, self.architecture)
+
+    def build(self, precision: str, *, hollow: bool = False) -> Any:
+        """Return the model, with the configured adapters. Requires `TaskData.read` before. Raises UserFault.
+
+        `precision`: bf16, fp16 or fp32. `hollow`: True loads no weights, because another process distributes them.
+        """
+        model, new_modules = loading.load(
+            self.config, precision, self.architecture, hollow=hollow, **self._head_options()
+        )
+        self._configure(model)
+        return adapters.wrap(model, self.config, self.peft_type, new_modules if self.headed else ())
+
+    def build_hollow(self) -> Any:
+        """Return the model on the meta device, without weights and adapters. Raises UserFault."""
+        import transformers
+
+        config = loading.config_of(self.config)
+        options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
+        if loading.has_own_class(self.config, config, self.architecture):
+            # Without it the current code would be loaded, not the revision that the user read.
+            options["code_revision"] = remote_code.load_options(self.config)["revision"]
+        try:
+            with torch.device("meta"):
+                return getattr(transformers, self.architecture).from_config(config, **options)
+        except loading.UNREAD as e:
+            raise loading.unloadable(self.config, e) from None
+
+    def check_targets(self, model: Any) -> None:
+        """Raise UserFault if a hollow model lacks the modules that get adapters."""
+        if self.config.adapters is not None:
+            adapters.target_modules(model, self.config.adapters)
+
+    def check_on_device(self, model: Any, device: torch.device) -> None:
+        """Check the model on the device before the first step. Raises UserFault."""
+
+    def _head_options(self) -> dict[str, Any]:
+        """Return arguments of `from_pretrained` for the model's head."""
+        return {}
+
+    def _configure(self, model: Any) -> None:
+        """Change the loaded model's config for the task, and check the config. Raises UserFault."""
+
+    # ------------------------------------------------------------------------------------------------- loss and metrics
+
+    @abstractmethod
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Return the sum of the batch's losses: a float32 scalar with its graph.
+
+        The sum has `TaskData.targets` losses for each example; the unit of one loss is in the class docstring.
+        """
+
+    def choose_judged(self, held_out: Sequence[Any]) -> None:
+        """Choose the held-out examples for expensive metrics, before an evaluation."""
+
+    def judge(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
+        """Return the `loss_sum` of held-out examples, and what `metrics` needs of each example."""
+        return self.loss_sum(model, batch), ()
+
+    def metrics(self, judged: Sequence[Any]) -> Mapping[str, float]:
+        """Return metrics by name over all held-out examples. `judged`: the results of `judge`, joined."""
+        return {}
+
+    # ----------------------------------------------------------------------------------------------------------- saving
+
+    def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
+        """Write `adapter/` (peft's format) or `model/`, each with the tokenizer, to the folder.
+
+        `state`: tensors to save instead of the model's weights.
+        """
+        if self.config.adapters is not None:
+            adapters.save_adapter(folder / "adapter", model, state)
+            self._data.tokenizer.save_pretrained(folder / "adapter")
+            return
+        model.config.use_cache = True
+        loading.save_whole(folder / "model", model, state)
+        self._data.tokenizer.save_pretrained(folder / "model")
+
+    def merge(self, folder: Path) -> None:
+        """Write `model/`: the folder's `adapter/` merged into the published weights, in host memory."""
+        import peft
+        import transformers
+
+        base = getattr(transformers, self.architecture).from_pretrained(
+            self.config.model,
+            dtype="auto",
+            use_safetensors=True,
+            **remote_code.load_options(self.config),
+            **self._head_options(),
+        )
+        self._configure(base)
+        merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
+        loading.save_whole(folder / "model", merged)
+        self._data.tokenizer.save_pretrained(folder / "model")
