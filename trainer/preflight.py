@@ -174,10 +174,10 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
         _fill(report, task, look)
     training, held = sampler.split(train.seed, len(examples), train.data.eval_share)
     report.train_rows, report.heldout_rows = len(training), len(held)
-    train, report.settled = batch_defaults.settled(train, report.rows)
+    train, report.settled = batch_defaults.resolve_global_batch(train, report.rows)
     report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
-    sampler.insist_on_a_step(len(training), train.rows_a_step)
+    sampler.check_rows_per_step(len(training), train.rows_a_step)
     if train.adapters is not None or train.attention != "auto":
         _check_model(task, train)
 
@@ -219,7 +219,7 @@ def _warnings(train: TrainConfig, report: PreflightReport) -> list[str]:
         found.append(f"{report.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
     if report.equal_pairs:
         found.append(f"{report.equal_pairs} rows have equal answers, chosen and rejected: nothing is learned of them")
-    strange = cells.hardly_classes(len(report.labels), report.rows - report.bad_rows, train.data.label)
+    strange = cells.many_labels_warning(len(report.labels), report.rows - report.bad_rows, train.data.label)
     if strange and train.task != "token_classification":
         found.append(strange)
     if not report.heldout_rows:

@@ -22,7 +22,7 @@ from trainer.dataset.prompts import (
     fill,
     held_out,
     identity,
-    lacking,
+    missing_column_message,
     source,
     template_columns,
     whole_column,
@@ -129,7 +129,7 @@ class _Column:
             text = cells.label(part)
             if text is not None:
                 self.values.setdefault(text, number)
-            if len(self.values) > cells.MOST_LABELS or len(text or "") > LONGEST_LABEL:
+            if len(self.values) > cells.MAX_LABELS or len(text or "") > LONGEST_LABEL:
                 self.values = None
                 return
 
@@ -265,11 +265,11 @@ def column(field: str, name: str, summary: DataSummary, kind: str | None = None)
     """Return the column that a setting names. Raises InvalidInput if it has nulls or a cell of another kind."""
     statistics = summary.columns.get(name)
     if statistics is None:
-        raise _at(field, lacking(name, summary.columns))
+        raise _at(field, missing_column_message(name, summary.columns))
     if statistics.first_null is not None:
         raise _at(field, f"column {name!r} is null or missing in row {statistics.first_null}; fill it or drop the row")
     if kind is not None and kind in statistics.first_unlike:
-        raise _at(field, f"row {statistics.first_unlike[kind]}: {cells.missing(kind, name)}")
+        raise _at(field, f"row {statistics.first_unlike[kind]}: {cells.unlike_message(kind, name)}")
     return statistics
 
 
@@ -326,7 +326,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     if statistics.values is None and kind == "words":  # too many tags: the trainer checks them before its first step
         return train.data.labels
     if statistics.values is None:
-        raise _at("data.label", f"column {train.data.label!r} has more than {cells.MOST_LABELS} labels; is it classes?")
+        raise _at("data.label", f"column {train.data.label!r} has more than {cells.MAX_LABELS} labels; is it classes?")
     first: dict[str, int] = {}
     for text, row in statistics.values.items():
         for label in text.split() if kind == "words" else (text,):
@@ -337,7 +337,8 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
         return tuple(sorted(first))
     for label, row in first.items():
         if label not in train.data.labels:
-            raise _at("data.labels", f"{source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}")
+            problem = cells.unknown_label_message(label, train.data.labels)
+            raise _at("data.labels", f"{source(train.data.path)} row {row}: {problem}")
     return train.data.labels
 
 
@@ -390,7 +391,7 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: 
         if summary.columns[name].empty:
             warnings.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if LABEL.get(train.task) == "label" and (values := summary.columns[train.data.label].values):
-        warnings += filter(None, [cells.hardly_classes(len(values), summary.rows, train.data.label)])
+        warnings += filter(None, [cells.many_labels_warning(len(values), summary.rows, train.data.label)])
     if not held:
         warnings.append("no row is held out, so the job cannot show whether the model improved")
     return tuple(warnings)

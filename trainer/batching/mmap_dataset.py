@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from trainer.batching import sampler as order
+from trainer.batching import sampler
 from trainer.core.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
@@ -25,7 +25,7 @@ VERSION = 2
 WIDTH = array("i").itemsize
 
 
-class _Form:
+class _RecordFormat:
     """File format of the examples of one dataclass.
 
     A record has the lengths of the example's lists of integers, the lists, then the other fields as JSON. Nothing is
@@ -35,22 +35,22 @@ class _Form:
     def __init__(self, kind: type) -> None:
         self.kind = kind
         hints = typing.get_type_hints(kind)
-        self._fields: list[tuple[str, str, _Form | None]] = []
+        self._fields: list[tuple[str, str, _RecordFormat | None]] = []
         for field in dataclasses.fields(kind):
             hint = hints[field.name]
-            nested = _Form(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else None
-            how = "ints" if hint == list[int] else "spans" if typing.get_origin(hint) is tuple else "plain"
-            self._fields.append((field.name, how, nested))
-        self.lists: int = sum(nested.lists if nested else int(how == "ints") for _, how, nested in self._fields)
+            nested = _RecordFormat(hint) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else None
+            storage = "ints" if hint == list[int] else "spans" if typing.get_origin(hint) is tuple else "plain"
+            self._fields.append((field.name, storage, nested))
+        self.lists: int = sum(nested.lists if nested else int(storage == "ints") for _, storage, nested in self._fields)
 
     def take_apart(self, example: Any, lists: list["array[int]"]) -> list[Any]:
         """Append the example's lists of integers to `lists` and return the other fields."""
         rest: list[Any] = []
-        for name, how, nested in self._fields:
+        for name, storage, nested in self._fields:
             value = getattr(example, name)
             if nested is not None:
                 rest.append(nested.take_apart(value, lists))
-            elif how == "ints":
+            elif storage == "ints":
                 lists.append(array("i", value))
             else:
                 rest.append(value)
@@ -58,14 +58,14 @@ class _Form:
 
     def put_together(self, lists: Iterator[list[int]], rest: Iterator[Any]) -> Any:
         fields: dict[str, Any] = {}
-        for name, how, nested in self._fields:
+        for name, storage, nested in self._fields:
             if nested is not None:
                 fields[name] = nested.put_together(lists, iter(next(rest)))
-            elif how == "ints":
+            elif storage == "ints":
                 fields[name] = next(lists)
             else:
                 value = next(rest)
-                fields[name] = tuple(map(tuple, value)) if how == "spans" else value
+                fields[name] = tuple(map(tuple, value)) if storage == "spans" else value
         return self.kind(**fields)
 
 
@@ -73,7 +73,7 @@ class DatasetWriter(Generic[E]):
     """Writer of examples of one dataclass to a folder."""
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
-        self._folder, self._form = folder, _Form(kind)
+        self._folder, self._format = folder, _RecordFormat(kind)
         self._ends = array("Q", [0])
         for name in (NOTE, ROWS):  # Another process may have mapped the file, so it must not be truncated.
             (folder / name).unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class DatasetWriter(Generic[E]):
 
     def append(self, example: E) -> None:
         lists: list[array[int]] = []
-        rest = json.dumps(self._form.take_apart(example, lists), separators=(",", ":")).encode()
+        rest = json.dumps(self._format.take_apart(example, lists), separators=(",", ":")).encode()
         record = array("i", map(len, lists)).tobytes() + b"".join(numbers.tobytes() for numbers in lists) + rest
         self._file.write(record)
         self._ends.append(self._ends[-1] + len(record))
@@ -99,7 +99,7 @@ class MmapDataset(Sequence[E]):
     """Examples that a `DatasetWriter` wrote."""
 
     def __init__(self, folder: Path, kind: type[E]) -> None:
-        self._form = _Form(kind)
+        self._format = _RecordFormat(kind)
         self._ends = array("Q", (folder / INDEX).read_bytes())
         with (folder / ROWS).open("rb") as file:
             empty = not os.fstat(file.fileno()).st_size
@@ -114,20 +114,20 @@ class MmapDataset(Sequence[E]):
         if number < 0 or number >= len(self):
             raise IndexError(number)
         record: bytes = self._bytes[self._ends[number] : self._ends[number + 1]]
-        count = self._form.lists
+        count = self._format.lists
         lengths = array("i", record[: count * WIDTH])
         lists, at = [], count * WIDTH
         for length in lengths:
             lists.append(array("i", record[at : at + length * WIDTH]).tolist())
             at += length * WIDTH
-        return self._form.put_together(iter(lists), iter(json.loads(record[at:])))
+        return self._format.put_together(iter(lists), iter(json.loads(record[at:])))
 
 
 class Subset(Sequence[T]):
-    """Selected rows of a sequence; `make` converts a row each time it is read."""
+    """Selected rows of a sequence; `convert` is called each time a row is read."""
 
-    def __init__(self, rows: Sequence[Any], numbers: Iterable[int], make: Callable[[Any], T]) -> None:
-        self._rows, self._numbers, self._make = rows, array("Q", numbers), make
+    def __init__(self, rows: Sequence[Any], numbers: Iterable[int], convert: Callable[[Any], T]) -> None:
+        self._rows, self._numbers, self._convert = rows, array("Q", numbers), convert
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -135,16 +135,16 @@ class Subset(Sequence[T]):
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
-        return self._make(self._rows[self._numbers[number]])
+        return self._convert(self._rows[self._numbers[number]])
 
 
 def train_eval_split(rows: Sequence[T], seed: int, share: float) -> tuple[Sequence[T], Sequence[T]]:
     """Return the training rows and the held-out rows."""
-    train, held = order.split(seed, len(rows), share)
-    return Subset(rows, train, _as_it_is), Subset(rows, held, _as_it_is)
+    train, held_out = sampler.split(seed, len(rows), share)
+    return Subset(rows, train, _unchanged), Subset(rows, held_out, _unchanged)
 
 
-def _as_it_is(row: T) -> T:
+def _unchanged(row: T) -> T:
     return row
 
 
@@ -155,7 +155,10 @@ def largest(rows: Sequence[T], count: int, size: Callable[[T], int]) -> list[T]:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which one process of the machine has at a time; it is released if the process dies."""
+    """Hold the folder's lock within the block. One process of the machine has it at a time.
+
+    The kernel releases it if the process dies.
+    """
     with (folder / "rows.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -24,7 +24,7 @@ def step_rows(seed: int, start: int, count: int, rows: int) -> list[int]:
     return numbers
 
 
-def insist_on_a_step(rows: int, batch: int) -> None:
+def check_rows_per_step(rows: int, batch: int) -> None:
     """Raise UserFault if there are so few training rows that one step would use a row twice."""
     if batch > rows:
         raise UserFault(
@@ -55,6 +55,6 @@ def split(seed: int, rows: int, eval_share: float) -> tuple["array[int]", "array
 
     A positive share holds out at least one row and leaves at least one for training.
     """
-    held = held_out(rows, eval_share)
-    order = np.random.Generator(np.random.Philox(key=[seed, 2**32])).permutation(rows).astype(np.uint64)
-    return array("Q", np.sort(order[held:]).tobytes()), array("Q", np.sort(order[:held]).tobytes())
+    count = held_out(rows, eval_share)
+    permutation = np.random.Generator(np.random.Philox(key=[seed, 2**32])).permutation(rows).astype(np.uint64)
+    return array("Q", np.sort(permutation[count:]).tobytes()), array("Q", np.sort(permutation[:count]).tobytes())

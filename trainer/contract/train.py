@@ -209,7 +209,7 @@ class TrainConfig(Config):
 
     @property
     def rows_a_step(self) -> int:
-        """Global batch. Raises: ValueError while it is `auto`; `batches.settled` then knows the number."""
+        """Global batch. Raises: ValueError while it is `auto`; `resolve_global_batch` sets a number."""
         if self.global_batch == "auto":
             raise ValueError("global_batch: auto is not settled yet")
         return self.global_batch

@@ -1,4 +1,7 @@
-"""Archives of pictures, read in place; nothing is unpacked to a disk, so no name in them can lead outside."""
+"""Archives of pictures, read in place.
+
+Nothing is unpacked to a disk, so a name in an archive cannot write outside a folder.
+"""
 
 import hashlib
 import io
@@ -18,17 +21,15 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".
 """Endings of files that are treated as pictures; other files are ignored."""
 METADATA = ("metadata.csv", "metadata.jsonl")
 """Files that describe the pictures in their folder; the column `file_name` names a picture."""
-MOST_FILES = 1_000_000
-MOST_BYTES = 64 * 1024**2
+MAX_FILES = 1_000_000
+MAX_BYTES = 64 * 1024**2
 """Largest bytes of one file. A file that declares more is refused before a byte of it is unpacked."""
-
-
 _READING = threading.Lock()
 """Lock on the archive's single file position, since a training reads ahead in another thread."""
 
 
 class BadArchive(ValueError):
-    """The archive is at fault; the message is the end of a line."""
+    """Error of an archive or of a file in it. The message continues a line that begins with the file's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +51,8 @@ class Picture:
 
     def read(self) -> bytes:
         """Return the whole content. Raises: BadArchive, OSError."""
-        if self.size > MOST_BYTES:
-            raise BadArchive(f"has {self.size} bytes, more than {MOST_BYTES}; make it smaller")
+        if self.size > MAX_BYTES:
+            raise BadArchive(f"has {self.size} bytes, more than {MAX_BYTES}; make it smaller")
         return self.start(self.size)
 
     def opened(self) -> BinaryIO:
@@ -62,30 +63,30 @@ class Picture:
     def content(self) -> str:
         """Return a value that is equal for files with the same bytes. Raises: OSError."""
         if self.crc is None:
-            return hashlib.sha256(self.start(MOST_BYTES)).hexdigest()
+            return hashlib.sha256(self.start(MAX_BYTES)).hexdigest()
         return f"{self.crc:08x} {self.size}"
 
 
 def files(data: bytes | Path, kind: str) -> dict[str, Picture]:
     """Return the files of a .tar or .zip by name, sorted by name, without links and hidden files.
 
-    Raises: BadArchive if it is not such an archive, names a place outside of itself, or has more than MOST_FILES.
+    Raises: BadArchive if it is not such an archive, names a place outside of itself, or has more than MAX_FILES.
     """
     source = io.BytesIO(data) if isinstance(data, bytes) else data.open("rb")
-    found: dict[str, Picture] = {}
+    pictures: dict[str, Picture] = {}
     try:
         for number, picture in enumerate((_tar if kind == "tar" else _zip)(source), 1):
-            if number > MOST_FILES:
-                raise BadArchive(f"has more than {MOST_FILES} files; divide it")
+            if number > MAX_FILES:
+                raise BadArchive(f"has more than {MAX_FILES} files; divide it")
             path = PurePosixPath(picture.name)
             if path.is_absolute() or ".." in path.parts or "\\" in picture.name or "\0" in picture.name:
                 raise BadArchive(f"names {picture.name!r}, which is no place within it; pack the folder again")
             if not any(part.startswith((".", "__MACOSX")) for part in path.parts):
-                found[str(path)] = picture
+                pictures[str(path)] = picture
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, UnicodeDecodeError) as e:
-        words = "a plain .tar (of tar -cf, not compressed)" if kind == "tar" else "a .zip"
-        raise BadArchive(f"is not {words} that can be read ({type(e).__name__}); pack the folder again") from None
-    return dict(sorted(found.items()))
+        form = "a plain .tar (of tar -cf, not compressed)" if kind == "tar" else "a .zip"
+        raise BadArchive(f"is not {form} that can be read ({type(e).__name__}); pack the folder again") from None
+    return dict(sorted(pictures.items()))
 
 
 def _tar(source: BinaryIO) -> Iterator[Picture]:
@@ -115,10 +116,10 @@ class _ArchiveWindow(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         with _READING:
             self._source.seek(self._offset + self._at)
-            found = self._source.read(max(0, min(len(buffer), self._size - self._at)))
-        buffer[: len(found)] = found
-        self._at += len(found)
-        return len(found)
+            data = self._source.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def _window(source: BinaryIO, offset: int, size: int) -> BinaryIO:

@@ -1,6 +1,6 @@
 """`global_batch: auto`: a published batch for the task, the method and the number of rows.
 
-It is fixed before planning or training; from then on a job only has a number.
+Before planning or training the number replaces `auto` in the configuration.
 """
 
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from trainer.contract.train import TrainConfig
 from trainer.dataset.prompts import held_out
 
-LEAST = 8
+MIN_SCALED_BATCH = 8
 """Smallest batch for small data, if the recipe's batch is at least as large."""
-FEWER = "fewer in proportion to the rows (Smith and Le 2018)"
+PROPORTION = "fewer in proportion to the rows (Smith and Le 2018)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,31 +43,31 @@ RECIPES: dict[str, tuple[Recipe, ...]] = {
 """Recipes by task, larger datasets later; those of language models are by method."""
 
 
-def settled(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConfig, str]:
-    """Return the configuration with a number for `auto`, and a message; unchanged and empty if it has one.
+def resolve_global_batch(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConfig, str]:
+    """Return the configuration with a number for `auto`, and a message with the number and its reasons.
 
-    `rows` counts the dataset, of which held-out rows are subtracted. The recipe is that of the largest published
-    dataset that is not larger. With fewer rows than any recipe, the batch is the power of two in proportion. It is
-    a multiple of `micro_batch` for each machine, and no more than the rows if possible.
+    A configuration with a number is returned unchanged, with an empty message. `rows`: all rows of the dataset,
+    held-out rows included. The recipe is that of the largest published dataset that is not larger. With fewer rows than
+    any recipe, the batch is the power of two in proportion. The batch is a multiple of `micro_batch` for each machine,
+    and no more than the rows if possible.
     """
     if train.global_batch != "auto":
         return train, ""
     rows -= held_out(rows, train.data.eval_share)
     recipe, batch = _published(train, rows)
-    said = [recipe.source]
+    reasons = [recipe.source]
     if batch < recipe.batch:
-        said.append(f"{FEWER}, {batch} of {rows:,} for {recipe.batch} of {recipe.rows:,}")
+        reasons.append(f"{PROPORTION}, {batch} of {rows:,} for {recipe.batch} of {recipe.rows:,}")
     if batch > rows:
         batch = max(1, rows)
-        said.append(f"no more than the {rows} rows to train on")
+        reasons.append(f"no more than the {rows} rows to train on")
     unit = (1 if train.micro_batch == "auto" else train.micro_batch) * machines
     if batch % unit:
         batch = max(1, batch // unit) * unit
-        of = [f"micro_batch {train.micro_batch}"] * (train.micro_batch != "auto") + [f"{machines} machines"] * (
-            machines > 1
-        )
-        said.append(f"a multiple of {' for '.join(of)}")
-    return train.model_copy(update={"global_batch": batch}), f"global_batch auto: {batch} ({'; '.join(said)})"
+        factors = [f"micro_batch {train.micro_batch}"] * (train.micro_batch != "auto")
+        factors += [f"{machines} machines"] * (machines > 1)
+        reasons.append(f"a multiple of {' for '.join(factors)}")
+    return train.model_copy(update={"global_batch": batch}), f"global_batch auto: {batch} ({'; '.join(reasons)})"
 
 
 def _published(train: TrainConfig, rows: int) -> tuple[Recipe, int]:
@@ -78,4 +78,4 @@ def _published(train: TrainConfig, rows: int) -> tuple[Recipe, int]:
     if rows >= recipe.rows:
         return recipe, recipe.batch
     share = recipe.batch * rows // recipe.rows
-    return recipe, max(min(LEAST, recipe.batch), 1 << max(0, share.bit_length() - 1))
+    return recipe, max(min(MIN_SCALED_BATCH, recipe.batch), 1 << max(0, share.bit_length() - 1))

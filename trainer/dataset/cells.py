@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.dataset.archives import BadArchive, Picture
-from trainer.dataset.prompts import DataError, is_text, no_text
+from trainer.dataset.prompts import DataError, is_text, not_text_message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = ("text", "label", "number", "chat", "turns", "words", "picture")
 """Kinds that `is_a` checks."""
-
-
-MOST_LABELS = 1000
+MAX_LABELS = 1000
+"""Largest number of classes of a column."""
 
 
 def label(value: Any) -> str | None:
@@ -30,16 +29,16 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        converted = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
 def chat(value: Any) -> list[dict[str, Any]] | None:
     """Return messages with a role and a text, with at least one of the assistant; otherwise None."""
-    found = turns(value)
-    return found if any(m["role"] == "assistant" for m in found or ()) else None
+    messages = turns(value)
+    return messages if any(m["role"] == "assistant" for m in messages or ()) else None
 
 
 def turns(value: Any) -> list[dict[str, Any]] | None:
@@ -56,15 +55,16 @@ def turns(value: Any) -> list[dict[str, Any]] | None:
 
 def words(value: Any) -> list[str] | None:
     """Return a list of words, also from text with white space; None for other values or no word at all."""
-    found = value.split() if isinstance(value, str) else value
-    if not isinstance(found, list) or not found or not all(isinstance(w, str) and w for w in found):
+    split = value.split() if isinstance(value, str) else value
+    if not isinstance(split, list) or not split or not all(isinstance(w, str) and w for w in split):
         return None
-    return found
+    return split
 
 
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"P5", b"P6")
 """First bytes of files that are read as pictures."""
-BEGINNING = 12
+SIGNATURE_BYTES = 8
+SIGNATURE_CHARACTERS = 12
 """Number of base64 characters that show the first bytes."""
 Pixels = list[list[int | float | list[int | float]]]
 
@@ -76,7 +76,7 @@ def picture(value: Any) -> Picture | bytes | Pixels | None:
     of columns of one or three numbers from 0 to 255, as a list or its JSON.
     """
     if isinstance(value, Picture):
-        return value if _begins_a_picture(value) else None
+        return value if _has_picture_signature(value) else None
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -84,7 +84,7 @@ def picture(value: Any) -> Picture | bytes | Pixels | None:
             return None
     if isinstance(value, list):
         return value if _are_pixels(value) else None
-    if not isinstance(value, str) or not _begins_a_picture(value):
+    if not isinstance(value, str) or not _has_picture_signature(value):
         return None
     try:
         return base64.b64decode(_payload(value), validate=True)
@@ -92,10 +92,13 @@ def picture(value: Any) -> Picture | bytes | Pixels | None:
         return None
 
 
-def _begins_a_picture(value: Picture | str) -> bool:
+def _has_picture_signature(value: Picture | str) -> bool:
     """Return True if the content begins like a picture. Raises: OSError if the machine could not read it."""
     try:
-        start = value.start(8) if isinstance(value, Picture) else base64.b64decode(_payload(value)[:BEGINNING])
+        if isinstance(value, Picture):
+            start = value.start(SIGNATURE_BYTES)
+        else:
+            start = base64.b64decode(_payload(value)[:SIGNATURE_CHARACTERS])
     except (BadArchive, binascii.Error, ValueError):
         return False
     return start.startswith(SIGNATURES)
@@ -143,11 +146,11 @@ def is_a(kind: str, value: Any) -> bool:
     return bool(value.strip()) if isinstance(value, str) else words(value) is not None
 
 
-def missing(kind: str, column: str) -> str:
+def unlike_message(kind: str, column: str) -> str:
     """Return what is wrong with a cell that is not of the kind, and the fix."""
     match kind:
         case "text":
-            return no_text(column)
+            return not_text_message(column)
         case "label":
             return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
         case "number":
@@ -166,32 +169,33 @@ def missing(kind: str, column: str) -> str:
 
 
 def required(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
-    """Return the cell converted to its kind. Raises: DataError naming file and row."""
+    """Return the cell of a column as a value of the kind. Raises: DataError naming file and row."""
     value = row.get(column)
     if value is None:
-        named = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
-        raise DataError(f"{where} row {number_of_row}{named}: no column {column!r}, or it is null; every row needs it")
-    found = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind](value)
-    if found is None:
-        named = f" ({value.name})" if isinstance(value, Picture) else ""
-        raise DataError(f"{where} row {number_of_row}{named}: {missing(kind, column)}")
-    return found
+        file = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
+        raise DataError(f"{where} row {number_of_row}{file}: no column {column!r}, or it is null; every row needs it")
+    parse = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind]
+    cell = parse(value)
+    if cell is None:
+        file = f" ({value.name})" if isinstance(value, Picture) else ""
+        raise DataError(f"{where} row {number_of_row}{file}: {unlike_message(kind, column)}")
+    return cell
 
 
 def check_labels(given: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
-    """Check that all labels belong to the configured set; an empty set accepts all. Raises: DataError."""
-    wrong = next((label for label in given if labels and label not in labels), None)
-    if wrong is not None:
-        raise DataError(f"{where} row {number_of_row}: {outside(wrong, labels)}")
+    """Check that all labels of a row belong to the configured set; an empty set accepts all. Raises: DataError."""
+    unknown = next((label for label in given if labels and label not in labels), None)
+    if unknown is not None:
+        raise DataError(f"{where} row {number_of_row}: {unknown_label_message(unknown, labels)}")
 
 
-def outside(label: str, labels: Sequence[str]) -> str:
+def unknown_label_message(label: str, labels: Sequence[str]) -> str:
     """Return what is wrong with a label outside the set, and the fix."""
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
     return f"label {label!r} is not among data.labels ({shown}); mend the row, or add it"
 
 
-def hardly_classes(labels: int, rows: int, column: str) -> str:
+def many_labels_warning(labels: int, rows: int, column: str) -> str:
     """Return a warning if there are too many labels for the number of rows; otherwise an empty text."""
     return f"column {column!r} has another label in each of {rows} rows; is it classes?" if labels == rows > 2 else ""
 
@@ -200,6 +204,6 @@ def label_set_problem(labels: Sequence[str], column: str) -> str | None:
     """Return what is wrong with the labels of a column, and the fix; None if there are at least two classes."""
     if len(labels) < 2:
         return f"column {column!r} has the one label {labels[0]!r}; two at least are needed to tell apart"
-    if len(labels) > MOST_LABELS:
-        return f"column {column!r} has {len(labels)} labels, more than {MOST_LABELS}; is it one of classes?"
+    if len(labels) > MAX_LABELS:
+        return f"column {column!r} has {len(labels)} labels, more than {MAX_LABELS}; is it one of classes?"
     return None

@@ -8,10 +8,10 @@ from typing import Any, TextIO
 
 PIECE = 1 << 16
 """Characters read at a time; more for a longer item."""
-UNSURE = 32
+UNCERTAIN = 32
 """Number of remaining characters below which a token may be cut off, such as `1e` or `tru`."""
 SPACE = re.compile(r"[ \t\n\r]*")
-CUT = "Unterminated string"
+CUT_OFF = "Unterminated string"
 """Beginning of the decoder's error for a string that is cut off, at any length."""
 
 
@@ -29,6 +29,8 @@ class BadJson(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
+    """Item of an array."""
+
     value: Any
     text: str
     """Item as it was written."""
@@ -57,48 +59,51 @@ def items(text: TextIO) -> Iterator[Item]:
 
 
 class _JsonWindow:
-    """Text from the next item on, as far as it was read."""
+    """Part of a text in memory: from the next item on, as far as the text was read."""
 
     def __init__(self, text: TextIO) -> None:
         self._text, self._decoder = text, json.JSONDecoder()
-        self._read, self._at, self._line, self._over = "", 0, 1, False
+        self._buffer, self._at, self._line, self._ended = "", 0, 1, False
 
     def _more(self) -> None:
-        """Read twice as much as is left, because a long item would otherwise be parsed again and again."""
-        self._line += self._read.count("\n", 0, self._at)
-        left = self._read[self._at :]
-        found = self._text.read(max(PIECE, len(left)))
-        self._over = not found
-        self._read, self._at = left + found, 0
+        """Read at least as much as is left, because a long item would otherwise be parsed again and again."""
+        self._line += self._buffer.count("\n", 0, self._at)
+        rest = self._buffer[self._at :]
+        piece = self._text.read(max(PIECE, len(rest)))
+        self._ended = not piece
+        self._buffer, self._at = rest + piece, 0
 
     def peek(self) -> str:
         """Return the next character that is not white space; empty at the end."""
         while True:
-            found = SPACE.match(self._read, self._at)
-            assert found is not None
-            self._at = found.end()
-            if self._at < len(self._read) or self._over:
-                return self._read[self._at : self._at + 1]
+            space = SPACE.match(self._buffer, self._at)
+            assert space is not None
+            self._at = space.end()
+            if self._at < len(self._buffer) or self._ended:
+                return self._buffer[self._at : self._at + 1]
             self._more()
 
     def step(self) -> None:
+        """Move behind the next character."""
         self._at += 1
 
     def bad(self, reason: str, at: int | None = None) -> BadJson:
-        return BadJson(self._line + self._read.count("\n", 0, self._at if at is None else at), reason)
+        """Return the error for the text at an index of the buffer; None: at the next character."""
+        return BadJson(self._line + self._buffer.count("\n", 0, self._at if at is None else at), reason)
 
     def item(self) -> Item:
+        """Return the item that begins at the next character, and move behind it. Raises: BadJson."""
         while True:
-            sure = len(self._read) if self._over else len(self._read) - UNSURE
+            certain = len(self._buffer) if self._ended else len(self._buffer) - UNCERTAIN
             try:
-                value, end = self._decoder.raw_decode(self._read, self._at)
+                value, end = self._decoder.raw_decode(self._buffer, self._at)
             except json.JSONDecodeError as e:
-                if self._over or (e.pos <= sure and not e.msg.startswith(CUT)):
+                if self._ended or (e.pos <= certain and not e.msg.startswith(CUT_OFF)):
                     raise self.bad(e.msg, e.pos) from None
             except (ValueError, RecursionError) as e:  # a number of thousands of digits, or nesting too deep
                 raise self.bad(type(e).__name__) from None
             else:
-                if end <= sure:
-                    text, self._at = self._read[self._at : end], end
+                if end <= certain:
+                    text, self._at = self._buffer[self._at : end], end
                     return Item(value, text)
             self._more()

@@ -13,7 +13,7 @@ from trainer.dataset.archives import Picture
 
 
 class DataError(ValueError):
-    """The dataset or a template is at fault; the message is one line that names the place and the fix."""
+    """Error of the dataset or of a template. The message is one line that names the place and the fix."""
 
 
 def digest(path: Path) -> str:
@@ -34,22 +34,22 @@ def identity(row: Mapping[str, Any]) -> int:
     )
 
 
-def too_many(bad: int, rows: int, share: float, first: str) -> str | None:
-    """Return why a dataset with this number of unusable rows is refused; None if `share` allows them.
+def bad_share_message(bad: int, rows: int, share: float, first: str) -> str | None:
+    """Return the error for a dataset with this number of bad rows; None if `share` allows them.
 
-    `first`: what is wrong with the first of them.
+    `first`: error of the first bad row.
     """
     if bad <= share * rows:
         return None
     return first if bad == 1 and not share else f"{first} ({bad} of {rows} rows are bad, data.bad_share is {share:g})"
 
 
-def lacking(name: str, columns: Iterable[str]) -> str:
-    """Return which columns exist and which may be meant, for a setting that names a missing column."""
+def missing_column_message(name: str, columns: Iterable[str]) -> str:
+    """Return the error for a setting that names a missing column, with the columns of the dataset."""
     known = list(columns)
-    near = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1)
-    meant = next((f"; did you mean {c!r}?" for c in known if near and c.lower() == near[0]), "")
-    return f"no column {name!r} in the data; it has {', '.join(known)}{meant}"
+    similar = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1)
+    hint = next((f"; did you mean {c!r}?" for c in known if similar and c.lower() == similar[0]), "")
+    return f"no column {name!r} in the data; it has {', '.join(known)}{hint}"
 
 
 def template_columns(template: str, field: str) -> tuple[str, ...]:
@@ -80,10 +80,10 @@ def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
     for setting in ("prompt", "completion", "chosen", "rejected"):
         for name in template_columns(getattr(config, setting), f"data.{setting}"):
             if name not in known:
-                raise DataError(f"data.{setting}: {lacking(name, known)}")
+                raise DataError(f"data.{setting}: {missing_column_message(name, known)}")
     for setting in ("messages", "words", "image", "label"):
         if (name := getattr(config, setting)) and name not in known:
-            raise DataError(f"data.{setting}: {lacking(name, known)}")
+            raise DataError(f"data.{setting}: {missing_column_message(name, known)}")
 
 
 def fill(template: str, cells: Mapping[str, Any]) -> str:
@@ -127,10 +127,10 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def no_text(column: str) -> str:
+def not_text_message(column: str) -> str:
     """Return what is wrong with a cell that is not text, and the fix.
 
-    Python's notation of lists and booleans is not natural language.
+    A list or a boolean is refused, because Python's notation of it is not natural language.
     """
     return f"column {column!r} is neither text, nor a finite number, nor a date; make it text or drop the row"
 
@@ -141,7 +141,7 @@ def _filled(template: str, row: dict[str, Any], where: str) -> str:
             if row[name] is None:
                 raise DataError(f"{where}: column {name!r} is null; fill it or drop the row")
             if not is_text(row[name]):
-                raise DataError(f"{where}: {no_text(name)}")
+                raise DataError(f"{where}: {not_text_message(name)}")
         return fill(template, row)
     except KeyError as e:
         raise DataError(f"{where}: no column {e.args[0]!r}; every row needs it") from None

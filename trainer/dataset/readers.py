@@ -19,8 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TextIO, cast
 
 from trainer.contract.data_config import DataFormat
-from trainer.dataset import archives
-from trainer.dataset import json_stream as arrays
+from trainer.dataset import archives, json_stream
 from trainer.dataset.archives import BadArchive, Picture
 from trainer.dataset.prompts import DataError
 
@@ -42,11 +41,11 @@ Rows = Iterator[dict[str, Any] | DataError]
 
 def format_of(path: str, declared: DataFormat | None) -> DataFormat:
     """Return the declared format, or the format of the file's ending. Raises: DataError if neither is known."""
-    found = declared or ENDINGS.get(path.rsplit(".", 1)[-1].lower())
-    if found is None:
+    data_format = declared or ENDINGS.get(path.rsplit(".", 1)[-1].lower())
+    if data_format is None:
         known = "csv, json, jsonl, parquet, tar or zip"
         raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to {known}")
-    return found
+    return data_format
 
 
 def read_rows(data: bytes | Path, fmt: DataFormat) -> Iterator[dict[str, Any]]:
@@ -96,16 +95,16 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
 def _has_text(stream: BinaryIO) -> bool:
     """Return True if the stream has anything but white space, and rewind it."""
     stream.seek(0)
-    found = any(piece.removeprefix(codecs.BOM_UTF8).strip() for piece in iter(lambda: stream.read(1 << 16), b""))
+    has_text = any(piece.removeprefix(codecs.BOM_UTF8).strip() for piece in iter(lambda: stream.read(1 << 16), b""))
     stream.seek(0)
-    return found
+    return has_text
 
 
-def _undecoded(texts: Iterable[str]) -> str | None:
+def _decoding_problem(texts: Iterable[str]) -> str | None:
     """Return what is wrong with a row that is not UTF-8, and the fix; otherwise None."""
     for text in texts:
-        if not text.isascii() and (found := NOT_UTF8.search(text)):
-            return f"byte 0x{ord(found[0]) - 0xDC00:x} is not UTF-8; save the file as UTF-8"
+        if not text.isascii() and (undecoded := NOT_UTF8.search(text)):
+            return f"byte 0x{ord(undecoded[0]) - 0xDC00:x} is not UTF-8; save the file as UTF-8"
     return None
 
 
@@ -120,7 +119,7 @@ def _csv_rows(text: Iterable[str], where: str) -> Rows:
         except StopIteration:
             return
         except csv.Error as e:
-            yield _broken(e, before + 1, reader.line_num, where)
+            yield _csv_error(e, before + 1, reader.line_num, where)
             continue
         if not cells:
             continue
@@ -128,17 +127,17 @@ def _csv_rows(text: Iterable[str], where: str) -> Rows:
             wrong = "more" if len(cells) > len(names) else "fewer"
             message = f"{wrong} cells than the header's {len(names)}; quote cells that hold commas"
             yield DataError(f"{where} line {reader.line_num}: {message}")
-        elif undecoded := _undecoded(cells):
-            yield DataError(f"{where} line {reader.line_num}: {undecoded}")
+        elif problem := _decoding_problem(cells):
+            yield DataError(f"{where} line {reader.line_num}: {problem}")
         else:
             yield dict(zip(names, cells, strict=True))
 
 
-def _broken(error: csv.Error, first: int, last: int, where: str) -> DataError:
-    """Return what is wrong with a row of these lines.
+def _csv_error(error: csv.Error, first: int, last: int, where: str) -> DataError:
+    """Return the error of a row of these lines.
 
-    Raises: DataError if it may have swallowed other rows. An open quote takes in everything up to the next quote,
-    the end, or the cell's size limit.
+    Raises: DataError if the row may contain other rows. A cell with an open quote extends to the next quote, the end,
+    or the cell's size limit.
     """
     if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
         lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
@@ -152,21 +151,21 @@ def _csv_header(reader: Any, where: str) -> list[str]:
         names = list(next(reader, ()))
     except csv.Error as e:
         raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
-    twice = [name for name, count in Counter(names).items() if name and count > 1]
-    if twice:
-        raise DataError(f"{where} line 1: the header names {twice[0]!r} twice; rename one of the columns")
-    if undecoded := _undecoded(names):
-        raise DataError(f"{where} line 1: {undecoded}")
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise DataError(f"{where} line 1: the header names {repeated[0]!r} twice; rename one of the columns")
+    if problem := _decoding_problem(names):
+        raise DataError(f"{where} line 1: {problem}")
     return names
 
 
 def _json_rows(text: TextIO, where: str) -> Rows:
     try:
-        for number, row in enumerate(arrays.items(text), 1):
-            yield _object(row.value, row.text, f"{where} row {number}")
-    except arrays.NoArray:
+        for number, row in enumerate(json_stream.items(text), 1):
+            yield _checked_object(row.value, row.text, f"{where} row {number}")
+    except json_stream.NoArray:
         raise DataError(f"{where}: the JSON must be a list of objects; for one object a line use jsonl") from None
-    except arrays.BadJson as e:
+    except json_stream.BadJson as e:
         raise DataError(f"{where} line {e.line}: not JSON ({e}); for one object a line use jsonl") from None
 
 
@@ -179,10 +178,10 @@ def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
         except (ValueError, RecursionError):
             yield DataError(f"{where} line {number}: not JSON; every line must be one object")
             continue
-        yield _object(row, line, f"{where} line {number}")
+        yield _checked_object(row, line, f"{where} line {number}")
 
 
-def _object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
+def _checked_object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
     """Return the row, or an error if it is not an object or not valid text.
 
     `written`: the text of the row. Errors are bytes that are not UTF-8, and half a surrogate pair, which no text
@@ -190,11 +189,11 @@ def _object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
     """
     if not isinstance(row, dict):
         return DataError(f"{place}: is not an object; map columns to values")
-    torn = NOT_UTF8.search(written) is not None
-    if torn or SURROGATE.search(written):
+    has_bytes = NOT_UTF8.search(written) is not None
+    if has_bytes or SURROGATE.search(written):
         text = json.dumps(row, ensure_ascii=False)
-        if torn and (undecoded := _undecoded((text,))):
-            return DataError(f"{place}: {undecoded}")
+        if has_bytes and (problem := _decoding_problem((text,))):
+            return DataError(f"{place}: {problem}")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -212,16 +211,16 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
     if size < 2 * len(PARQUET) or stream.read() != PARQUET:
         raise DataError(broken)
     try:
-        with _unheard():
+        with _without_stderr():
             batches: Any = read_parquet(cast(Any, stream), batch_size=PARQUET_ROWS)
         for batch in batches:
-            columns = [[_plain(cell.as_py()) for cell in batch[name]] for name in batch.column_names]
+            columns = [[_json_value(cell.as_py()) for cell in batch[name]] for name in batch.column_names]
             for row in zip(*columns, strict=True):
                 yield dict(zip(batch.column_names, row, strict=True))
     except (Exception, GeneratorExit) as e:
         if isinstance(e, (GeneratorExit, MemoryError, DataError)):
             raise
-        raise DataError(f"{broken} ({_line(e)})") from None
+        raise DataError(f"{broken} ({_first_line(e)})") from None
     except BaseException as e:
         if type(e).__name__ != "PanicException":  # Rust's failure, not an Exception
             raise
@@ -229,37 +228,40 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Suppress what Rust writes to standard error before it fails; other threads of a daemon write there too."""
+def _without_stderr() -> Iterator[None]:
+    """Discard what Rust writes to standard error within the block.
+
+    Only the main thread does, because other threads of a daemon write there too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(devnull, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(devnull)
 
 
-def _plain(value: Any) -> Any:
-    """Return a cell as JSON would have it; bytes, alone or as in datasets of the Hub, are a picture."""
+def _json_value(value: Any) -> Any:
+    """Return a cell as JSON would have it. Bytes are a picture, alone or in a mapping as in datasets of the Hub."""
     if isinstance(value, bytes):
-        return _held(value, "")
+        return _picture_of(value, "")
     if isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):
-        return _held(value["bytes"], value["path"] or "")
+        return _picture_of(value["bytes"], value["path"] or "")
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     return str(value) if isinstance(value, Decimal | timedelta) else value
 
 
-def _held(content: bytes, name: str) -> Picture:
+def _picture_of(content: bytes, name: str) -> Picture:
     return Picture(name=name, size=len(content), start=lambda count: content[:count])
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -280,7 +282,7 @@ def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
         return
     pictures = [files[name] for name in files if name.lower().endswith(archives.ENDINGS)]
     if not pictures and any(table_of(name) for name in files):
-        yield from _several(files, where)
+        yield from _rows_of_tables(files, where)
         return
     if not pictures:
         endings = ", ".join(archives.ENDINGS)
@@ -291,11 +293,11 @@ def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Rows:
 
 def table_of(name: str) -> DataFormat | None:
     """Return the format of a file with rows by its name; None for any other file."""
-    found = ENDINGS.get(name.rsplit(".", 1)[-1].lower())
-    return found if found in TABLES else None
+    data_format = ENDINGS.get(name.rsplit(".", 1)[-1].lower())
+    return data_format if data_format in TABLES else None
 
 
-class Placed(dict[str, Any]):
+class FileRow(dict[str, Any]):
     """Row of one of several files."""
 
     __slots__ = ("place",)
@@ -306,7 +308,7 @@ class Placed(dict[str, Any]):
         """File, and number of the row in it."""
 
 
-def _several(files: Mapping[str, Picture], where: str) -> Rows:
+def _rows_of_tables(files: Mapping[str, Picture], where: str) -> Rows:
     """Yield the rows of every table, in the order of their names."""
     for name, file in files.items():
         fmt = table_of(name)
@@ -315,7 +317,7 @@ def _several(files: Mapping[str, Picture], where: str) -> Rows:
         try:
             with file.opened() as stream:
                 for number, row in enumerate(_table_rows(stream, fmt, f"{where} {name}"), 1):
-                    yield row if isinstance(row, DataError) else Placed(row, f"{where} {name} row {number}")
+                    yield row if isinstance(row, DataError) else FileRow(row, f"{where} {name} row {number}")
         except (BadArchive, OSError) as e:
             raise DataError(f"{where} {name}: {e}") from None
 

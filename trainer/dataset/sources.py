@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0
 
 
 class Unreachable(DataError):
-    """The source does not answer, and may answer later."""
+    """Error of a source that does not answer now; a later request may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +53,15 @@ def is_remote(path: str) -> bool:
 
 
 @contextmanager
-def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ) -> Iterator[LocalDataset]:
+def gather(data: DataConfig, base_folder: Path, env: Mapping[str, str] = os.environ) -> Iterator[LocalDataset]:
     """Yield the dataset as one file: a single file as it is, several as a reproducible .tar.
 
-    The bytes of the .tar depend on names and contents only. `beside`: folder that a local path is relative to.
+    The bytes of the .tar depend on names and contents only. `base_folder`: folder to which a local path is relative.
     `env`: holds the credentials that `data.secret` names. A local file is not opened.
 
     Raises: DataError, Unreachable, and OSError for an unreadable local file.
     """
-    local = beside / os.path.expanduser(data.path)
+    local = base_folder / os.path.expanduser(data.path)
     if not is_remote(data.path) and not local.is_dir() and (local.exists() or not MAGIC.search(data.path)):
         yield LocalDataset(path=local, format=format_of(data.path, data.format), name=local.name)
         return
@@ -85,44 +85,44 @@ def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ
 
 
 @contextmanager
-def readable(data: DataConfig, beside: Path) -> Iterator[LocalDataset]:
-    """Yield the dataset as `gathered`, and check that a local file is readable.
+def readable(data: DataConfig, base_folder: Path) -> Iterator[LocalDataset]:
+    """Yield the dataset as `gather`, and check that a local file is readable.
 
     Raises: DataError, also for unreadable local files.
     """
     try:
-        with gathered(data, beside) as found:
-            if not found.path.exists():
-                raise DataError(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
-            yield found
+        with gather(data, base_folder) as dataset:
+            if not dataset.path.exists():
+                raise DataError(f"data.path: no file {str(dataset.path)!r}; paths are relative to the spec")
+            yield dataset
     except OSError as e:
         raise DataError(f"data.path: {e.filename or data.path} cannot be read ({e.strerror or e})") from None
 
 
-def _fixed(pattern: str) -> str:
+def _fixed_folder(pattern: str) -> str:
     """Return the folder before the first part that is a pattern, with its closing slash; empty if there is none."""
     parts = pattern.split("/")
     until = next((n for n, part in enumerate(parts) if MAGIC.search(part)), len(parts) - 1)
     return "".join(f"{part}/" for part in parts[:until])
 
 
-def chosen(names: Iterable[str], pattern: str) -> list[str]:
+def matching(names: Iterable[str], pattern: str) -> list[str]:
     """Return the names that a pattern selects, sorted; for a folder, which ends in a slash, all.
 
     Hidden names never match.
     """
-    wanted = re.compile("|".join(map(_as_regex, _alternatives(pattern + ("**" if pattern.endswith("/") else "")))))
+    selected = re.compile("|".join(map(_as_regex, _alternatives(pattern + ("**" if pattern.endswith("/") else "")))))
     hidden = re.compile(r"(^|/)\.")
-    return sorted(name for name in names if wanted.fullmatch(name) and not hidden.search(name))
+    return sorted(name for name in names if selected.fullmatch(name) and not hidden.search(name))
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the patterns without braces."""
-    found = re.search(r"\{([^{}]*)\}", pattern)
-    if found is None:
+    """Return the patterns without braces that together select what the pattern selects."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
         return [pattern]
-    before, after = pattern[: found.start()], pattern[found.end() :]
-    return [whole for part in found[1].split(",") for whole in _alternatives(before + part + after)]
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    return [whole for part in braces[1].split(",") for whole in _alternatives(before + part + after)]
 
 
 def _as_regex(pattern: str) -> str:
@@ -137,10 +137,10 @@ def _as_regex(pattern: str) -> str:
 
 
 def _from_disk(path: Path) -> dict[str, Path]:
-    root = path if path.is_dir() else Path(_fixed(path.as_posix()) or ".")
+    root = path if path.is_dir() else Path(_fixed_folder(path.as_posix()) or ".")
     files = {p.relative_to(root).as_posix(): p for p in root.rglob("*") if p.is_file() and not p.is_symlink()}
-    pattern = "**" if path.is_dir() else path.as_posix().removeprefix(_fixed(path.as_posix()))
-    return {name: files[name] for name in chosen(files, pattern)}
+    pattern = "**" if path.is_dir() else path.as_posix().removeprefix(_fixed_folder(path.as_posix()))
+    return {name: files[name] for name in matching(files, pattern)}
 
 
 def _cache() -> Path:
@@ -157,24 +157,25 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
 
     scheme, _, rest = data.path.partition("://")
     bucket, _, pattern = rest.partition("/")
-    fixed = _fixed(pattern)
+    fixed = _fixed_folder(pattern)
     single = bool(pattern) and not pattern.endswith("/") and not MAGIC.search(pattern)
     try:
         store = _connected(f"{scheme}://{bucket}", data, env)
         if single:
-            met: list[Any] = [obstore.head(store, pattern)]
+            objects: list[Any] = [obstore.head(store, pattern)]
         else:
-            met = [meta for batch in obstore.list(store, fixed or None) for meta in batch]
-        by_name = {meta["path"]: meta for meta in met}
-        names = [pattern] if single else chosen(by_name, pattern or "**")
+            objects = [meta for batch in obstore.list(store, fixed or None) for meta in batch]
+        by_name = {meta["path"]: meta for meta in objects}
+        names = [pattern] if single else matching(by_name, pattern or "**")
         return {name.removeprefix(fixed): _fetched(store, f"{scheme}://{bucket}", by_name[name]) for name in names}
     except FileNotFoundError:
         raise DataError(f"data.path: there is no {data.path!r}; check bucket and key") from None
     except BaseError as e:
         if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or REFUSED.search(str(e)):
-            by = f"the credentials in {data.secret}" if data.secret else "this machine's credentials; set data.secret"
-            raise DataError(f"data.path: {data.path!r} may not be read with {by}") from None
-        raise Unreachable(f"data.path: {data.path!r} cannot be read ({_line(e)}); try again") from None
+            own = "this machine's credentials; set data.secret"
+            credentials = f"the credentials in {data.secret}" if data.secret else own
+            raise DataError(f"data.path: {data.path!r} may not be read with {credentials}") from None
+        raise Unreachable(f"data.path: {data.path!r} cannot be read ({_first_line(e)}); try again") from None
 
 
 def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
@@ -197,12 +198,12 @@ def _connected(url: str, data: DataConfig, env: Mapping[str, str]) -> Any:
 
 
 def _fetched(store: Any, url: str, meta: Mapping[str, Any]) -> Path:
-    """The object's copy on this machine: of this content, by its entity tag, fetched once."""
+    """Return the path of the object's copy on this machine, which is fetched once for each entity tag."""
     import obstore
 
     tag = meta.get("e_tag") or str(meta["last_modified"])
-    which = hashlib.sha256(f"{url}/{meta['path']}\n{tag}\n{meta['size']}".encode()).hexdigest()
-    path = _cache() / which[:32] / PurePosixPath(meta["path"]).name
+    identity = hashlib.sha256(f"{url}/{meta['path']}\n{tag}\n{meta['size']}".encode()).hexdigest()
+    path = _cache() / identity[:32] / PurePosixPath(meta["path"]).name
     if path.exists() and path.stat().st_size == meta["size"]:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,27 +229,27 @@ def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:
         raise DataError("data.path: the Hub needs huggingface_hub here; pip install huggingface_hub") from None
-    found = DATASET.fullmatch(data.path.removeprefix(DATASETS))
-    if found is None:
+    parts = DATASET.fullmatch(data.path.removeprefix(DATASETS))
+    if parts is None:
         raise DataError(
             f"data.path: {data.path!r} is no dataset; write {DATASETS}owner/name, with @revision or /pattern"
         )
-    repo, pattern = found["repo"], found["pattern"]
+    repo, pattern = parts["repo"], parts["pattern"]
     endpoint = (env.get("HF_ENDPOINT") or HUB).rstrip("/")
     page, token = f"{endpoint}/datasets/{repo}", env.get(data.secret or "HF_TOKEN") or None
     try:
-        info = HfApi(endpoint=endpoint, token=token).dataset_info(repo, revision=found["revision"], timeout=TIMEOUT_S)
+        info = HfApi(endpoint=endpoint, token=token).dataset_info(repo, revision=parts["revision"], timeout=TIMEOUT_S)
         names = [sibling.rfilename for sibling in info.siblings or ()]
-        fixed, files = _fixed(pattern or ""), dict[str, Path]()
-        for name in chosen(names, pattern) if pattern else _usual(names):
-            got = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
-            files[name.removeprefix(fixed)] = Path(got)
+        fixed, files = _fixed_folder(pattern or ""), dict[str, Path]()
+        for name in matching(names, pattern) if pattern else _default_files(names):
+            local = hf_hub_download(repo, name, repo_type="dataset", revision=info.sha, endpoint=endpoint, token=token)
+            files[name.removeprefix(fixed)] = Path(local)
         return files
     except Exception as e:  # raised by the client below huggingface_hub, which differs between releases
-        raise _refused(e, data, page) from None
+        raise _hub_error(e, data, page) from None
 
 
-def _refused(error: Exception, data: DataConfig, page: str) -> DataError:
+def _hub_error(error: Exception, data: DataConfig, page: str) -> DataError:
     """Return why a dataset of the Hub is not available."""
     from huggingface_hub import errors
 
@@ -260,8 +261,8 @@ def _refused(error: Exception, data: DataConfig, page: str) -> DataError:
     return Unreachable(f"data.path: no usable answer from {page} ({type(error).__name__}); try again")
 
 
-def _usual(names: Iterable[str]) -> list[str]:
-    known = chosen(names, "**")
+def _default_files(names: Iterable[str]) -> list[str]:
+    known = matching(names, "**")
     tables = [name for name in known if table_of(name)]
     return (
         [name for name in tables if TRAINING.search(name)]
@@ -274,5 +275,5 @@ def _usual(names: Iterable[str]) -> list[str]:
     )
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -46,7 +46,7 @@ def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dt
                 zeros = torch.zeros_like(module.bias, device=value.device, dtype=value.dtype)
                 module.bias = torch.nn.Parameter(zeros, requires_grad=False)
     if norms:
-        loading._prepare(model)
+        loading._prepare_quantised(model)
     return quantiser._process_model_after_weight_loading(model)  # peft recognises a 4-bit base by what this sets
 
 

@@ -26,26 +26,26 @@ def notice(line: str) -> None:
         print(f"notice: {line}", file=sys.stdout, flush=True)
 
 
-def attention(wanted: Attention) -> str:
+def attention(kernel: Attention) -> str:
     """Return transformers' name of the attention kernel to use; sdpa if flash-attn is not installed."""
-    if wanted != "flash":
-        return wanted
+    if kernel != "flash":
+        return kernel
     if torch.cuda.is_available() and importlib.util.find_spec("flash_attn"):
         return "flash_attention_2"
     notice("train.attention: flash-attn is not on this machine; sdpa is used, which has torch's own flash kernel")
     return "sdpa"
 
 
-def has_kernel(model: Any, wanted: Attention) -> bool:
+def has_kernel(model: Any, kernel: Attention) -> bool:
     """Return True if the model's class supports the kernel; models of diffusers do not declare this."""
-    marks = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn"}
-    return wanted not in marks or bool(getattr(model, marks[wanted], True))
+    attributes = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn"}
+    return kernel not in attributes or bool(getattr(model, attributes[kernel], True))
 
 
 def tf32(device: torch.device) -> bool:
     """Turn TF32 on and return True if the GPU has it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < TF32:
-        notice(f"train.tf32: {_named(device)} has no TF32; float32 is computed in full")
+        notice(f"train.tf32: {_device_name(device)} has no TF32; float32 is computed in full")
         return False
     torch.set_float32_matmul_precision("high")
     return True
@@ -57,36 +57,36 @@ def fp8(layers: Iterable[torch.nn.Module], device: torch.device, *, emulate: boo
     The scales are computed from each tensor, so there is no state to save. Head and embeddings do not change.
     `emulate`: compute the same results on a device without fp8.
     """
-    reason = "" if emulate else _lacks_fp8(device)
+    reason = "" if emulate else _device_reason(device)
     if not reason:
         try:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
             # The inner dimension of a weight's gradient is the number of tokens, which may be no multiple of 16.
-            how = Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
+            options = Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
             layers = [*layers]
-            suitable = [layer for layer in layers if any(_takes_fp8(m) for m in layer.modules())]
+            suitable = [layer for layer in layers if any(_suits_fp8(m) for m in layer.modules())]
             for layer in suitable:
-                convert_to_float8_training(layer, module_filter_fn=lambda module, name: _takes_fp8(module), config=how)
+                convert_to_float8_training(layer, module_filter_fn=lambda m, name: _suits_fp8(m), config=options)
         except Exception as e:
             reason = f"torchao does not work on this machine ({_first_line(e)})"
         else:
-            reason = "" if suitable else _takes_none(layers)
+            reason = "" if suitable else _layers_reason(layers)
     if reason:
         notice(f"train.fp8: {reason}; linear modules compute as without it")
     return not reason
 
 
-def _lacks_fp8(device: torch.device) -> str:
+def _device_reason(device: torch.device) -> str:
     """Return the reason for which this machine cannot compute in fp8; empty: it can."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8:
-        return f"{_named(device)} has no fp8"
+        return f"{_device_name(device)} has no fp8"
     if importlib.util.find_spec("torchao") is None:
         return "torchao is not on this machine (pip install 'gpubroker[fp8]')"
     return ""
 
 
-def _takes_none(layers: Iterable[torch.nn.Module]) -> str:
+def _layers_reason(layers: Iterable[torch.nn.Module]) -> str:
     """Return the reason for which no module of the layers can compute in fp8."""
     weights = (m.weight for layer in layers for m in layer.modules() if type(m) is torch.nn.Linear)
     if any(isinstance(weight, DTensor) for weight in weights):
@@ -94,7 +94,7 @@ def _takes_none(layers: Iterable[torch.nn.Module]) -> str:
     return "no linear module is trained whole that has dimensions in multiples of 16"
 
 
-def _takes_fp8(module: torch.nn.Module) -> bool:
+def _suits_fp8(module: torch.nn.Module) -> bool:
     """Return True for a trained linear module that is neither quantised nor divided by FSDP or tensor parallelism.
 
     Frozen modules are excluded, because torchao would compute their gradient.
@@ -104,20 +104,20 @@ def _takes_fp8(module: torch.nn.Module) -> bool:
     return module.weight.requires_grad and not module.in_features % 16 and not module.out_features % 16
 
 
-def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **how: Any) -> bool:
+def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **options: Any) -> bool:
     """Compile each layer in place; return False if this machine cannot compile, e.g. without a C compiler.
 
     The kernels support rows of any length from the start. A kernel for the first row's length would make a resumed run
-    differ.
+    differ. `options`: arguments of `torch.compile`.
     """
     try:
-        probe = torch.compile(_probe, **how)
+        probe = torch.compile(_probe, **options)
         probe(torch.ones(4, 4, device=device, requires_grad=True)).backward()
     except Exception as e:
         notice(f"train.compile: torch.compile does not work on this machine ({_first_line(e)}); layers run as they are")
         return False
     for layer in layers:
-        layer.compile(dynamic=True, **how)
+        layer.compile(dynamic=True, **options)
     return True
 
 
@@ -129,5 +129,5 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def _named(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"

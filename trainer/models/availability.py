@@ -11,8 +11,9 @@ from trainer.core.errors import Fault, UserFault
 
 HUB = "https://huggingface.co"
 TIMEOUT_S = 20.0
-OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE})
-BUSY = (408, 429)
+MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE})
+"""Errors of this machine's disk or memory."""
+BUSY_STATUSES = (408, 429)
 """HTTP statuses below 500 after which a later request may succeed."""
 
 
@@ -42,7 +43,7 @@ def read_fault(config: TrainConfig, error: BaseException) -> Fault | None:
     """
     causes = [*_causes(error)]
     for cause in causes:
-        if isinstance(cause, OSError) and cause.errno in OF_THE_MACHINE:
+        if isinstance(cause, OSError) and cause.errno in MACHINE_ERRNOS:
             return Fault(f"train.model: cannot read {config.model!r} on this machine ({os.strerror(cause.errno)})")
     if Path(config.model).is_dir():
         return None
@@ -50,7 +51,7 @@ def read_fault(config: TrainConfig, error: BaseException) -> Fault | None:
         check_model_available(config.model, model_files(config.task), revision=config.revision)
     except Fault as fault:
         return fault
-    if not _offline() and any(map(_broke_off, causes)):
+    if not _offline() and any(map(_is_temporary, causes)):
         return Fault(f"train.model: the Hub did not send all of {config.model!r}, though it answers by now")
     return None
 
@@ -61,12 +62,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _broke_off(cause: BaseException) -> bool:
+def _is_temporary(cause: BaseException) -> bool:
     """Return True for an error of the connection or a temporary failure of the Hub."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.HfHubHTTPError):
-        return cause.response.status_code >= 500 or cause.response.status_code in BUSY
+        return cause.response.status_code >= 500 or cause.response.status_code in BUSY_STATUSES
     return isinstance(cause, (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError))
 
 

@@ -14,9 +14,9 @@ from trainer.dataset.prompts import digest
 from trainer.models import remote_code
 
 SUFFIX = ".safetensors"
-SECOND = f"text_encoder_2/*{SUFFIX}"
+SECOND_TEXT_ENCODER = f"text_encoder_2/*{SUFFIX}"
 """Pattern of SDXL's second text encoder, in addition to the files that every model for the task has."""
-ADAPTERS = "its adapters belong to other weights"
+OTHER_WEIGHTS = "its adapters belong to other weights"
 
 
 def identity(config: TrainConfig) -> str:
@@ -41,7 +41,7 @@ def _files(config: TrainConfig) -> dict[str, str]:
     Files of a folder are hashed; in the Hub's cache the file names are the digests. Only folders that the task reads
     count, because others, such as `onnx/`, are not under the adapters.
     """
-    patterns = [pattern for pattern in (*model_files(config.task), SECOND) if pattern.endswith(SUFFIX)]
+    patterns = [pattern for pattern in (*model_files(config.task), SECOND_TEXT_ENCODER) if pattern.endswith(SUFFIX)]
     folder = Path(config.model)
     if local := folder.is_dir():
         root = folder
@@ -55,7 +55,7 @@ def _files(config: TrainConfig) -> dict[str, str]:
     return {p.relative_to(root).as_posix(): digest(p) if local else p.resolve().name for p in paths}
 
 
-class Base:
+class BaseIdentity:
     """Identity of the base, computed in a thread while the model is loaded.
 
     It is empty for a full fine-tune without code of the model.
@@ -63,7 +63,7 @@ class Base:
 
     def __init__(self, config: TrainConfig) -> None:
         self._name = config.model
-        self._problem = "it belongs to other weights or code" if config.trust_remote_code else ADAPTERS
+        self._problem = "it belongs to other weights or code" if config.trust_remote_code else OTHER_WEIGHTS
         self._identity: Future[str] | None = None
         if config.adapters is not None or config.trust_remote_code:
             pool = ThreadPoolExecutor(1, "base")

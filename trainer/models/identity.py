@@ -14,7 +14,7 @@ from trainer.models import loading
 
 PROBE = "The 3rd café cost\n\t$1,234.50 – naïve, 北京, Москва; x_y == f(z)  # DON'T 🙂"
 """Text whose token ids distinguish tokenizers with the same vocabulary but other rules."""
-PASSING = frozenset({"transformers_version", "dtype", "torch_dtype", "use_cache", "architectures", "auto_map"})
+IGNORED_FIELDS = frozenset({"transformers_version", "dtype", "torch_dtype", "use_cache", "architectures", "auto_map"})
 """Fields of config.json that are excluded, because they depend on how it was saved or on the job."""
 
 
@@ -56,7 +56,7 @@ def _config(config: TrainConfig) -> str:
         fields, _ = PreTrainedConfig.get_config_dict(config.model, revision=config.revision or "main")
     except loading.UNREAD as e:
         raise loading.unloadable(config, e) from None
-    return _hash(sorted((n, v) for n, v in fields.items() if n not in PASSING and not n.startswith("_")))
+    return _hash(sorted((n, v) for n, v in fields.items() if n not in IGNORED_FIELDS and not n.startswith("_")))
 
 
 def _hash(*parts: Any) -> str:

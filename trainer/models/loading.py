@@ -27,7 +27,7 @@ UNQUANTISED = r"(.*\.)?(classifier|pre_classifier|score|pooler|sequence_summary)
 """Pattern of head modules that may be new; they are trained whole and therefore not quantised."""
 WITH_TOKENS = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 """Classes whose only head is the output embeddings."""
-KINDS = {
+MODEL_KINDS = {
     "causal_lm": "a causal-LM",
     "text_classification": "a text-model",
     "text_regression": "a text-model",
@@ -39,7 +39,7 @@ KINDS = {
     "text_to_image": "a Stable-Diffusion",
 }
 """Name of the kind of model that each task needs, for error messages."""
-TAKES = {
+ACCEPTED = {
     "AutoModelForCausalLM": "a decoder, such as llama or gpt2",
     "AutoModelForSeq2SeqLM": "an encoder-decoder, such as t5 or bart",
     "AutoModelForImageClassification": "a model of images, such as vit",
@@ -90,8 +90,8 @@ def check_kind(config: TrainConfig, architecture: str) -> None:
     mapping = getattr(transformers, architecture)._model_mapping
     is_supported = has_own_class(config, model_config, architecture) or type(model_config) in mapping
     if not problem and not is_supported:
-        takes = TAKES.get(architecture, "a model of texts")
-        problem = f"is of the kind {model_config.model_type}; task {config.task} takes {takes}"
+        accepted = ACCEPTED.get(architecture, "a model of texts")
+        problem = f"is of the kind {model_config.model_type}; task {config.task} takes {accepted}"
     if problem:
         raise UserFault(f"train.model: {config.model!r} {problem}")
 
@@ -177,7 +177,7 @@ def load(
     check_missing_weights(config, model, new, headed=architecture not in WITH_TOKENS)
     model.config.use_cache = False
     if config.quantised is not None:
-        _prepare(model)
+        _prepare_quantised(model)
     return model, sorted({key.rsplit(".", 1)[0] for key in new})
 
 
@@ -185,19 +185,19 @@ def _quantisation(method: QloraConfig, compute: torch.dtype, architecture: str) 
     """Return the settings of bitsandbytes that quantise all linear modules except heads."""
     from transformers import BitsAndBytesConfig
 
-    left = None if architecture in WITH_TOKENS else [UNQUANTISED]
+    skipped = None if architecture in WITH_TOKENS else [UNQUANTISED]
     if method.bits == 8:
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=left)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute,
-        llm_int8_skip_modules=left,
+        llm_int8_skip_modules=skipped,
     )
 
 
-def _prepare(model: Any) -> None:
+def _prepare_quantised(model: Any) -> None:
     """Convert the norms of a quantised model to float32, as QLoRA's own code does. Raises UserFault for a mixture.
 
     Embeddings and head stay in half precision, as in that code. bitsandbytes must not repack the base for evaluations
@@ -223,7 +223,7 @@ def unloadable(config: TrainConfig, error: Exception) -> Fault:
         return fault
     cause = (isinstance(error, StrictDataclassError) and error.__cause__) or error
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    kind = KINDS[config.task]
+    kind = MODEL_KINDS[config.task]
     return UserFault(
         f"train.model: cannot load {config.model!r} ({reason}); give {kind} Hub id that this machine may "
         "read, or a folder with config.json, safetensors and tokenizer files"

@@ -17,7 +17,7 @@ def check_missing_weights(config: TrainConfig, model: Any, new: Collection[str],
     of rotary positions, are buffers and are ignored: some models save them and others do not.
     """
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    missing = sorted(name for name in new if name in weights and not (headed and _of_a_head(model, name)))
+    missing = sorted(name for name in new if name in weights and not (headed and _is_head_weight(model, name)))
     if missing:
         more = ", ..." if len(missing) > NAMED else ""
         raise UserFault(
@@ -26,7 +26,7 @@ def check_missing_weights(config: TrainConfig, model: Any, new: Collection[str],
         )
 
 
-def _of_a_head(model: Any, name: str) -> bool:
+def _is_head_weight(model: Any, name: str) -> bool:
     """Return True for a weight of a head, or of a pooler, which some models have in their base for the head alone."""
     base = model.base_model_prefix
     return not base or not name.startswith(f"{base}.") or "pooler" in name

@@ -14,7 +14,7 @@ from trainer.core.errors import Fault, UserFault
 from trainer.models import availability
 
 FLAG = "--trust-remote-code"
-NAMING = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
+CODE_FILES = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 """Files of a model that may name code, in `auto_map`."""
 
 
@@ -41,7 +41,7 @@ def _check(config: TrainConfig) -> None:
             f"train.revision: {config.model!r} brings code, which may change; give the commit (40 hex digits) that was "
             "read"
         )
-    for name in NAMING:
+    for name in CODE_FILES:
         for reference in _references(config, name):
             repository, separator, _ = reference.rpartition("--")
             if separator and repository != config.model:

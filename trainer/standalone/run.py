@@ -23,8 +23,7 @@ from trainer.core import disk_space
 from trainer.core.config_file import BadConfig, first_problem, read_config, read_saving
 from trainer.core.errors import EXIT
 from trainer.core.ipc import RunFolder
-from trainer.dataset import batch_defaults
-from trainer.dataset import sources as places
+from trainer.dataset import batch_defaults, sources
 from trainer.dataset.prompts import DataError, digest
 from trainer.dataset.readers import each_row
 from trainer.models import remote_code
@@ -92,7 +91,7 @@ def main(
         return ExitCode.INFRASTRUCTURE
     except DataError as e:
         print(f"{config}: {e}", file=sys.stderr)
-        return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.DATA
+        return ExitCode.INFRASTRUCTURE if isinstance(e, sources.Unreachable) else ExitCode.DATA
     return int(EXIT[outcome])
 
 
@@ -182,7 +181,7 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
         print(f"global_batch auto: {began.train.global_batch}, as before")
         return train.model_copy(update={"global_batch": began.train.global_batch})
     rows = await asyncio.to_thread(lambda: sum(1 for _ in each_row(path, data.format, train.data.path)))
-    batch, message = batch_defaults.settled(train, rows)
+    batch, message = batch_defaults.resolve_global_batch(train, rows)
     print(message)
     return batch
 
@@ -216,7 +215,7 @@ async def _put_data(
 
     Raises: BadConfig, DataError, OSError, OutputDiskFull.
     """
-    with places.readable(train.data, beside) as readable:
+    with sources.readable(train.data, beside) as readable:
         sha256 = digest(readable.path)
         key = object_keys.job_data(ME, sha256)
         data = DataFile(key=key, sha256=sha256, bytes=readable.path.stat().st_size, format=readable.format)

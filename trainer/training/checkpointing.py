@@ -16,7 +16,7 @@ from trainer.core import disk_space as room
 from trainer.core.errors import Fault, UserFault
 from trainer.core.ipc import RunFolder, WorkerJob
 from trainer.models import identity as likeness
-from trainer.models.base_identity import Base
+from trainer.models.base_identity import BaseIdentity
 from trainer.optim import optimizers
 from trainer.parallel import barrier as meeting
 from trainer.parallel import ddp as parallel
@@ -50,7 +50,7 @@ class CheckpointManager:
         self._model, self._parameters, self._optimizer = model, parameters, optimizer
         self._selection, self._report = selection, report
         self.snapshots = snapshot.Snapshots(run, arrangement.writer())
-        self._base = Base(job.train)
+        self._base = BaseIdentity(job.train)
         self._likeness = likeness.of(job.train, tokenizer, job.job)
         self._metrics = run.root / METRICS
         self.journal = Journal(self._metrics)

@@ -43,7 +43,7 @@ class Steps(ABC):
                 Path(job.data), job.data_format, cache=run.root, data_sha256=job.data_sha256
             )
         self._train, self._held = kept.train_eval_split(examples, config.seed, config.data.eval_share)
-        order.insist_on_a_step(len(self._train), config.rows_a_step)
+        order.check_rows_per_step(len(self._train), config.rows_a_step)
         self._total = learning_rates.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
         self._bare = self._parallel.build(self._made)

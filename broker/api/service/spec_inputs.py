@@ -115,7 +115,7 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
     """Return (the spec with a number for `global_batch: auto`, by the rows of the upload; a message about it)."""
     if spec.train is None or upload.summary is None:
         return spec, ""
-    train, message = batch_defaults.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
+    train, message = batch_defaults.resolve_global_batch(spec.train, upload.summary["rows"], spec.resources.nodes)
     return spec.model_copy(update={"train": train}), message
 
 

@@ -122,7 +122,7 @@ def _data(file: SpecFile, data: DataConfig) -> Iterator[tuple[str, Path, str | N
     place = file.place("train.data.path")
     with ExitStack() as stack:
         try:
-            local = stack.enter_context(sources.gathered(data, file.path.parent))
+            local = stack.enter_context(sources.gather(data, file.path.parent))
             local.path.open("rb").close()
         except DataError as e:
             text = str(e).removeprefix("data.path: ")

@@ -53,7 +53,7 @@ def shelves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelves
 def rows(path: str, beside: Path, env: dict[str, str] | None = None, **more: Any) -> tuple[str, str, list[Any]]:
     """(format, name, rows)."""
     data = DataConfig(path=path, completion="{a}", **more)
-    with places.gathered(data, beside, env or {}) as found:
+    with places.gather(data, beside, env or {}) as found:
         return found.format, found.name, list(each_row(found.path, found.format, path))
 
 
@@ -77,7 +77,7 @@ def cells(found: tuple[str, str, list[Any]]) -> list[Any]:
 )
 def test_a_pattern_means_what_a_shell_means(pattern: str, wanted: list[str]) -> None:
     names = ["a.csv", "b.jsonl", "d/e.csv", "d/f/g.csv", ".hidden.csv", "d/.git/x.csv"]
-    assert places.chosen(names, pattern) == wanted
+    assert places.matching(names, pattern) == wanted
 
 
 def test_several_files_are_one_data_set_and_a_bad_row_names_its_own(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_an_archive_has_the_same_bytes_wherever_its_files_lay(shelves: Shelves, 
     env = {"S": shelves.options()}
 
     def content(path: str, **more: Any) -> bytes:
-        with places.gathered(DataConfig(path=path, completion="x", **more), tmp_path, env) as found:
+        with places.gather(DataConfig(path=path, completion="x", **more), tmp_path, env) as found:
             assert isinstance(found, LocalDataset)
             return found.path.read_bytes()
 

@@ -117,7 +117,7 @@ def test_fp8_falls_back_where_the_machine_or_the_model_has_none(
 
     cpu, layer = torch.device("cpu"), torch.nn.Sequential(torch.nn.Linear(16, 32))
     assert not switches.fp8([layer], cpu)
-    monkeypatch.setattr(switches, "_named", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(switches, "_device_name", lambda device: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert not switches.fp8([layer], torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))

@@ -16,7 +16,7 @@ from tests.trainer.support.workers import HANGS_S, killed_within_a_step
 from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, QloraConfig, TrainConfig
 from trainer.core.errors import UserFault
-from trainer.models.base_identity import Base, _files, identity
+from trainer.models.base_identity import BaseIdentity, _files, identity
 from trainer.optim import optimizers
 
 STEPS = 6
@@ -105,7 +105,7 @@ def test_adapter_checkpoint_of_another_rank_is_a_user_fault(
 def test_the_identity_of_a_base_is_its_weights_and_how_they_are_quantised(model: Path) -> None:
     names = {identity(job(model, method=method)) for method in (LoraConfig(), LoraConfig(r=2), NF4, INT8)}
     assert len(names) == 3
-    assert Base(job(model, method=FullConfig())).name() == ""
+    assert BaseIdentity(job(model, method=FullConfig())).name() == ""
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "text_encoder_2"])

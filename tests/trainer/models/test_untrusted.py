@@ -172,13 +172,13 @@ def tensors(manifest: Manifest) -> dict[str, str]:
 def test_a_checkpoint_does_not_go_on_with_other_code(tiny: Path, tmp_path: Path) -> None:
     folder = with_code(tiny, tmp_path / "model", tmp_path / "was-here")
     trusted = config(folder, trust_remote_code=True, method={"kind": "full"})
-    before = base_weights.Base(trusted).name()
+    before = base_weights.BaseIdentity(trusted).name()
     assert before
-    assert base_weights.Base(config(folder, method={"kind": "full"})).name() == ""
-    base_weights.Base(trusted).check(before)
+    assert base_weights.BaseIdentity(config(folder, method={"kind": "full"})).name() == ""
+    base_weights.BaseIdentity(trusted).check(before)
     (folder / "own.py").write_text((folder / "own.py").read_text() + "# changed\n")
     with pytest.raises(Fault, match="belongs to other weights or code"):
-        base_weights.Base(trusted).check(before)
+        base_weights.BaseIdentity(trusted).check(before)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.contract.train import TrainConfig
-from trainer.dataset import batch_defaults as batches
+from trainer.dataset import batch_defaults
 from trainer.dataset.prompts import held_out
 
 LABELLED = {"prompt": "{a}", "label": "b"}
@@ -57,7 +57,7 @@ def train(task: str = "causal_lm", kind: str = "lora", **changes: Any) -> TrainC
 def test_the_recipe_is_that_of_the_task_the_method_and_the_rows(
     config: TrainConfig, rows: int, batch: int, source: str
 ) -> None:
-    found, told = batches.settled(config, rows)
+    found, told = batch_defaults.resolve_global_batch(config, rows)
     assert (found.global_batch, found.rows_a_step) == (batch, batch)
     assert told.startswith(f"global_batch auto: {batch} (")
     assert source in told
@@ -73,7 +73,7 @@ def test_the_recipe_is_that_of_the_task_the_method_and_the_rows(
     ],
 )
 def test_machines_take_equal_parts_of_a_step(config: TrainConfig, machines: int, batch: int, words: str) -> None:
-    found, told = batches.settled(config, 10_000, machines)
+    found, told = batch_defaults.resolve_global_batch(config, 10_000, machines)
     assert found.global_batch == batch
     assert words in told
 
@@ -84,12 +84,12 @@ def test_machines_take_equal_parts_of_a_step(config: TrainConfig, machines: int,
 )  # fmt: skip
 def test_it_is_a_number_that_a_job_may_have(task: str, rows: int, share: float, micro: Any) -> None:
     config = train(task, data={"eval_share": share}, micro_batch=micro)
-    found, _ = batches.settled(config, rows)
+    found, _ = batch_defaults.resolve_global_batch(config, rows)
     assert TrainConfig.model_validate(found.model_dump()) == found
-    assert batches.settled(found, rows) == (found, "")
+    assert batch_defaults.resolve_global_batch(found, rows) == (found, "")
     there = rows - held_out(rows, share)
     assert found.rows_a_step <= there or found.rows_a_step == micro
-    more, _ = batches.settled(config, 2 * rows)
+    more, _ = batch_defaults.resolve_global_batch(config, 2 * rows)
     assert micro != "auto" or more.rows_a_step >= found.rows_a_step
 
 

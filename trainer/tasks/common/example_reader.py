@@ -12,8 +12,8 @@ from trainer.batching import mmap_dataset
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault
 from trainer.core.ipc import rows_note
-from trainer.dataset.prompts import DataError, check_columns, digest, source, too_many
-from trainer.dataset.readers import Placed, each_row
+from trainer.dataset.prompts import DataError, bad_share_message, check_columns, digest, source
+from trainer.dataset.readers import FileRow, each_row
 from trainer.models.loading import tokenizer_fingerprint
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class ExampleReader:
             raise DataFault(f"{self._where}: has a header or an empty list but no row; give at least one row")
         if not self.bad_rows:
             return
-        if problem := too_many(self.bad_rows, self.rows, self._config.data.bad_share, self.faults[0]):
+        if problem := bad_share_message(self.bad_rows, self.rows, self._config.data.bad_share, self.faults[0]):
             raise DataFault(problem)
         if os.environ.get("RANK", "0") == "0":
             _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad_rows, self.rows, self.faults[0])
@@ -143,6 +143,6 @@ class ExampleReader:
     def _with_file(self, error: DataError, row: Row, number: int) -> DataError:
         """Return the error of a row, with the name of the row's file if the data set has several files."""
         place = f"{self._where} row {number}"
-        if not isinstance(row, Placed) or not str(error).startswith(place):
+        if not isinstance(row, FileRow) or not str(error).startswith(place):
             return error
         return DataError(row.place + str(error).removeprefix(place))
