@@ -23,13 +23,14 @@ from trainer.contract.train import TrainConfig
 from trainer.core.config_file import BadConfig, read_config
 from trainer.core.errors import Fault, UserFault
 from trainer.dataset import batch_defaults, cells, sources
-from trainer.dataset.prompts import DataError, fill, identity
+from trainer.dataset.prompts import DataError, fill, row_hash
 from trainer.models import availability, remote_code
 from trainer.optim import learning_rates
 from trainer.tasks.common.task import Task
 
 UNCUT = 1_048_576
-SHOWN = 3
+"""Value of `max_length`, in tokens, at which no row is cut."""
+RENDERED_ROWS = 3
 PERCENTILES = (50, 90, 95, 99)
 
 
@@ -85,13 +86,13 @@ class PreflightReport:
     warnings: list[str] = field(default_factory=list)
 
 
-class _Look:
-    """Observer of every row on its way into the task."""
+class _RowStatistics:
+    """Observer that counts and measures every usable row."""
 
     def __init__(self, train: TrainConfig, task: Task[Any]) -> None:
         self._train, self._task = train, task
-        self._whole = tasks.of(train.model_copy(update={"max_length": UNCUT}))
-        self._seen: set[int] = set()
+        self._uncut = tasks.of(train.model_copy(update={"max_length": UNCUT}))
+        self._row_ids: set[int] = set()
         self.lengths: Counter[int] = Counter()
         self.labels: Counter[str] = Counter()
         self.tokens = self.empty = self.duplicates = self.equal = 0
@@ -102,15 +103,15 @@ class _Look:
         self.empty += self._blank(row)
         self.equal += self._equal(row)
         self.labels.update(_labels(self._train, row))
-        which = identity(row)
-        self.duplicates += which in self._seen
-        self._seen.add(which)
-        if len(self.rendered) < SHOWN:
+        row_id = row_hash(row)
+        self.duplicates += row_id in self._row_ids
+        self._row_ids.add(row_id)
+        if len(self.rendered) < RENDERED_ROWS:
             text, learned = self._task.samples.describe(parsed)
             self.rendered.append(RenderedRow(row=number, text=text, learned=learned))
 
     def _measure(self, number: int, row: dict[str, Any], parsed: Any) -> None:
-        data, uncut = self._task.data, self._whole.data
+        data, uncut = self._task.data, self._uncut.data
         lengths = data.lengths(parsed)
         if not lengths:
             return
@@ -150,8 +151,8 @@ def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
     except (BadConfig, OSError) as e:
         report.code, report.problem = ExitCode.USER_ERROR, str(e)
     except DataError as e:
-        away = isinstance(e, sources.Unreachable)
-        report.code, report.problem = ExitCode.INFRASTRUCTURE if away else ExitCode.DATA, str(e)
+        is_unreachable = isinstance(e, sources.Unreachable)
+        report.code, report.problem = ExitCode.INFRASTRUCTURE if is_unreachable else ExitCode.DATA, str(e)
     except Fault as e:
         report.code, report.problem = e.code, str(e)
     return report
@@ -159,21 +160,21 @@ def check(spec: Path, *, trusted: bool = False) -> PreflightReport:
 
 def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
     train = read_config(spec)
-    if wrong := remote_code.permission_problem(train, flag=trusted):
-        raise BadConfig(wrong)
+    if problem := remote_code.permission_problem(train, flag=trusted):
+        raise BadConfig(problem)
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
     report.max_length = train.max_length
     report.model = availability.check_model_available(train.model, model_files(train.task), revision=train.revision)
     task = tasks.of(train)
-    look = _Look(train, task)
+    statistics = _RowStatistics(train, task)
     try:
-        with sources.readable(train.data, spec.parent) as found:
-            examples, report.dropped_rows = task.examples(found.path, found.format, look)
+        with sources.readable(train.data, spec.parent) as dataset:
+            examples, report.dropped_rows = task.examples(dataset.path, dataset.format, statistics)
     finally:
-        _fill(report, task, look)
-    training, held = sampler.split(train.seed, len(examples), train.data.eval_share)
-    report.train_rows, report.heldout_rows = len(training), len(held)
+        _fill(report, task, statistics)
+    training, held_out = sampler.split(train.seed, len(examples), train.data.eval_share)
+    report.train_rows, report.heldout_rows = len(training), len(held_out)
     train, report.settled = batch_defaults.resolve_global_batch(train, report.rows)
     report.steps = learning_rates.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
@@ -182,18 +183,18 @@ def _check(spec: Path, report: PreflightReport, trusted: bool) -> None:
         _check_model(task, train)
 
 
-def _fill(report: PreflightReport, task: Task[Any], look: _Look) -> None:
-    if look.lengths:
+def _fill(report: PreflightReport, task: Task[Any], statistics: _RowStatistics) -> None:
+    if statistics.lengths:
         report.max_length = task.data.limit
     reader = task.data.reader
     report.rows, report.bad_rows, report.bad = reader.rows, reader.bad_rows, reader.faults
-    report.empty_rows, report.duplicates, report.equal_pairs = look.empty, look.duplicates, look.equal
-    report.lengths = _distribution(look.lengths)
-    report.truncated_rows = sum(count for length, count in look.lengths.items() if length > report.max_length)
-    report.truncated_share = report.truncated_rows / max(1, look.lengths.total())
-    report.tokens_per_epoch = look.tokens
-    report.labels = dict(sorted(look.labels.items()))
-    report.rendered = look.rendered
+    report.empty_rows, report.duplicates, report.equal_pairs = statistics.empty, statistics.duplicates, statistics.equal
+    report.lengths = _distribution(statistics.lengths)
+    report.truncated_rows = sum(count for length, count in statistics.lengths.items() if length > report.max_length)
+    report.truncated_share = report.truncated_rows / max(1, statistics.lengths.total())
+    report.tokens_per_epoch = statistics.tokens
+    report.labels = dict(sorted(statistics.labels.items()))
+    report.rendered = statistics.rendered
 
 
 def _distribution(lengths: Counter[int]) -> dict[str, float]:
@@ -206,25 +207,25 @@ def _distribution(lengths: Counter[int]) -> dict[str, float]:
 
 
 def _warnings(train: TrainConfig, report: PreflightReport) -> list[str]:
-    found = []
+    notes = []
     if report.bad_rows:
-        found.append(f"{report.bad_rows} bad rows are left out, as data.bad_share allows")
+        notes.append(f"{report.bad_rows} bad rows are left out, as data.bad_share allows")
     if report.truncated_share >= 0.01:
-        found.append(f"{report.truncated_share:.0%} of the rows are longer than max_length {train.max_length} and cut")
+        notes.append(f"{report.truncated_share:.0%} of the rows are longer than max_length {train.max_length} and cut")
     if report.dropped_rows:
-        found.append(f"{report.dropped_rows} rows are dropped: nothing to learn within max_length {train.max_length}")
+        notes.append(f"{report.dropped_rows} rows are dropped: nothing to learn within max_length {train.max_length}")
     if report.empty_rows:
-        found.append(f"{report.empty_rows} rows have a blank in what is read or learned")
+        notes.append(f"{report.empty_rows} rows have a blank in what is read or learned")
     if report.duplicates:
-        found.append(f"{report.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
+        notes.append(f"{report.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
     if report.equal_pairs:
-        found.append(f"{report.equal_pairs} rows have equal answers, chosen and rejected: nothing is learned of them")
-    strange = cells.many_labels_warning(len(report.labels), report.rows - report.bad_rows, train.data.label)
-    if strange and train.task != "token_classification":
-        found.append(strange)
+        notes.append(f"{report.equal_pairs} rows have equal answers, chosen and rejected: nothing is learned of them")
+    labels_warning = cells.many_labels_warning(len(report.labels), report.rows - report.bad_rows, train.data.label)
+    if labels_warning and train.task != "token_classification":
+        notes.append(labels_warning)
     if not report.heldout_rows:
-        found.append("no row is held out, so the end cannot say whether the model got better")
-    return found
+        notes.append("no row is held out, so the end cannot say whether the model got better")
+    return notes
 
 
 def _check_model(task: Task[Any], train: TrainConfig) -> None:
@@ -234,11 +235,11 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
     """
     from trainer.models import accelerations
 
-    built = task.model.build_hollow()
-    task.model.check_targets(built)
-    if not accelerations.has_kernel(built, train.attention):
+    model = task.model.build_hollow()
+    task.model.check_targets(model)
+    if not accelerations.has_kernel(model, train.attention):
         raise UserFault(
-            f"train.attention: {train.model!r} ({built.config.model_type}) has no {train.attention} kernel; use auto"
+            f"train.attention: {train.model!r} ({model.config.model_type}) has no {train.attention} kernel; use auto"
         )
 
 
@@ -257,8 +258,8 @@ def table(report: PreflightReport) -> str:
         lines.append(("", f"{cut}; {report.tokens_per_epoch:,} an epoch"))
     if report.labels:
         lines.append(("labels", ", ".join(f"{name} {count:,}" for name, count in report.labels.items())))
-    for shown in report.rendered:
-        lines += [(f"row {shown.row}", repr(shown.text)), ("  learned", repr(shown.learned))]
+    for row in report.rendered:
+        lines += [(f"row {row.row}", repr(row.text)), ("  learned", repr(row.learned))]
     lines += [("warning", warning) for warning in report.warnings]
     return "\n".join(f"{name:<10} {text}".rstrip() for name, text in lines)
 

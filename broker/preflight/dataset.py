@@ -19,11 +19,11 @@ from trainer.contract.train import TrainConfig
 from trainer.dataset import cells
 from trainer.dataset.prompts import (
     DataError,
+    dataset_name,
     fill,
     held_out,
-    identity,
     missing_column_message,
-    source,
+    row_hash,
     template_columns,
     whole_column,
 )
@@ -167,7 +167,7 @@ def summarise(data: bytes | Path, fmt: DataFormat) -> DataSummary:
     rows = 0
     try:
         for rows, row in enumerate(read_rows(data, fmt), 1):
-            identities.add(identity(row))
+            identities.add(row_hash(row))
             for name, value in row.items():
                 statistics = columns.get(name)
                 if statistics is None:
@@ -338,7 +338,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     for label, row in first.items():
         if label not in train.data.labels:
             problem = cells.unknown_label_message(label, train.data.labels)
-            raise _at("data.labels", f"{source(train.data.path)} row {row}: {problem}")
+            raise _at("data.labels", f"{dataset_name(train.data.path)} row {row}: {problem}")
     return train.data.labels
 
 

@@ -22,13 +22,13 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def source(path: str) -> str:
+def dataset_name(path: str) -> str:
     """Return the name of the dataset for messages: its file, or `data` for an upload."""
     return "data" if path.startswith("upload:") else path
 
 
-def identity(row: Mapping[str, Any]) -> int:
-    """Return a number that is equal for rows with the same cells, to count duplicates."""
+def row_hash(row: Mapping[str, Any]) -> int:
+    """Return a hash that is equal for rows with the same cells, to count duplicates. It differs between processes."""
     return hash(
         tuple((name, value.content if isinstance(value, Picture) else str(value)) for name, value in row.items())
     )
@@ -102,19 +102,19 @@ def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, s
 
     Raises: DataError naming file and row if a column is missing, null or not text.
     """
-    where = f"{source(config.path)} row {number}"
+    where = f"{dataset_name(config.path)} row {number}"
     return _filled(config.prompt, row, where), _filled(config.completion, row, where)
 
 
 def render_preference(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str, str]:
     """Return (prompt, chosen answer, rejected answer) of a row. Raises: DataError as `render`."""
-    where = f"{source(config.path)} row {number}"
+    where = f"{dataset_name(config.path)} row {number}"
     return tuple(_filled(t, row, where) for t in (config.prompt, config.chosen, config.rejected))  # type: ignore[return-value]
 
 
 def fill_prompt(config: DataConfig, row: dict[str, Any], number: int) -> str:
     """Return the prompt of a row. Raises: DataError as `render`."""
-    return _filled(config.prompt, row, f"{source(config.path)} row {number}")
+    return _filled(config.prompt, row, f"{dataset_name(config.path)} row {number}")
 
 
 def is_text(value: Any) -> bool:

@@ -31,16 +31,16 @@ def of(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
     )
 
 
-def check(config: TrainConfig, was: ModelFingerprint, now: ModelFingerprint) -> None:
-    """Raise UserFault if a checkpoint's fingerprint `was` differs from `now`.
+def check(config: TrainConfig, stored: ModelFingerprint, current: ModelFingerprint) -> None:
+    """Raise UserFault if a checkpoint's `stored` fingerprint differs from the `current` model's.
 
     Another job may use other special tokens, as chats with a model of plain texts do, or a longer context, but it must
     use the same token ids.
     """
-    parts = {"tokenizer": (was.tokens, now.tokens)}
-    if was.job == now.job:
-        parts |= {"chat template, or other special tokens,": (was.marks, now.marks)}
-        parts |= {"config.json": (was.config, now.config)}
+    parts = {"tokenizer": (stored.tokens, current.tokens)}
+    if stored.job == current.job:
+        parts |= {"chat template, or other special tokens,": (stored.marks, current.marks)}
+        parts |= {"config.json": (stored.config, current.config)}
     if changed := next((name for name, (before, after) in parts.items() if before != after), None):
         raise UserFault(
             f"checkpoint: {config.model!r} has another {changed} now than it was trained with; give the model that it "

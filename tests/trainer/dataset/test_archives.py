@@ -13,7 +13,7 @@ from tests.trainer.support import digits
 from tests.trainer.support.pack import tar
 from trainer.dataset import archives, cells
 from trainer.dataset.archives import BadArchive
-from trainer.dataset.prompts import DataError, identity
+from trainer.dataset.prompts import DataError, row_hash
 from trainer.dataset.readers import each_row, read_rows
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
@@ -47,8 +47,8 @@ def test_class_folders_are_rows_in_the_order_of_their_names(make: Any, kind: Any
             ("loose.jpg", None), ("top/a/1.PNG", "a"), ("top/b/2.png", "b"),
         ]  # fmt: skip
         assert rows[2]["image"].read() == PNG + b"2"
-        assert identity({"image": rows[0]["image"]}) == identity({"image": rows[1]["image"]})
-        assert identity({"image": rows[0]["image"]}) != identity({"image": rows[2]["image"]})
+        assert row_hash({"image": rows[0]["image"]}) == row_hash({"image": rows[1]["image"]})
+        assert row_hash({"image": rows[0]["image"]}) != row_hash({"image": rows[2]["image"]})
 
 
 @pytest.mark.parametrize(("make", "kind"), MAKERS)

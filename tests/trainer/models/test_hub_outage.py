@@ -91,7 +91,7 @@ def loading(read: str, error: Exception, patch: pytest.MonkeyPatch) -> Fault:
         "tokenizer": lambda: models.tokenizer_of(config()),
         "weights": lambda: models.load(config(), "fp32", "AutoModelForCausalLM"),
         "code": lambda: remote_code.load_options(code),
-        "diffusion": lambda: diffusers_io.kind_of(config()),
+        "diffusion": lambda: diffusers_io.pipeline_kind(config()),
     }
     with pytest.raises(Fault) as caught:
         reads[read]()

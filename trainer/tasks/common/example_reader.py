@@ -12,7 +12,7 @@ from trainer.batching import mmap_dataset
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault
 from trainer.core.ipc import rows_note
-from trainer.dataset.prompts import DataError, bad_share_message, check_columns, digest, source
+from trainer.dataset.prompts import DataError, bad_share_message, check_columns, dataset_name, digest
 from trainer.dataset.readers import FileRow, each_row
 from trainer.models.loading import tokenizer_fingerprint
 
@@ -34,7 +34,7 @@ class ExampleReader:
     def __init__(self, config: TrainConfig, parse_row: RowParser, parsed_type: type[Any] | None) -> None:
         """`parsed_type`: dataclass that `parse_row` returns; None: the parsed rows stay in memory."""
         self._config, self._parse_row, self._parsed_type = config, parse_row, parsed_type
-        self._where = source(config.data.path)
+        self._where = dataset_name(config.data.path)
         self.rows = 0
         """Number of rows of the data set, bad rows included."""
         self.bad_rows = 0

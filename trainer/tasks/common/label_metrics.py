@@ -8,7 +8,7 @@ from typing import Any
 from trainer.contract.data_config import DataConfig
 from trainer.core.errors import DataFault
 from trainer.dataset import cells
-from trainer.dataset.prompts import source
+from trainer.dataset.prompts import dataset_name
 
 
 class Labels:
@@ -27,7 +27,7 @@ class Labels:
             return
         self.names = tuple(sorted(set(labels)))
         if self.names and (problem := cells.label_set_problem(self.names, self._data.label)):
-            raise DataFault(f"{source(self._data.path)}: {problem}")
+            raise DataFault(f"{dataset_name(self._data.path)}: {problem}")
 
     def head_options(self) -> dict[str, Any]:
         """Return the arguments of `from_pretrained` for a head with these labels."""

@@ -15,7 +15,7 @@ from trainer.batching.examples import by_size
 from trainer.batching.mmap_dataset import Subset
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import DataFault, UserFault
-from trainer.dataset.prompts import DataError, source
+from trainer.dataset.prompts import DataError, dataset_name
 from trainer.models import loading, max_positions
 from trainer.tasks.common.example_reader import ExampleReader, Row, RowObserver
 
@@ -40,7 +40,7 @@ class TaskData(ABC, Generic[E]):
         """Tokenizer of the model, or its image processor; None before `read`."""
         self.pad = 0
         """Token id of padding."""
-        self.where = source(config.data.path)
+        self.where = dataset_name(config.data.path)
         """Name of the data set in messages."""
         self.reader = ExampleReader(config, self.parse_row, self.parsed_type)
         self._embeddings: int | None = None

@@ -13,7 +13,7 @@ import torch
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 from trainer.models import availability
-from trainer.tasks.image.frozen_encoders import Frozen
+from trainer.tasks.image.frozen_encoders import FrozenEncoders
 
 PIPELINES = {"StableDiffusionPipeline": False, "StableDiffusionXLPipeline": True}
 """True for pipeline classes with two text encoders."""
@@ -27,7 +27,7 @@ class PipelineKind:
 
     pipeline: str
     """Class name in diffusers."""
-    two: bool
+    two_text_encoders: bool
     """True if the pipeline has two text encoders."""
     tokenizers: tuple[Any, ...]
     scheduler: Any
@@ -53,7 +53,7 @@ def refusals(config: TrainConfig) -> Iterator[None]:
         ) from None
 
 
-def kind_of(config: TrainConfig) -> PipelineKind:
+def pipeline_kind(config: TrainConfig) -> PipelineKind:
     """Return the kind of a pipeline. Raises UserFault for a class not in PIPELINES or not for text to image."""
     from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
     from transformers import AutoTokenizer
@@ -62,11 +62,11 @@ def kind_of(config: TrainConfig) -> PipelineKind:
         name = json.loads(_index(config.model).read_text()).get("_class_name")
         if name not in PIPELINES:
             raise ValueError(f"model_index.json says {name}")
-        two = PIPELINES[name]
+        two_text_encoders = PIPELINES[name]
         unet = UNet2DConditionModel.load_config(config.model, subfolder="unet")
         vae = AutoencoderKL.load_config(config.model, subfolder="vae")
         scheduler = DDPMScheduler.from_pretrained(config.model, subfolder="scheduler")
-        folders = ("tokenizer", "tokenizer_2") if two else ("tokenizer",)
+        folders = ("tokenizer", "tokenizer_2") if two_text_encoders else ("tokenizer",)
         plain = {"trust_remote_code": False}
         tokenizers = tuple(AutoTokenizer.from_pretrained(config.model, subfolder=folder, **plain) for folder in folders)
         if unet["in_channels"] != vae.get("latent_channels", 4):
@@ -76,7 +76,7 @@ def kind_of(config: TrainConfig) -> PipelineKind:
     step = 2 ** (len(vae["block_out_channels"]) - 1)
     return PipelineKind(
         pipeline=name,
-        two=two,
+        two_text_encoders=two_text_encoders,
         tokenizers=tokenizers,
         scheduler=scheduler,
         resolution=config.diffusion.resolution or unet["sample_size"] * step,
@@ -93,7 +93,7 @@ def _index(model: str) -> Path:
     return Path(hf_hub_download(model, "model_index.json"))
 
 
-def unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
+def load_unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
     """Return the UNet with weights of the type. `hollow`: True loads no weights. Raises UserFault."""
     from diffusers import UNet2DConditionModel
 
@@ -108,7 +108,7 @@ def unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
             ).to(dtype)
 
 
-def targets(model: Any, config: TrainConfig) -> list[str]:
+def adapter_targets(model: Any, config: TrainConfig) -> list[str]:
     """Return the names of a UNet's modules for `attention` or `all-linear`; empty for configured names.
 
     peft resolves these words for models of transformers only.
@@ -121,7 +121,7 @@ def targets(model: Any, config: TrainConfig) -> list[str]:
     return []
 
 
-def unet_of(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
+def unet_with_weights(model: Any, state: dict[str, torch.Tensor] | None) -> Any:
     """Return a UNet with the weights of `state`, or the model itself without `state`."""
     if state is None:
         return model
@@ -166,20 +166,22 @@ class StableDiffusion:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self._encoders: Frozen | None = None
+        self._encoders: FrozenEncoders | None = None
         self.precision = torch.float32
         """Type in which the text encoders compute. Set before the first call of `encoders`."""
 
     @functools.cached_property
     def kind(self) -> PipelineKind:
         """Kind of the pipeline. Raises UserFault."""
-        return kind_of(self._config)
+        return pipeline_kind(self._config)
 
-    def encoders(self, device: torch.device) -> Frozen:
+    def encoders(self, device: torch.device) -> FrozenEncoders:
         """Return the encoders; the first call loads them onto the device. Raises UserFault."""
         if self._encoders is None:
             with refusals(self._config):
-                self._encoders = Frozen(self._config.model, device, self.precision, two=self.kind.two)
+                self._encoders = FrozenEncoders(
+                    self._config.model, device, self.precision, two_text_encoders=self.kind.two_text_encoders
+                )
         return self._encoders
 
     def pipeline(self, unet: Any, device: torch.device) -> Any:
@@ -191,9 +193,9 @@ class StableDiffusion:
             index = json.loads(_index(config.model).read_text())
             scheduler = getattr(diffusers, index["scheduler"][1]).from_pretrained(config.model, subfolder="scheduler")
         parts: dict[str, Any] = {"vae": encoders.vae, "unet": unet, "scheduler": scheduler}
-        parts |= {"text_encoder": encoders.texts[0], "tokenizer": kind.tokenizers[0]}
-        if kind.two:
-            parts |= {"text_encoder_2": encoders.texts[1], "tokenizer_2": kind.tokenizers[1]}
+        parts |= {"text_encoder": encoders.text_encoders[0], "tokenizer": kind.tokenizers[0]}
+        if kind.two_text_encoders:
+            parts |= {"text_encoder_2": encoders.text_encoders[1], "tokenizer_2": kind.tokenizers[1]}
         else:
             parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
         pipeline = getattr(diffusers, kind.pipeline)(**parts)

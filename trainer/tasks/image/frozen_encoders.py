@@ -29,11 +29,11 @@ class Encoded:
     """Pooled text embedding (width) of SDXL; None for other models."""
 
 
-class Frozen:
+class FrozenEncoders:
     """Frozen encoders on one device."""
 
-    def __init__(self, model: str, device: torch.device, precision: torch.dtype, *, two: bool) -> None:
-        """Load the encoders. `two`: True for SDXL's two text encoders. Raises OSError, ValueError.
+    def __init__(self, model: str, device: torch.device, precision: torch.dtype, *, two_text_encoders: bool) -> None:
+        """Load the encoders. `two_text_encoders`: True for SDXL. Raises OSError, ValueError.
 
         The VAE computes in float32, because SDXL's VAE overflows in fp16.
         """
@@ -43,16 +43,16 @@ class Frozen:
         options: dict[str, Any] = {"use_safetensors": True}
         self.vae = AutoencoderKL.from_pretrained(model, subfolder="vae", torch_dtype=torch.float32, **options)
         options["dtype"] = precision
-        self.texts: list[Any] = [CLIPTextModel.from_pretrained(model, subfolder="text_encoder", **options)]
-        if two:
+        self.text_encoders: list[Any] = [CLIPTextModel.from_pretrained(model, subfolder="text_encoder", **options)]
+        if two_text_encoders:
             second = CLIPTextModelWithProjection.from_pretrained(model, subfolder="text_encoder_2", **options)
-            self.texts.append(second)
-        for part in (self.vae, *self.texts):
+            self.text_encoders.append(second)
+        for part in (self.vae, *self.text_encoders):
             part.requires_grad_(False).eval().to(device)
         self.device = device
 
     @torch.no_grad()
-    def encoded(self, pixels: Array, ids: Ids) -> Encoded:
+    def encode(self, pixels: Array, ids: Ids) -> Encoded:
         """Return the encoded row. `pixels`: height x width x 3."""
         picture = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1).permute(2, 0, 1)[None].to(self.device)
         latents = self.vae.encode(picture).latent_dist
@@ -69,12 +69,12 @@ class Frozen:
 
         SDXL uses the second-to-last layer of both encoders and the pooled output of the second one.
         """
-        if len(self.texts) == 1:
-            only: torch.Tensor = self.texts[0](torch.tensor([ids[0]], device=self.device))[0]
-            return only, None
+        if len(self.text_encoders) == 1:
+            embeddings: torch.Tensor = self.text_encoders[0](torch.tensor([ids[0]], device=self.device))[0]
+            return embeddings, None
         outputs = [
             encoder(torch.tensor([tokens], device=self.device), output_hidden_states=True)
-            for encoder, tokens in zip(self.texts, ids, strict=True)
+            for encoder, tokens in zip(self.text_encoders, ids, strict=True)
         ]
         return torch.cat([output.hidden_states[-2] for output in outputs], dim=-1), outputs[1].text_embeds
 

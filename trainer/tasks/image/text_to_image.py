@@ -127,7 +127,7 @@ class TextToImageData(TaskData[CaptionedImage]):
             "wanted": scheduler.get_velocity(latents, noise, steps) if velocity else noise,
             "text": stacked([row.text for row in encoded], device),
         }
-        if self.diffusion.kind.two:
+        if self.diffusion.kind.two_text_encoders:
             batch["pooled"] = stacked([row.pooled for row in encoded if row.pooled is not None], device)
             batch["sizes"] = torch.tensor([e.sizes for e in examples], dtype=batch["text"].dtype).to(device)
         return batch
@@ -137,7 +137,7 @@ class TextToImageData(TaskData[CaptionedImage]):
         encoded = self._encoded.get(example.number)
         if encoded is None:
             pixels, _ = self._cropped(example.row, example.number)
-            encoded = self.diffusion.encoders(device).encoded(pixels, example.ids)
+            encoded = self.diffusion.encoders(device).encode(pixels, example.ids)
             if self.config.diffusion.cache:
                 self._encoded[example.number] = encoded
         return encoded
@@ -164,22 +164,22 @@ class TextToImageModel(TaskModel[TextToImageData]):
         diffusion = self._data.diffusion
         diffusion.precision = PRECISIONS[precision]
         dtype = diffusion.precision if self.config.adapters is not None else torch.float32
-        unet = diffusers_io.unet(self.config, dtype, hollow=hollow)
+        unet = diffusers_io.load_unet(self.config, dtype, hollow=hollow)
         if self.config.recomputes:
             unet.enable_gradient_checkpointing()
         plain = self.config.model_copy(update={"gradient_checkpointing": False})
-        return adapters.wrap(unet, plain, self.peft_type, targets=diffusers_io.targets(unet, self.config))
+        return adapters.wrap(unet, plain, self.peft_type, targets=diffusers_io.adapter_targets(unet, self.config))
 
     def build_hollow(self) -> Any:
-        return diffusers_io.unet(self.config, torch.float32, hollow=True)
+        return diffusers_io.load_unet(self.config, torch.float32, hollow=True)
 
     def check_targets(self, model: Any) -> None:
-        if not diffusers_io.targets(model, self.config):  # The configuration names the modules.
+        if not diffusers_io.adapter_targets(model, self.config):  # The configuration names the modules.
             super().check_targets(model)
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         conditions = {}
-        if self._data.diffusion.kind.two:
+        if self._data.diffusion.kind.two_text_encoders:
             conditions["added_cond_kwargs"] = {"text_embeds": batch["pooled"], "time_ids": batch["sizes"]}
         prediction = model(batch["noised"], batch["steps"], encoder_hidden_states=batch["text"], **conditions).sample
         losses: torch.Tensor = (prediction.float() - batch["wanted"].float()).square().mean(dim=(1, 2, 3))
@@ -194,12 +194,12 @@ class TextToImageModel(TaskModel[TextToImageData]):
         if self.config.adapters is not None:
             diffusers_io.save_lora(folder / "adapter", diffusion.kind, model, state)
             return
-        unet = diffusers_io.unet_of(model, state)
+        unet = diffusers_io.unet_with_weights(model, state)
         diffusion.pipeline(unet, next(model.parameters()).device).save_pretrained(folder / "model")
 
     def merge(self, folder: Path) -> None:
         """Write `model/`, a whole pipeline with the merged UNet in float32, as after a full fine-tune."""
-        unet = diffusers_io.unet(self.config, torch.float32, hollow=False)
+        unet = diffusers_io.load_unet(self.config, torch.float32, hollow=False)
         pipeline = self._data.diffusion.pipeline(unet, torch.device("cpu"))
         pipeline.load_lora_weights(folder / "adapter")
         pipeline.fuse_lora(components=["unet"])
