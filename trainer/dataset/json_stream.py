@@ -49,13 +49,13 @@ def items(text: TextIO) -> Iterator[Item]:
             yield window.item()
             after = window.peek()
             if after not in (",", "]"):
-                raise window.bad("a comma or the end of the list is missing")
+                raise window.error("a comma or the end of the list is missing")
             window.step()
             if after == "]":
                 break
             window.peek()
     if window.peek():
-        raise window.bad("there is more after the list")
+        raise window.error("there is more after the list")
 
 
 class _JsonWindow:
@@ -65,7 +65,7 @@ class _JsonWindow:
         self._text, self._decoder = text, json.JSONDecoder()
         self._buffer, self._at, self._line, self._ended = "", 0, 1, False
 
-    def _more(self) -> None:
+    def _read_more(self) -> None:
         """Read at least as much as is left, because a long item would otherwise be parsed again and again."""
         self._line += self._buffer.count("\n", 0, self._at)
         rest = self._buffer[self._at :]
@@ -81,13 +81,13 @@ class _JsonWindow:
             self._at = space.end()
             if self._at < len(self._buffer) or self._ended:
                 return self._buffer[self._at : self._at + 1]
-            self._more()
+            self._read_more()
 
     def step(self) -> None:
         """Move behind the next character."""
         self._at += 1
 
-    def bad(self, reason: str, at: int | None = None) -> BadJson:
+    def error(self, reason: str, at: int | None = None) -> BadJson:
         """Return the error for the text at an index of the buffer; None: at the next character."""
         return BadJson(self._line + self._buffer.count("\n", 0, self._at if at is None else at), reason)
 
@@ -99,11 +99,11 @@ class _JsonWindow:
                 value, end = self._decoder.raw_decode(self._buffer, self._at)
             except json.JSONDecodeError as e:
                 if self._ended or (e.pos <= certain and not e.msg.startswith(CUT_OFF)):
-                    raise self.bad(e.msg, e.pos) from None
+                    raise self.error(e.msg, e.pos) from None
             except (ValueError, RecursionError) as e:  # a number of thousands of digits, or nesting too deep
-                raise self.bad(type(e).__name__) from None
+                raise self.error(type(e).__name__) from None
             else:
                 if end <= certain:
                     text, self._at = self._buffer[self._at : end], end
                     return Item(value, text)
-            self._more()
+            self._read_more()

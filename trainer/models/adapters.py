@@ -77,8 +77,8 @@ def _with_adapters(
 def target_modules(model: Any, method: LowRank) -> str | list[str]:
     """Return the names of the modules that get adapters, for peft. Raises UserFault for a name without a module.
 
-    For a mixture "all-linear" must not reach peft: it would also add adapters to the experts, which are no linear
-    modules. These are many times the adapters of the estimate, and peft refuses them with dropout.
+    For a mixture "all-linear" must not reach peft, because peft would also add adapters to the experts, which are no
+    linear modules. Such adapters have many times the size of the estimate, and peft refuses them with dropout.
     """
     if method.targets == "all-linear" and not has_experts(model):
         return "all-linear"

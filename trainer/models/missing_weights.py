@@ -6,7 +6,8 @@ from typing import Any
 from trainer.contract.train import TrainConfig
 from trainer.core.errors import UserFault
 
-NAMED = 3
+NAMED_WEIGHTS = 3
+"""Number of weights that the error names."""
 
 
 def check_missing_weights(config: TrainConfig, model: Any, new: Collection[str], *, headed: bool) -> None:
@@ -19,10 +20,10 @@ def check_missing_weights(config: TrainConfig, model: Any, new: Collection[str],
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     missing = sorted(name for name in new if name in weights and not (headed and _is_head_weight(model, name)))
     if missing:
-        more = ", ..." if len(missing) > NAMED else ""
+        more = ", ..." if len(missing) > NAMED_WEIGHTS else ""
         raise UserFault(
             f"train.model: the safetensors of {config.model!r} lack {len(missing)} of its weights, or have them in "
-            f"another shape ({', '.join(missing[:NAMED])}{more}); give a model whose files are whole"
+            f"another shape ({', '.join(missing[:NAMED_WEIGHTS])}{more}); give a model whose files are whole"
         )
 
 

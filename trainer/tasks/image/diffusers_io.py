@@ -111,7 +111,7 @@ def load_unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
 def adapter_targets(model: Any, config: TrainConfig) -> list[str]:
     """Return the names of a UNet's modules for `attention` or `all-linear`; empty for configured names.
 
-    peft resolves these words for models of transformers only.
+    peft resolves these two values for models of transformers only.
     """
     configured = config.adapters.targets if config.adapters is not None else ()
     if configured == "attention":
