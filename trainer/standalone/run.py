@@ -252,10 +252,10 @@ def gpus() -> int:
 def _publish(store: Path, manifest: str, output: Path) -> None:
     """Copy the results out of the complete checkpoint, which stays. Raises: OutputDiskFull."""
     folder = store / object_keys.files_prefix(manifest)
-    sources = [folder / name for name in RESULTS if (folder / name).exists()]
-    wanted = sum(disk_space.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
+    paths = [folder / name for name in RESULTS if (folder / name).exists()]
+    wanted = sum(disk_space.of_tree(p) if p.is_dir() else p.stat().st_size for p in paths)
     with _checking_disk("the results", output, wanted):
-        for source in sources:
+        for source in paths:
             if source.is_dir():
                 shutil.copytree(source, output / source.name, dirs_exist_ok=True)
             else:
