@@ -180,7 +180,7 @@ class Aws:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except ImportError:
-            raise Rejected("AWS: botocore is not installed; run `pip install 'gpubroker[clouds]'`") from None
+            raise Rejected("AWS: botocore is not installed; run `pip install 'gpubroker[aws]'`") from None
         except Exception as e:
             if is_credential_error(e):
                 self.forget_credentials()

@@ -123,9 +123,9 @@ def static_keys(options: Mapping[str, str]) -> Keys | None:
 def sdk_keys() -> Keys:
     """Return the keys of the AWS SDK: from a profile, SSO or the instance's role. Raises BlobsUnavailable."""
     try:
-        import boto3  # of the `clouds` extra
+        import boto3  # of the `aws` extra
     except ImportError:
-        fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pip install 'gpubroker[clouds]'"
+        fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pip install 'gpubroker[aws]'"
         raise refused("STS", "no AWS keys in the environment, and no AWS SDK to find others", fix) from None
     credentials = boto3.Session().get_credentials()
     if credentials is None:
