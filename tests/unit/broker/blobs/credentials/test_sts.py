@@ -39,7 +39,7 @@ def test_no_keys_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BlobsUnavailable, match="no AWS credentials; run `aws configure`"):
         sdk_keys()
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(BlobsUnavailable, match=r"set AWS_ACCESS_KEY_ID .* or pip install 'gpubroker\[clouds\]'"):
+    with pytest.raises(BlobsUnavailable, match=r"set AWS_ACCESS_KEY_ID .* or pip install 'gpubroker\[aws\]'"):
         sdk_keys()
 
 
