@@ -77,9 +77,9 @@ def main(
         train, saving = read_config(config), read_saving(config, save_every_s)
         if wrong := remote_code.permission_problem(train, flag=trusted):
             raise BadConfig(wrong)
-        secrets = _secrets(train)
+        secret_values = _secrets(train)
         with holding(output):
-            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), parallelism, secrets))
+            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), parallelism, secret_values))
     except BadOutput as e:
         print(e, file=sys.stderr)
         return ExitCode.USER_ERROR
@@ -112,7 +112,7 @@ async def _run(
     beside: Path,
     output: Path,
     parallelism: Parallelism,
-    secrets: dict[str, str],
+    secret_values: dict[str, str],
 ) -> Outcome:
     store = output / STORE
     objects = Objects(connect(store.as_uri(), {}), ME)
@@ -122,15 +122,13 @@ async def _run(
     candidates = await _candidates(objects)
     began = await _began(objects, before, candidates)
     data = await _put_data(objects, train, beside, store, began if candidates else None)
-    attempt = f"{ME}-{number:04d}"
-    origin = Origin(job=ME, attempt=attempt, kind="train")
+    origin = Origin(job=ME, attempt=f"{ME}-{number:04d}", kind="train")
     await _tidy(objects, origin, saving, train, data)  # a start that was killed did not do it
-    train = await _batched(began, train, store / ME / data.key, data)
-    train = await _sized(train, parallelism)
+    train = await _sized(await _batched(began, train, store / ME / data.key, data), parallelism)
     spec = AttemptSpec(
         installation=ME,
         job=ME,
-        attempt=attempt,
+        attempt=origin.attempt,
         number=number,
         run=await _run_name(objects),
         train=train,
@@ -140,15 +138,20 @@ async def _run(
         world=World(gpus_per_node=gpus(), parallelism=parallelism),
         limits=Limits(deadman_s=0),
     )
-    await objects.create(object_keys.spec(attempt), spec.model_dump_json().encode())
-    env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
-    outcome = await Agent(env, echo=print, folder=output, secrets=secrets).run()
+    await objects.create(object_keys.spec(origin.attempt), spec.model_dump_json().encode())
+    env = Environment(blobs=store.as_uri(), installation=ME, attempt=origin.attempt, workdir=output / "work")
+    outcome = await Agent(env, echo=print, folder=output, secrets=secret_values).run()
     if outcome is Outcome.COMPLETED:
         _publish(store / ME, (await protocol.own(objects, origin))[0], output)
     await _tidy(objects, origin, saving, train, data)
-    if left := pending_checkpoint.clean_up(env.workdir, RunFolder(root=env.workdir / "run"), store):
-        print(left, file=sys.stderr)
+    _clean_up(env.workdir, store)
     return outcome
+
+
+def _clean_up(work: Path, store: Path) -> None:
+    """Remove the work folder, or report the checkpoint that it still has to hold."""
+    if message := pending_checkpoint.clean_up(work, RunFolder(root=work / "run"), store):
+        print(message, file=sys.stderr)
 
 
 async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
