@@ -78,7 +78,7 @@ BILLING = "broker.controllers.billing"
 ENDS = "broker.controllers.termination"
 LIFECYCLE = "broker.lifecycle"
 TERMINATION, LAUNCH = f"{ENDS}.termination.Termination", f"{PROVISIONING}.launch.Launch"
-INVENTORY = f"{OBSERVATION}.inventory.Inventory"
+INVENTORY, PROOF = f"{OBSERVATION}.inventory.Inventory", f"{LIFECYCLE}.observation.proof"
 STORE, TENANT = "tests.support.memory_store.store.MemoryStore", "tests.support.memory_store.tenant.MemoryTenant"
 ROW = "tests.support.memory_store.state.MemoryRow"
 MUTANTS = (
@@ -103,13 +103,13 @@ MUTANTS = (
         aim=_always_on("people.stop_launch", "cloud.dea", "cloud.slow_create"),
     ),
     _mutant(
-        "one listing proves absence", "ended_absent no_false_death", (f"{INVENTORY}._absent_since", wrong.one_absence),
+        "one listing proves absence", "ended_absent no_false_death", (f"{PROOF}.proof_listing", wrong.one_absence),
     ),
     _mutant(
-        "absence without the list lag", "ended_absent", (f"{INVENTORY}._absent_since", wrong.no_lag),
+        "absence without the list lag", "ended_absent", (f"{PROOF}.proof_listing", wrong.no_lag),
         aim=(*_always_on("cloud.lost_reply", share=0.4), *_always_on("people.stop_birth")),
     ),
-    _mutant("listings from before the death count", "ended_absent", (f"{INVENTORY}._absent_since", wrong.any_time)),
+    _mutant("listings from before the death count", "ended_absent", (f"{PROOF}.proof_listing", wrong.any_time)),
     _mutant(
         "give up when destroy fails", "ended_absent", (f"{TERMINATION}._destroy", wrong.give_up),
         aim=(*_always_on("cloud.5xx", share=0.5), *_now_and_then("stop")),
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     _mutant(
         "what one listing leaves out is dead", "no_false_death",
-        (f"{INVENTORY}.is_missing_for_seconds", wrong.left_out_once),
+        (f"{PROOF}.missing_for_seconds", wrong.left_out_once),
         aim=(*_now_and_then("silence"), *_always_on("cloud.list_omits", share=0.5)),
     ),
     _mutant(
@@ -144,7 +144,7 @@ MUTANTS = (
         aim=_now_and_then("node_stops"),
     ),
     _mutant(
-        "what is stopped is gone", "charged_in_full", (f"{OBSERVATION}.listing.Listing.shows", wrong.runs),
+        "what is stopped is gone", "charged_in_full", (f"{LIFECYCLE}.observation.listing.Listing.shows", wrong.runs),
         aim=_now_and_then("host_stops"),
     ),
     _mutant("silence is death", "no_false_death", (f"{LIFECYCLE}.liveness.liveness", wrong.silent_is_dead)),
@@ -227,12 +227,12 @@ MUTANTS = (
         "no last charge", "charged_in_full", (f"{ENDS}.termination.up_to", wrong.nothing_last),
     ),
     _mutant(
-        "one listing ends the bill", "charged_in_full", (f"{INVENTORY}._absent_since", wrong.first_left_out),
+        "one listing ends the bill", "charged_in_full", (f"{PROOF}.proof_listing", wrong.first_left_out),
         aim=(*_always_on("cloud.list_omits", "cloud.5xx", share=0.5), *_always_on("people.stop_birth")),
     ),
     _mutant(
         "what died young is billed until it could be listed", "charged_in_full",
-        (f"{INVENTORY}._absent_since", wrong.second_left_out),
+        (f"{PROOF}.proof_listing", wrong.second_left_out),
         aim=(*_always_on("cloud.lost_reply", share=0.3), *_always_on("cloud.short_life", "people.stop_birth")),
     ),
     _mutant("the bill ends with its attempt", "not_overbilled", (f"{TERMINATION}._settle", wrong.charged_to_the_end)),
@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     _mutant(
         "no last word is looked for that no beat tells of", "no_false_death",
-        (f"{OBSERVATION}.attempt_observer.AttemptObserver._final_is_likely", wrong_ends.only_told), aim=(),
+        (f"{OBSERVATION}.attempt_observer.final_is_likely", wrong_ends.only_told), aim=(),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 from broker.controllers.billing import charges
 from broker.controllers.monitoring import dead_man_switch as deadman
-from broker.controllers.observation import inventory
 from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.provisioning import (
     boot_spec as boot,
@@ -34,6 +33,7 @@ from broker.domain.job import Job, JobState
 from broker.lifecycle import liveness as life
 from broker.lifecycle import transitions as step
 from broker.lifecycle.launch import judge_launching
+from broker.lifecycle.observation import proof
 from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.superseded_checkpoints import superseded
@@ -102,53 +102,45 @@ async def dead_at_once(self: launchers.CreatesInFlight, attempt: Any) -> float |
     return self._dead_since.setdefault(key, self._context.clock.monotonic())
 
 
-def one_absence(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
-    for listing in self._listings[provider]:
-        if listing.begun > since and not shows(listing):
-            return self._by_the_wall(listing.answered)
-    return None
+def one_absence(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
+    return next((listing for listing in listings if listing.begun > since and not shows(listing)), None)
 
 
-def no_lag(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
-    without: list[Any] = []
-    for listing in self._listings[provider]:
-        if listing.begun > since:
-            without = [] if shows(listing) else [*without, listing]
-    return self._by_the_wall(without[1].answered) if len(without) >= 2 else None
+def no_lag(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
+    without = _without(listings, shows, since)
+    return without[1] if len(without) >= 2 else None
 
 
-def first_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+def first_left_out(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
     """Charged up to the first listing of the proof, which may have left out what stood there."""
-    if _ABSENT_SINCE(self, provider, since, shows) is None:
-        return None
-    without: list[Any] = []
-    for listing in self._listings[provider]:
-        if listing.begun > since:
-            without = [] if shows(listing) else [*without, listing]
-    return self._by_the_wall(without[0].answered)
+    proven = _PROOF_LISTING(listings, shows, since, lag_s, since)
+    return None if proven is None else _without(listings, shows, since)[0]
 
 
-def second_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+def second_left_out(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
     """Charged up to the second listing of the proof, though both may be too early to show what was young."""
-    if _ABSENT_SINCE(self, provider, since, shows) is None:
-        return None
+    proven = _PROOF_LISTING(listings, shows, since, lag_s, since)
+    return None if proven is None else _without(listings, shows, since)[1]
+
+
+def any_time(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
+    return _PROOF_LISTING(listings, shows, float("-inf"), lag_s, float("-inf"))
+
+
+def _without(listings: Any, shows: Any, since: float) -> list[Any]:
+    """The listings in a row, up to now, that do not show it."""
     without: list[Any] = []
-    for listing in self._listings[provider]:
+    for listing in listings:
         if listing.begun > since:
             without = [] if shows(listing) else [*without, listing]
-    return self._by_the_wall(without[1].answered)
+    return without
 
 
-def any_time(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
-    return _ABSENT_SINCE(self, provider, float("-inf"), shows)
+_PROOF_LISTING = proof.proof_listing
 
 
-_ABSENT_SINCE = inventory.Inventory._absent_since
-
-
-def left_out_once(self: inventory.Inventory, provider: str, name: Any, since: float) -> bool:
-    listing = self.latest(provider)
-    return listing is not None and not listing.shows(name)
+def left_out_once(listings: Any, name: Any, grown: float) -> bool:
+    return bool(listings) and not listings[-1].shows(name)
 
 
 async def give_up(self: termination.Termination, one: Any, **seen: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from datetime import datetime, timedelta
 
-from broker.controllers.observation.attempt_observer import AttemptObserver
-from broker.controllers.observation.heartbeats import HeartbeatRecord
 from broker.domain.job import Attempt, Job
+from broker.lifecycle.liveness import LivenessTimeouts
+from broker.lifecycle.observation.attempt_facts import ObservedFacts
 from broker.lifecycle.transitions import inspection_end
 
 _KEPT_UNTIL = inspection_end
@@ -16,6 +16,6 @@ def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:
     return None if until is None else until + timedelta(days=1)
 
 
-def only_told(looker: AttemptObserver, attempt: Attempt, watch: HeartbeatRecord | None, now: float) -> bool:
+def only_told(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
     """Not also where a beat that told of it may have been lost."""
-    return watch is not None and watch.beat is not None and watch.beat.phase == "done"
+    return facts.heartbeat is not None and facts.heartbeat.done

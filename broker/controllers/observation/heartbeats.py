@@ -3,8 +3,6 @@
 import contextlib
 import math
 from collections.abc import Set
-from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,31 +11,12 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.spec import MAX_NODES
 from broker.lifecycle.liveness import progress_of
+from broker.lifecycle.observation.attempt_facts import HeartbeatRecord
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Heartbeat
 
 MAX_BEAT = 64 * 1024
 """Maximum bytes of a heartbeat. A larger object, which a host may write, is not read into memory."""
-
-
-@dataclass
-class HeartbeatRecord:
-    """Heartbeats of one node. Times are monotonic."""
-
-    etag: str
-    changed: float
-    """Time at which the e_tag was seen to change."""
-    beat: Heartbeat | None = None
-    """The content of the latest heartbeat; None: not read yet, or invalid."""
-    progress: tuple[Any, ...] = ()
-    """See `liveness.progress_of`."""
-    progressed: float = 0.0
-    """Time at which `progress` was seen to change."""
-
-    @property
-    def done(self) -> bool:
-        """True if the heartbeat was read and reports that the agent is done."""
-        return self.beat is not None and self.beat.phase == "done"
 
 
 class HeartbeatReader:

@@ -95,7 +95,7 @@ class RestoredAttempts:
                 return still_running_message(number, f"{name} at {', '.join(clouds)}", final)
         for number, name in zip(numbers, names, strict=True):
             if silent or not all(
-                self._inventory.proven_absent_at(cloud, name, since[name]) for cloud in self._context.providers
+                self._inventory.absence(cloud, name, since[name]).proven for cloud in self._context.providers
             ):
                 return unproven_message(number, silent)
         for name in names:

@@ -74,14 +74,15 @@ class LaunchFactsReader:
         attempt, provider = leased.attempt, leased.attempt.line.offer.provider
         dead_since = await self._launchers.dead_since(attempt)
         has_heartbeats = self._beats.shown(attempt.id, attempt.line.nodes)
+        absence = self._inventory.absence(provider, attempt.name, dead_since, nodes=attempt.line.nodes)
         look = LaunchLook(
             seen=self._inventory.listed(provider, attempt.name),
-            omits=self._inventory.omits(provider, attempt.name, attempt.line.nodes),
+            omits=absence.missing_once,
             beating=has_heartbeats and not self._launchers.is_in_flight(attempt.name),
             store_ok=is_readable,
             dead_s=None if dead_since is None else self._context.clock.monotonic() - dead_since,
         )
-        if dead_since is None or self._inventory.proven_absent_at(provider, attempt.name, dead_since) is None:
+        if not absence.proven:
             return look
         return await self._with_end(leased, replace(look, absent=True))
 

@@ -13,7 +13,6 @@ from broker.controllers.base.batch import decide_batch
 from broker.controllers.base.context import ControllerContext
 from broker.controllers.billing.charges import surplus
 from broker.controllers.observation.inventory import Inventory
-from broker.controllers.observation.listing import Listing
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.orphan_alerts import OrphanNews
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreError, StoreUnavailable
@@ -21,6 +20,7 @@ from broker.domain.ids import attempt_of
 from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt
 from broker.domain.money import LedgerKind
+from broker.lifecycle.observation.listing import Listing
 from broker.lifecycle.orphans import Orphan, orphans, spared_message
 from broker.ports import Blobs, Charge
 from broker.runtime.background_tasks import gather_all

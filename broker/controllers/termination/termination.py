@@ -87,9 +87,8 @@ class Termination:
         if provider not in unlisted:
             latest_end = None if attempt.booted_at else self._inventory.latest_possible_end(attempt)
             if dead_since is not None:
-                absent_at = self._inventory.proven_absent_at(
-                    provider, attempt.name, dead_since, born_by=attempt.booted_at
-                )
+                absence = self._inventory.absence(provider, attempt.name, dead_since, born_by=attempt.booted_at)
+                absent_at = absence.proven_at
         if absent_at is None:
             standing = provider not in unlisted and self._inventory.is_listed(provider, attempt.name)
             again_s = 0.0 if provider in unlisted else min(AGAIN_S, self._context.intervals.look_s)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.controllers.base.context import ControllerContext, Intervals
-from broker.controllers.observation.inventory import UNANSWERED, Inventory
+from broker.controllers.observation.inventory import Inventory
+from broker.controllers.observation.listing_poller import UNANSWERED
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
@@ -62,7 +63,7 @@ async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
     looks: Sequence[tuple[float, Any]],
 ) -> None:
     seen, times = await listed(looks)
-    found = seen.proven_absent_at("scripted", NAME, times[0] - 1, born_by=build.T0 - timedelta(seconds=LAG_S))
+    found = seen.absence("scripted", NAME, times[0] - 1, born_by=build.T0 - timedelta(seconds=LAG_S)).proven_at
     assert found == build.T0 + timedelta(seconds=times[1])
 
 
@@ -71,7 +72,7 @@ async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: 
     """`born_by_s`: when it is known to have stood; else by the end of its launcher, at 5 s. All listings are empty."""
     seen, times = await listed([(6, ()), (2, ()), (5, ()), (4, ()), (3, ()), (5, ())])
     born_by = None if born_by_s is None else build.T0 + timedelta(seconds=born_by_s)
-    found = seen.proven_absent_at("scripted", NAME, 5, born_by=born_by)
+    found = seen.absence("scripted", NAME, 5, born_by=born_by).proven_at
     assert found == build.T0 + timedelta(seconds=times[bill_ends])
 
 
@@ -83,7 +84,7 @@ async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> 
     for _ in range(9):
         cast(SteppedClock, seen._context.clock).advance(LAG_S)
         await seen.refresh("scripted")
-    found = seen.proven_absent_at("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood)
+    found = seen.absence("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood).proven_at
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
@@ -100,7 +101,7 @@ async def test_later_process_relies_on_its_first_two_listings() -> None:
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[1]
     stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.proven_absent_at("scripted", NAME, times[-1], born_by=stood) is None
+    assert seen.absence("scripted", NAME, times[-1], born_by=stood).proven_at is None
     assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
 
 
@@ -258,9 +259,11 @@ async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() ->
         ([(1, THERE), (1, GONE)], False), ([(1, ()), (1, THERE)], False), ([(1, ())], True), ([], False),
     ):  # fmt: skip
         seen, _ = await listed(looks)
-        assert seen.omits("scripted", OWN.name, 1) == omitted
+        assert seen.absence("scripted", OWN.name, None).missing_once == omitted
     first, _ = await listed([(1, THERE)])
-    assert first.omits("scripted", OWN.name, 2), "of the process's first listing nobody knows what it leaves out"
+    assert first.absence("scripted", OWN.name, None, nodes=2).missing_once, (
+        "of the process's first listing nobody knows what it leaves out"
+    )
 
 
 async def test_what_is_shown_again_stands_again() -> None:
@@ -277,44 +280,44 @@ async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
     assert seen.missing_twice_at("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
     assert seen.missing_twice_at("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
     seen.keep(set())
-    assert seen._followed["scripted"], "it may have been read before it came"
+    assert seen._histories["scripted"].names, "it may have been read before it came"
     seen.keep({build.attempt().id})
     seen.keep(set())
-    assert seen._followed["scripted"]
+    assert seen._histories["scripted"].names
     seen.keep(set())
-    assert not seen._followed["scripted"]
+    assert not seen._histories["scripted"].names
 
 
 async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
     seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE), (1, GONE)])
-    found = seen.proven_absent_at("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S))
+    found = seen.absence("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S)).proven_at
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
 async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:
     seen, times = await listed([(1, ()), (LAG_S, ()), (1, ())])
-    assert not seen.proven_absent_at("scripted", NAME, times[0])
+    assert not seen.absence("scripted", NAME, times[0]).proven
 
 
 async def test_two_listings_within_the_lag_prove_nothing() -> None:
     seen, _ = await listed([(1, ()), (LAG_S / 2, ())])
-    assert not seen.proven_absent_at("scripted", NAME, 0)
+    assert not seen.absence("scripted", NAME, 0).proven
 
 
 async def test_listings_that_lag_and_one_that_leaves_it_out_prove_nothing() -> None:
     """A machine that was just created: not shown yet, not shown yet, left out once."""
     seen, _ = await listed([(1, ()), (LAG_S / 2, ()), (LAG_S, ())])
-    assert not seen.proven_absent_at("scripted", NAME, 0)
+    assert not seen.absence("scripted", NAME, 0).proven
 
 
 async def test_a_machine_that_shows_again_takes_the_proof_back() -> None:
     seen, _ = await listed([(1, ()), (LAG_S, ()), (1, ()), (1, THERE)])
-    assert not seen.proven_absent_at("scripted", NAME, 0)
+    assert not seen.absence("scripted", NAME, 0).proven
 
 
 async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
     seen, _ = await listed([(1, GONE), (LAG_S, GONE), (1, GONE)])
-    assert seen.proven_absent_at("scripted", NAME, 0)
+    assert seen.absence("scripted", NAME, 0).proven
 
 
 @pytest.mark.parametrize(
@@ -332,7 +335,7 @@ async def test_several_listings_leave_out_what_stood_a_lag_before_them(
     looks: Sequence[tuple[float, Any]], left_out: bool
 ) -> None:
     seen, times = await listed(looks)
-    assert seen.is_missing_for_seconds("scripted", NAME, times[0] - looks[0][0]) == left_out
+    assert seen.absence("scripted", NAME, times[0] - looks[0][0]).missing_for_seconds == left_out
 
 
 @pytest.mark.parametrize("fault", [ValueError("not JSON"), TimeoutError("hangs")])
@@ -351,7 +354,7 @@ async def test_absence_is_never_proven_while_the_last_lag_shows_it(
     looks: list[tuple[float, Any]], since: float
 ) -> None:
     seen, times = await listed(looks)
-    if seen.proven_absent_at("scripted", NAME, since):
+    if seen.absence("scripted", NAME, since).proven:
         clean = [t for t, (_, shown) in zip(times, looks, strict=True) if t > since and shown != THERE]
         shows = [t for t, (_, shown) in zip(times, looks, strict=True) if shown == THERE]
         assert clean[-2] - clean[0] >= LAG_S

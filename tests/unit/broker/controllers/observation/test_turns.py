@@ -8,7 +8,8 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.monitoring.liveness import LivenessController
 from broker.controllers.observation.attempt_observer import AttemptObserver
 from broker.controllers.observation.heartbeats import HeartbeatReader
-from broker.controllers.observation.inventory import UNANSWERED, Inventory
+from broker.controllers.observation.inventory import Inventory
+from broker.controllers.observation.listing_poller import UNANSWERED
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.termination import Termination
