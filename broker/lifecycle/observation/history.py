@@ -186,14 +186,13 @@ class CloudHistory:
 def born_after(absent_at: datetime | None, created_at: datetime | None, shown: datetime) -> datetime | None:
     """Return the latest time at which a machine that was just listed for the first time did not exist.
 
-    The later of two limits applies: `absent_at`, and the cloud's creation time less a possible error of its clock.
-    Before the third listing, only the creation time applies, uncorrected. The result is at most `shown`. None: neither
-    limit is known. `absent_at`: a list lag before the two previous listings began; None: there are fewer than two.
+    The later of two limits applies: `absent_at`, and the cloud's creation time less a possible error of its clock. The
+    result is at most `shown`. None: neither limit is known. `absent_at`: a list lag before the two previous listings
+    began; None: there are fewer than two.
     """
-    born = created_at
-    if absent_at is not None:
-        born = absent_at if created_at is None else max(absent_at, created_at - CLOUD_CLOCK)
-    return None if born is None else min(born, shown)
+    created_after = None if created_at is None else created_at - CLOUD_CLOCK
+    limits = [limit for limit in (absent_at, created_after) if limit is not None]
+    return min(max(limits), shown) if limits else None
 
 
 def _gap_s(listings: Sequence[Listing]) -> float:

@@ -113,7 +113,7 @@ def proof_listing(
     if len(without) < 2 or without[-2].begun - without[0].begun < lag_s:
         return None
     grown = [listing for listing in without if listing.begun - born >= lag_s]
-    return grown[1]
+    return grown[1] if len(grown) > 1 else None
 
 
 def _trailing_without(listings: Sequence[Listing], shows: Callable[[Listing], bool], since: float) -> list[Listing]:

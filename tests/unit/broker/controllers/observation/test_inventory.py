@@ -15,6 +15,7 @@ from broker.controllers.observation.listing_poller import UNANSWERED
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
+from broker.lifecycle.observation.history import CLOUD_CLOCK
 from broker.ports import Blobs, Provider, Store
 from tests.support import build
 from tests.unit.providers.clocks import SteppedClock
@@ -196,7 +197,9 @@ async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
 
 
 async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() -> None:
-    seen, _ = await listed([(1, tuple(replace(one, created_at=build.T0) for one in THERE))])
+    """The clock of the cloud may be ahead, so the machine may have existed earlier than the cloud reports."""
+    created_at = build.T0 + CLOUD_CLOCK
+    seen, _ = await listed([(1, tuple(replace(one, created_at=created_at) for one in THERE))])
     assert stood(seen) == {"i": (0, None)}
 
 
