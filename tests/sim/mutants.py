@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
 
@@ -77,7 +78,7 @@ OBSERVATION = "broker.controllers.observation"
 BILLING = "broker.controllers.billing"
 ENDS = "broker.controllers.termination"
 LIFECYCLE = "broker.lifecycle"
-TERMINATION, LAUNCH = f"{ENDS}.termination.Termination", f"{PROVISIONING}.launch.Launch"
+DECISION, LAUNCH = f"{LIFECYCLE}.termination.termination_decision", f"{PROVISIONING}.launch.Launch"
 INVENTORY, PROOF = f"{OBSERVATION}.inventory.Inventory", f"{LIFECYCLE}.observation.proof"
 STORE, TENANT = "tests.support.memory_store.store.MemoryStore", "tests.support.memory_store.tenant.MemoryTenant"
 ROW = "tests.support.memory_store.state.MemoryRow"
@@ -111,7 +112,7 @@ MUTANTS = (
     ),
     _mutant("listings from before the death count", "ended_absent", (f"{PROOF}.proof_listing", wrong.any_time)),
     _mutant(
-        "give up when destroy fails", "ended_absent", (f"{TERMINATION}._destroy", wrong.give_up),
+        "give up when destroy fails", "ended_absent", (f"{ENDS}.termination.after_destroy", wrong.give_up),
         aim=(*_always_on("cloud.5xx", share=0.5), *_now_and_then("stop")),
     ),
     _mutant(
@@ -119,7 +120,7 @@ MUTANTS = (
         (f"{INVENTORY}.turns", property(wrong.always({"simulated": 0.0}))),
         aim=(Fault(kind="cloud.cut", at=100.0, for_s=1000.0, share=1.0), *_now_and_then("preempt")),
     ),
-    _mutant("never destroyed", "live_state_ends", (f"{TERMINATION}._destroy", wrong.destroy_nothing)),
+    _mutant("never destroyed", "live_state_ends", (f"{DECISION}.all_handles", wrong.always(()))),
     _mutant(
         "unknown is dead", "no_false_death", (f"{LIFECYCLE}.liveness.liveness", wrong.unknown_is_dead),
         aim=_now_and_then("silence"),
@@ -222,9 +223,9 @@ MUTANTS = (
         (f"{INVENTORY}.latest_possible_end", wrong.always(None)),
         aim=(*_always_on("launcher.unknown", "people.stop_birth"), *_always_on("cloud.lost_reply", share=0.5)),
     ),
-    _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
+    _mutant("nothing is released", "reservation_settled", (f"{DECISION}.close_ledger", wrong.no_release)),
     _mutant(
-        "no last charge", "charged_in_full", (f"{ENDS}.termination.up_to", wrong.nothing_last),
+        "no last charge", "charged_in_full", (f"{DECISION}.uncharged_usd", wrong.always(Decimal(0))),
     ),
     _mutant(
         "one listing ends the bill", "charged_in_full", (f"{PROOF}.proof_listing", wrong.first_left_out),
@@ -235,7 +236,7 @@ MUTANTS = (
         (f"{PROOF}.proof_listing", wrong.second_left_out),
         aim=(*_always_on("cloud.lost_reply", share=0.3), *_always_on("cloud.short_life", "people.stop_birth")),
     ),
-    _mutant("the bill ends with its attempt", "not_overbilled", (f"{TERMINATION}._settle", wrong.charged_to_the_end)),
+    _mutant("the bill ends with its attempt", "not_overbilled", (f"{DECISION}.close_ledger", wrong.charged_to_the_end)),
     _mutant(
         "what is listed no more is charged on", "not_overbilled", (f"{INVENTORY}.missing_twice_at", wrong.always(None)),
         aim=(*_always_on("blobs.down"), *_now_and_then("preempt")),
@@ -247,7 +248,7 @@ MUTANTS = (
     _mutant(
         "an absence of all brokers is charged whole", "not_overbilled",
         (f"{BILLING}.metering.self_stopped_by", wrong.always(None)),
-        (f"{ENDS}.termination.self_stopped_by", wrong.always(None)), aim=LONG_AWAY,
+        (f"{ENDS}.termination_facts.self_stopped_by", wrong.always(None)), aim=LONG_AWAY,
     ),
     _mutant(
         "what stands on alone is free", "charged_in_full", (f"{INVENTORY}.last_listed_at", wrong.always(None)),
@@ -255,7 +256,7 @@ MUTANTS = (
     ),
     _mutant(
         "what is kept for people is kept on", "live_state_ends",
-        (f"{ENDS}.termination.inspection_end", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
+        (f"{DECISION}.inspection_end", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
     ),
     _mutant(
         "no last word is looked for that no beat tells of", "no_false_death",
@@ -269,10 +270,10 @@ MUTANTS = (
     _mutant("an admission is written twice", "one_live_attempt", (f"{STORE}._admit", wrong.admit_twice)),
     _mutant("answered before it is written", "no_job_lost", (f"{TENANT}.submit", wrong.answer_first)),
     _mutant(
-        "a job is queued at once", "legal_step", (f"{ENDS}.termination.after_attempt", wrong.queue_at_once),
+        "a job is queued at once", "legal_step", (f"{DECISION}.after_attempt", wrong.queue_at_once),
     ),
     _mutant(
-        "a job stays behind its attempt", "active_has_attempt", (f"{ENDS}.termination.after_attempt", wrong.same_job),
+        "a job stays behind its attempt", "active_has_attempt", (f"{DECISION}.after_attempt", wrong.same_job),
     ),
     _mutant("idempotency keys are ignored", "one_job_a_key", (f"{TENANT}.submit", wrong.no_key)),
     _mutant("recovering jobs are forgotten", "drains", (f"{STORE}.claim_jobs", wrong.forget_recovering)),
@@ -357,7 +358,7 @@ MUTANTS = (
         "one commit is enough", "good_checkpoint_kept", (f"{BILLING}.retention.superseded", wrong.one_is_enough),
     ),
     _mutant(
-        "every end is a success", "success_is_real", (f"{ENDS}.termination.end_reason", wrong.always(Reason.COMPLETED)),
+        "every end is a success", "success_is_real", (f"{DECISION}.end_reason", wrong.always(Reason.COMPLETED)),
     ),
 )  # fmt: skip
 

@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
 
-from broker.controllers.billing import charges
 from broker.controllers.monitoring import dead_man_switch as deadman
 from broker.controllers.observation.heartbeats import HeartbeatReader
 from broker.controllers.provisioning import (
@@ -25,7 +23,6 @@ from broker.controllers.provisioning import (
     launcher_completion as through,
 )
 from broker.controllers.termination import orphan_sweep as sweep
-from broker.controllers.termination import termination
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import InstanceState, Liveness
@@ -37,6 +34,7 @@ from broker.lifecycle.observation import proof
 from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.superseded_checkpoints import superseded
+from broker.lifecycle.termination import termination_decision as end
 from broker.runtime import clock as database_clock
 from broker.store.rules import fences
 from tests.sim.loop import EPOCH, WHO
@@ -143,19 +141,13 @@ def left_out_once(listings: Any, name: Any, grown: float) -> bool:
     return bool(listings) and not listings[-1].shows(name)
 
 
-async def give_up(self: termination.Termination, one: Any, **seen: Any) -> Any:
-    change = await _DESTROY(self, one, **seen)
-    assert change.attempt is not None
-    failed = change.attempt[1].destroy_failures > one.attempt.destroy_failures
-    return self._settle(one, one.attempt, image_refused=False) if failed else change
+def give_up(facts: Any, decision: Any, errors: Any, now: datetime) -> Any:
+    decided = _AFTER_DESTROY(facts, decision, errors, now)
+    failed = decided.attempt.destroy_failures > facts.attempt.destroy_failures
+    return end.close_ledger(facts, facts.attempt, image_refused=False) if failed else decided
 
 
-_DESTROY = termination.Termination._destroy
-
-
-async def destroy_nothing(self: termination.Termination, one: Any, **seen: Any) -> Any:
-    with patch.object(termination.Termination, "_handles", always(())):
-        return await _DESTROY(self, one, **seen)
+_AFTER_DESTROY = end.after_destroy
 
 
 async def no_grace(self: sweep.Sweep, one: Any) -> None:
@@ -223,23 +215,16 @@ def local_now(self: database_clock.DatabaseClock) -> datetime:
     return self._host_clock.now()
 
 
-def no_release(self: termination.Termination, *args: Any, **more: Any) -> Any:
-    return replace(_SETTLE(self, *args, **more), ledger=())
+def no_release(*args: Any, **more: Any) -> Any:
+    return replace(_CLOSE_LEDGER(*args, **more), ledger=())
 
 
-_SETTLE = termination.Termination._settle
+_CLOSE_LEDGER = end.close_ledger
 
 
-def charged_to_the_end(self: termination.Termination, one: Any, attempt: Any, **more: Any) -> Any:
+def charged_to_the_end(facts: Any, attempt: Any, **more: Any) -> Any:
     """Also the time is charged that the proof took."""
-    return _SETTLE(self, one, replace(attempt, absent_at=None), **more)
-
-
-def nothing_last(attempt: Any, until: datetime, prices: Any) -> Any:
-    return replace(_LAST_CHARGE(attempt, until, prices), usd=Decimal(0))
-
-
-_LAST_CHARGE = charges.up_to
+    return _CLOSE_LEDGER(facts, replace(attempt, absent_at=None), **more)
 
 
 def same_job(job: Any, *args: Any, **more: Any) -> Any:

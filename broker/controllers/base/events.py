@@ -17,12 +17,6 @@ def event(
     return Event(job_id=job.id, attempt_id=attempt.id if attempt else None, kind=kind, message=message, data=data or {})
 
 
-def is_reported(times: int, first: int) -> bool:
-    """Return True if a repeated failure is reported: after `first` failures, then at each doubling of their number."""
-    doubled, rest = divmod(times, first)
-    return rest == 0 and doubled & (doubled - 1) == 0
-
-
 def agent_events(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
     """Return the messages of the agent that are new since the previous poll."""
     return tuple(

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Set
 
 from broker.controllers.base.context import ControllerContext
-from broker.controllers.base.events import is_reported
 from broker.domain.job import Handle
 from broker.domain.notifications import Notice
+from broker.lifecycle.termination.termination_decision import is_reported
 
 
 class OrphanNews:

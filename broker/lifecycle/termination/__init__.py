@@ -1,0 +1,1 @@
+"""Rules on terminating attempts, and on orphans that are destroyed."""
