@@ -14,7 +14,8 @@ import pytest
 from broker.controllers.base.context import ControllerContext, Intervals
 from broker.controllers.observation.inventory import Inventory
 from broker.controllers.termination.destroy_queue import WAIT_S, Destroys
-from broker.controllers.termination.orphan_sweep import AGAIN_S, OLD_S, Sweep
+from broker.controllers.termination.orphan_facts import OLD_S
+from broker.controllers.termination.orphan_sweep import AGAIN_S, Sweep
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown, Rejected
 from broker.domain.ids import AttemptId, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Observed

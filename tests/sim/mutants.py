@@ -162,9 +162,9 @@ MUTANTS = (
         "sweep takes any name", "foreign_untouched",
         (f"{LIFECYCLE}.orphans.attempt_of", lambda _, name: AttemptId(name)),
     ),
-    _mutant("no sweep", "no_leak", (f"{ENDS}.orphan_sweep.orphans", wrong.always(()))),
+    _mutant("no sweep", "no_leak", (f"{ENDS}.orphan_facts.orphans", wrong.always(()))),
     _mutant(
-        "sweep without grace", "orphan_grace", (f"{ENDS}.orphan_sweep.Sweep._deal_with", wrong.no_grace),
+        "sweep without grace", "orphan_grace", (f"{ENDS}.orphan_sweep.decide_orphan", wrong.no_grace),
         aim=_now_and_then("late_machine"),
     ),
     _mutant(
@@ -342,7 +342,7 @@ MUTANTS = (
     ),
     _mutant(
         "the sweep ends what a backup does not know", "spared_stands",
-        (f"{ENDS}.orphan_sweep.spared_message", wrong.always(None)), aim=BACK_TO_TRAINING,
+        (f"{LIFECYCLE}.termination.orphan_decision.spared_message", wrong.always(None)), aim=BACK_TO_TRAINING,
     ),
     _mutant(
         "an intent of a backup was never sent", "one_machine_set no_leak",

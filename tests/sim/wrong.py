@@ -22,7 +22,6 @@ from broker.controllers.provisioning import (
 from broker.controllers.provisioning import (
     launcher_completion as through,
 )
-from broker.controllers.termination import orphan_sweep as sweep
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import InstanceState, Liveness
@@ -34,6 +33,7 @@ from broker.lifecycle.observation import proof
 from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.superseded_checkpoints import superseded
+from broker.lifecycle.termination import orphan_decision
 from broker.lifecycle.termination import termination_decision as end
 from broker.runtime import clock as database_clock
 from broker.store.rules import fences
@@ -150,13 +150,11 @@ def give_up(facts: Any, decision: Any, errors: Any, now: datetime) -> Any:
 _AFTER_DESTROY = end.after_destroy
 
 
-async def no_grace(self: sweep.Sweep, one: Any) -> None:
-    provider, orphan = one
-    self._first_seen[sweep._key(provider, orphan)] = self._context.clock.monotonic() - 3600
-    await _DEAL_WITH(self, one)
+def no_grace(facts: Any) -> Any:
+    return _DECIDE_ORPHAN(replace(facts, listed_s=facts.listed_s + 3600))
 
 
-_DEAL_WITH = sweep.Sweep._deal_with
+_DECIDE_ORPHAN = orphan_decision.decide_orphan
 
 
 # --- life and death

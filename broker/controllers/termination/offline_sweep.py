@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from broker.controllers.termination.orphan_sweep import bought
+from broker.controllers.termination.orphan_facts import bought
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
@@ -95,10 +95,10 @@ async def _judge(
     try:
         if await blobs.get(keys.BROKER_LEASE) is None:
             return {}, "none: no broker has ever renewed a lease in this blob store; is `blobs` that of the daemon?"
-        lives = await lease_is_renewed(blobs, clock, watch_s)
+        is_alive = await lease_is_renewed(blobs, clock, watch_s)
     except BlobsUnavailable as e:
         return {}, f"none: the blob store cannot be read, so orphans are unknown ({e})"
-    if lives:
+    if is_alive:
         return {}, "the lease in the blob store: a live broker owns them"
     gone = f"no broker has renewed its lease for {watch_s:.0f} s"
     by_lease = {_key(o): FoundMachine(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in listed}

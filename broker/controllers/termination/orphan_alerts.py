@@ -32,11 +32,14 @@ class OrphanNews:
             message = f"{_named(handle)} cannot be destroyed and bills on ({times} times): {why}; end it in its console"
             await self._post(key, handle, "orphan.destroy_failed", message, str(times))
 
-    def keep(self, cloud: str, found: Set[str]) -> None:
-        """Forget the machines of one cloud that are no orphans any more. `cloud`: prefix of their keys."""
-        for key in [key for key in self._refused if key.startswith(cloud) and key not in found]:
+    def keep(self, cloud: str, orphans: Set[str]) -> None:
+        """Forget the machines of one cloud that are no orphans any more.
+
+        `cloud`: prefix of their keys. `orphans`: keys of all orphans of the cloud.
+        """
+        for key in [key for key in self._refused if key.startswith(cloud) and key not in orphans]:
             del self._refused[key]
-        self._spared = {key for key in self._spared if not key.startswith(cloud) or key in found}
+        self._spared = {key for key in self._spared if not key.startswith(cloud) or key in orphans}
 
     async def _post(self, key: str, handle: Handle, kind: str, message: str, when: str) -> None:
         mark = hashlib.sha256(key.encode()).hexdigest()[:20]

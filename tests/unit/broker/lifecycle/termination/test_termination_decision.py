@@ -66,7 +66,8 @@ def decided(given_facts: TerminationFacts) -> TerminationDecision:
 
 
 def closed(attempt: Attempt | None = None, **changes: Any) -> TerminationDecision:
-    decision = decided(facts(attempt, **{"absence": PROVEN, "report": NOTHING, "host_record": ()} | changes))
+    values: dict[str, Any] = {"absence": PROVEN, "report": NOTHING, "host_record": ()}
+    decision = decided(facts(attempt, **values | changes))
     assert decision.step is TerminationStep.CLOSE
     return decision
 
