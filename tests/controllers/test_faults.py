@@ -314,7 +314,7 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
     house: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt does not end, since a machine may still come; but it does not wait in silence either."""
-    monkeypatch.setattr("broker.lifecycle.termination.termination_decision.STUCK_S", 0.1)
+    monkeypatch.setattr("broker.lifecycle.decisions.termination_decision.STUCK_S", 0.1)
     broker = house(virtual=LONG)
 
     async def unknown(launched_by: str, name: str) -> Liveness:

@@ -32,7 +32,7 @@ def unproven(house: Build, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(here.provider, "launcher", _says(Liveness.UNKNOWN))
     monkeypatch.setattr(here.provider, "create", mute)
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
-    monkeypatch.setattr("broker.lifecycle.termination.termination_decision.STUCK_S", 0.1)
+    monkeypatch.setattr("broker.lifecycle.decisions.termination_decision.STUCK_S", 0.1)
     return here
 
 

@@ -78,7 +78,7 @@ OBSERVATION = "broker.controllers.observation"
 BILLING = "broker.controllers.billing"
 ENDS = "broker.controllers.termination"
 LIFECYCLE = "broker.lifecycle"
-DECISION, LAUNCH = f"{LIFECYCLE}.termination.termination_decision", f"{PROVISIONING}.launch.Launch"
+DECISION, LAUNCH = f"{LIFECYCLE}.decisions.termination_decision", f"{PROVISIONING}.launch.Launch"
 INVENTORY, PROOF = f"{OBSERVATION}.inventory.Inventory", f"{LIFECYCLE}.observation.proof"
 STORE, TENANT = "tests.support.memory_store.store.MemoryStore", "tests.support.memory_store.tenant.MemoryTenant"
 ROW = "tests.support.memory_store.state.MemoryRow"
@@ -342,7 +342,7 @@ MUTANTS = (
     ),
     _mutant(
         "the sweep ends what a backup does not know", "spared_stands",
-        (f"{LIFECYCLE}.termination.orphan_decision.spared_message", wrong.always(None)), aim=BACK_TO_TRAINING,
+        (f"{LIFECYCLE}.decisions.orphan_decision.spared_message", wrong.always(None)), aim=BACK_TO_TRAINING,
     ),
     _mutant(
         "an intent of a backup was never sent", "one_machine_set no_leak",

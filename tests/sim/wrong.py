@@ -28,13 +28,13 @@ from broker.domain.instance import InstanceState, Liveness
 from broker.domain.job import Job, JobState
 from broker.lifecycle import liveness as life
 from broker.lifecycle import transitions as step
+from broker.lifecycle.decisions import orphan_decision
+from broker.lifecycle.decisions import termination_decision as end
 from broker.lifecycle.launch import judge_launching
 from broker.lifecycle.observation import proof
 from broker.lifecycle.recovery import furthest_first
 from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.superseded_checkpoints import superseded
-from broker.lifecycle.termination import orphan_decision
-from broker.lifecycle.termination import termination_decision as end
 from broker.runtime import clock as database_clock
 from broker.store.rules import fences
 from tests.sim.loop import EPOCH, WHO

@@ -7,7 +7,7 @@ from collections.abc import Set
 from broker.controllers.base.context import ControllerContext
 from broker.domain.job import Handle
 from broker.domain.notifications import Notice
-from broker.lifecycle.termination.termination_decision import is_reported
+from broker.lifecycle.decisions.termination_decision import is_reported
 
 
 class OrphanNews:

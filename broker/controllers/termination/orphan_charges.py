@@ -10,7 +10,7 @@ from broker.controllers.termination.orphan_facts import ListedOrphan
 from broker.domain.errors import StoreUnavailable
 from broker.domain.job import Attempt
 from broker.domain.money import LedgerKind
-from broker.lifecycle.termination.orphan_decision import LateMachineFacts, late_amounts
+from broker.lifecycle.decisions.orphan_decision import LateMachineFacts, late_amounts
 from broker.ports import Charge
 
 log = logging.getLogger(__name__)

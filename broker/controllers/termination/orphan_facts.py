@@ -8,9 +8,9 @@ from broker.controllers.base.context import ControllerContext
 from broker.controllers.observation.inventory import Inventory
 from broker.domain.errors import BlobsUnavailable, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
+from broker.lifecycle.decisions.orphan_decision import OrphanFacts
 from broker.lifecycle.observation.listing import Listing
 from broker.lifecycle.orphans import Orphan, orphans
-from broker.lifecycle.termination.orphan_decision import OrphanFacts
 from broker.ports import Blobs
 from trainer.contract import object_keys as keys
 

@@ -17,7 +17,7 @@ from broker.controllers.termination.orphan_alerts import OrphanNews
 from broker.controllers.termination.orphan_charges import OrphanCharges
 from broker.controllers.termination.orphan_facts import ListedOrphan, OrphanFactsReader
 from broker.domain.errors import Gone, ProviderError, StoreError
-from broker.lifecycle.termination.orphan_decision import (
+from broker.lifecycle.decisions.orphan_decision import (
     OrphanDecision,
     OrphanStep,
     OrphanWatch,

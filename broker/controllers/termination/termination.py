@@ -18,8 +18,8 @@ from broker.controllers.termination.destroy_queue import Destroys
 from broker.controllers.termination.termination_facts import TerminationFactsReader
 from broker.domain.errors import BlobsUnavailable, Gone, GpubrokerError, ProviderError
 from broker.domain.job import Attempt, Handle
-from broker.lifecycle.termination.termination_decision import after_destroy, terminate, termination_events
-from broker.lifecycle.termination.termination_facts import (
+from broker.lifecycle.decisions.termination_decision import after_destroy, terminate, termination_events
+from broker.lifecycle.decisions.termination_facts import (
     EndFactsNeeded,
     TerminationDecision,
     TerminationFacts,

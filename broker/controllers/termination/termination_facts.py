@@ -1,4 +1,4 @@
-"""Gathers the facts about a terminating attempt for `broker.lifecycle.termination.termination_decision.terminate`."""
+"""Gathers the facts about a terminating attempt for `broker.lifecycle.decisions.termination_decision.terminate`."""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -11,15 +11,15 @@ from broker.controllers.observation.restored_attempts import drain_reason_sent
 from broker.controllers.provisioning.creates_in_flight import CreatesInFlight
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import Attempt
-from broker.lifecycle.host_reputation import MAX_ATTEMPTS, MEMORY_S, WEIGHTS
-from broker.lifecycle.observation.proof import AbsenceProof
-from broker.lifecycle.termination.termination_facts import (
+from broker.lifecycle.decisions.termination_facts import (
     EndFactsNeeded,
     EndReport,
     MissingEndFacts,
     TerminationFacts,
     TerminationSettings,
 )
+from broker.lifecycle.host_reputation import MAX_ATTEMPTS, MEMORY_S, WEIGHTS
+from broker.lifecycle.observation.proof import AbsenceProof
 from broker.ports import Leased
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
-from broker.lifecycle.orphans import Orphan
-from broker.lifecycle.termination.orphan_decision import (
+from broker.lifecycle.decisions.orphan_decision import (
     LateMachineFacts,
     OrphanFacts,
     OrphanStep,
@@ -19,6 +18,7 @@ from broker.lifecycle.termination.orphan_decision import (
     decide_orphan,
     late_amounts,
 )
+from broker.lifecycle.orphans import Orphan
 from tests.support import build
 
 LAG_S = 15.0

@@ -15,12 +15,8 @@ from broker.domain.job import Attempt, Event, Job, Reason
 from broker.domain.money import ZERO, LedgerEntry, LedgerKind, show
 from broker.estimator.planning.corrections import observed
 from broker.lifecycle.account_refusals import refused_in_a_row
-from broker.lifecycle.host_reputation import judge_host, weight
 from broker.lifecycle.decisions.launch_decision import all_handles
-from broker.lifecycle.liveness import TAKEN_AWAY, recorded_machines
-from broker.lifecycle.recovery import adjustment_message
-from broker.lifecycle.state_machine import AttemptEvent
-from broker.lifecycle.termination.termination_facts import (
+from broker.lifecycle.decisions.termination_facts import (
     EndFactsNeeded,
     EndReport,
     LastCharge,
@@ -31,6 +27,10 @@ from broker.lifecycle.termination.termination_facts import (
     TerminationReport,
     TerminationStep,
 )
+from broker.lifecycle.host_reputation import judge_host, weight
+from broker.lifecycle.liveness import TAKEN_AWAY, recorded_machines
+from broker.lifecycle.recovery import adjustment_message
+from broker.lifecycle.state_machine import AttemptEvent
 from broker.lifecycle.transitions import after_attempt, due_in_s, end_reason, inspection_end, step
 
 STUCK_S = 120.0

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, JobState, PriceChange, Reason
 from broker.domain.money import ZERO, LedgerKind
-from broker.lifecycle.observation.proof import AbsenceProof
-from broker.lifecycle.termination.termination_decision import (
+from broker.lifecycle.decisions.termination_decision import (
     AGAIN_S,
     STUCK_S,
     after_destroy,
@@ -21,7 +20,7 @@ from broker.lifecycle.termination.termination_decision import (
     terminate,
     termination_events,
 )
-from broker.lifecycle.termination.termination_facts import (
+from broker.lifecycle.decisions.termination_facts import (
     EndFactsNeeded,
     EndReport,
     MissingEndFacts,
@@ -31,6 +30,7 @@ from broker.lifecycle.termination.termination_facts import (
     TerminationSettings,
     TerminationStep,
 )
+from broker.lifecycle.observation.proof import AbsenceProof
 from tests.support import build
 from trainer.contract.documents import Final, Outcome
 

@@ -1,1 +1,0 @@
-"""Rules on terminating attempts, and on orphans that are destroyed."""
