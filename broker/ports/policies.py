@@ -59,7 +59,7 @@ class GlobalPolicies(Protocol):
         """Return the database's time, and the policies that cover each owner's jobs with their status."""
         ...
 
-    async def post_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+    async def post_threshold(self, policy_id: int, reached: Reached, notice: Notice, *, since: datetime) -> bool:
         """Post `notice` unless this threshold was posted at or after `since`.
 
         Returns True to only one of several brokers.

@@ -188,10 +188,12 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
 def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
     evaluation = _Evaluation(ask, offer_index(offers, ask.learned.spots))
     drops, micros = evaluation.drops, evaluation.micros
-    kept = [number for number, drop in enumerate(drops) if drop is None]
-    order = rank(kept, evaluation.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    eligible = [number for number, drop in enumerate(drops) if drop is None]
+    order = rank(eligible, evaluation.keys(), offers) + [
+        number for number, drop in enumerate(drops) if drop is not None
+    ]
     lines = _LazyLines(evaluation, order)
-    p90 = lines[0].usd_p90 if kept else None
+    p90 = lines[0].usd_p90 if eligible else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(
         lines=lines,
@@ -199,7 +201,7 @@ def _quote(ask: QuoteRequest, offers: Sequence[Offer], spent: Decimal) -> Quote:
         made_at=ask.now,
         expires_at=ask.now + LIFETIME,
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
-        kept_count=len(kept),
+        kept_count=len(eligible),
         drops=Counter(drop for drop in drops if drop is not None),
         cheapest_usd=None if cheapest is None else dollars(cheapest),
         unsold_regions=unsold_regions(ask.regions, {offer.region for offer in offers}) if ask.regions else (),

@@ -168,7 +168,7 @@ class CloudProvider:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes > 1 and not self.caps.multi_node:
             raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
-        if any(seen.handle.name == name for seen in await self._seen()):
+        if any(machine.handle.name == name for machine in await self._list()):
             # SkyPilot would adopt machines of that name, repeat their setup, and loop forever if some are missing.
             raise OutcomeUnknown(f"{name} exists at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer, boot)
@@ -201,7 +201,7 @@ class CloudProvider:
         while True:
             trouble = f"{self.name} lists too few machines"
             try:
-                listed = [o for o in await self._seen() if o.handle.name == name]
+                listed = [o for o in await self._list() if o.handle.name == name]
             except ProviderError as e:
                 listed, trouble = [], str(e)
             if len(listed) >= nodes:
@@ -218,9 +218,9 @@ class CloudProvider:
             try:
                 return await self._cloud.confirm(handle, purchase)
             except Throttled as e:
-                said = str(e)
+                trouble = str(e)
                 await asyncio.sleep(min(e.after_s, CONFIRM_S))
-        raise OutcomeUnknown(f"{handle.name}: launched, but it cannot be looked at: {said}")
+        raise OutcomeUnknown(f"{handle.name}: launched, but it cannot be looked at: {trouble}")
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         purchase = self._cloud.purchase(offer, boot)
@@ -231,16 +231,16 @@ class CloudProvider:
     async def cancel(self, name: InstanceName) -> None:
         await self._launcher.cancel(name)
 
-    async def _seen(self) -> Sequence[Observed]:
+    async def _list(self) -> Sequence[Observed]:
         async with self._account.same():
             return await self._cloud.list()
 
     async def list(self) -> Sequence[Observed]:
-        seen = await self._seen()
-        self._standing = tuple(o.handle for o in seen if o.state is not InstanceState.GONE)
+        machines = await self._list()
+        self._standing = tuple(o.handle for o in machines if o.state is not InstanceState.GONE)
         names = {handle.name for handle in self._standing}
         self._watch.follow({name for name in names if attempt_of(self._installation, name) is not None})
-        return [self._judged(o) for o in seen]
+        return [self._judged(o) for o in machines]
 
     def _judged(self, machine: Observed) -> Observed:
         """Return the machine with the fault of its task, if the cloud itself reports no fault."""
@@ -257,7 +257,7 @@ class CloudProvider:
                 await self._cloud.destroy(handle)
         finally:
             # SkyPilot's `down` ends every machine of this name, so do not call it while another machine has the name.
-            if all(one.id == handle.id for one in self._standing if one.name == handle.name):
+            if all(standing.id == handle.id for standing in self._standing if standing.name == handle.name):
                 self._watch.leave(handle.name)
                 await self._launcher.forget(handle.name)
 

@@ -117,8 +117,8 @@ def sky_files(cloud: str, env: Mapping[str, str], home: Path) -> dict[str, bytes
     Raises Rejected if the key is missing. The result for AWS may be empty, because AWS works without files.
     """
     if cloud == "aws":
-        found = {name: _content(path) for path, name in _aws_files(env, home)}
-        return {name: content for name, content in found.items() if content is not None}
+        contents = {name: _content(path) for path, name in _aws_files(env, home)}
+        return {name: content for name, content in contents.items() if content is not None}
     place = _PLACES[cloud]
     return {place.files[0]: place.write(key_of(cloud, env, home).key).encode()}
 
@@ -127,16 +127,16 @@ def sky_leftovers(cloud: str, home: Path, files: Iterable[str]) -> list[Path]:
     """Return outdated credential files in a server's home: those not in `files`, which SkyPilot would also read."""
     if cloud != "aws":
         return []
-    kept = {home / name for name in files}
-    return [path for path, _ in _aws_files({}, home) if path not in kept and path.is_file()]
+    current = {home / name for name in files}
+    return [path for path, _ in _aws_files({}, home) if path not in current and path.is_file()]
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
     """Return a digest of the files from `sky_files`. A changed credential of the cloud changes the digest."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, content in sorted(files.items()):
-        told.update(f"{name} {len(content)} ".encode() + content)
-    return told.hexdigest()
+        digest.update(f"{name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
 
 
 def sky_env(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[str, str]:

@@ -46,14 +46,14 @@ class StartWatch:
             await asyncio.sleep(LOOK_S)
             try:
                 async with self._slots:
-                    said = await self._started(name)
+                    answer = await self._started(name)
             except ProviderError:
                 continue
             except Exception:
                 log.exception("looking whether %s runs its task failed; it is not looked at again", name)
                 return None
-            if said:
-                return said if isinstance(said, str) else None
+            if answer:
+                return answer if isinstance(answer, str) else None
 
     async def close(self) -> None:
         tasks = [*self._tasks.values()]

@@ -1,6 +1,9 @@
 """Budgets: reports reached thresholds once a window, and signals the attempts of a budget that drains.
 
-Facts: policies with their spending. Decisions: see `broker.policy.budgets.reached` and `drains`.
+Steps: read all policies with their spending, post a notice for each reached threshold, signal the live attempts of
+policies that drain.
+Facts: policies with their spending, live attempts.
+Decisions: a notice, signal BUDGET or nothing; see `broker.policy.budgets.reached` and `drains`.
 """
 
 from collections.abc import Sequence

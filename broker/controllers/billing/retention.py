@@ -2,6 +2,7 @@
 
 Steps for a job: list its objects, decide by `broker.lifecycle.retention` what is due, delete, charge for the rest.
 Facts: the job, its attempts, its objects, a job that starts from it, attempts that a restored backup lacks.
+Decisions: which kinds of data expire, which objects are deleted, what is charged, and when the job is due again.
 """
 
 import asyncio

@@ -1,4 +1,9 @@
-"""Corrections of the estimator from the observed runs of all teams: speed, memory and preemptions."""
+"""Corrections of the estimator from the observed runs of all teams: speed, memory and preemptions.
+
+Steps: read spot machines and observed runs, assess each new run once, compute the corrections.
+Facts: hours and preemptions of spot machines, measurements of ended attempts.
+Decisions: the corrections that quotes use from now, by `broker.estimator.planning.corrections`.
+"""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,9 @@
-"""Market poller: the latest offers of every provider."""
+"""Market poller: the latest offers of every provider.
+
+Steps: ask all providers at once, record offers or the error of each, publish the offers that are not stale.
+Facts: the offers of each provider, the time of its latest answer.
+Decisions: which offers are for sale, and why a provider has none.
+"""
 
 import asyncio
 import logging

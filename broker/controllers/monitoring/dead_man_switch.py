@@ -1,4 +1,8 @@
-"""Dead-man's switch: renews the broker's lease. Agents shut down by themselves when it no longer changes."""
+"""Dead-man's switch: renews the broker's lease. Agents shut down by themselves when it no longer changes.
+
+Steps: complete a transaction of the database, write the lease with the next number to the blob store.
+Facts: an answer of the database. Decisions: none; an error of the database or the blob store renews nothing.
+"""
 
 from broker.controllers.base.context import ControllerContext
 from trainer.contract import object_keys as keys

@@ -1,4 +1,9 @@
-"""Digest: posts what was spent, once a day and once a week."""
+"""Digest: posts what was spent, once a day and once a week.
+
+Steps: compute the due periods by `broker.reporting.digest.periods`, read their spending, post the notices of `digests`.
+Facts: the clock, the spending of a period, live attempts.
+Decisions: the notices of each period, one for each team and one for the installation.
+"""
 
 from broker.controllers.base.context import ControllerContext
 from broker.reporting.digest import DigestPeriod, DigestPlan, RunningJob, digests, periods

@@ -1,5 +1,9 @@
 """Marks launchers as finished, so that their attempts can end.
 
+Steps: read terminating attempts with an unfinished launcher, ask each launcher, record those that have finished.
+Facts: the creates in flight of this process, the state of the launcher's process.
+Decisions: a launcher has finished, or may still create machines.
+
 Only the host that started a launcher can observe that it has exited. For a launcher of a host that is lost, or that
 lost its state folder, an operator confirms it (`confirm_lost`). Until then the attempt stays terminating and its job
 waits, since a machine may still appear.

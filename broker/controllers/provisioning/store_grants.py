@@ -1,5 +1,9 @@
 """Grants: credentials of the blob store, issued to an attempt at launch and renewed at half of their life.
 
+Steps: read live attempts, read the grant of each that is due, issue the next one, schedule the next check.
+Facts: the grant in the blob store, the clock, failures in a row.
+Decisions: renew now, check again at a later time, report a grant that cannot be renewed.
+
 All state of a grant is in `grant.json`: `seq` is the time of issue in milliseconds, so its half-life and order need no
 memory and no lease. If two brokers renew at once, the last write wins, and the credentials of both work.
 """

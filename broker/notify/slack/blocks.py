@@ -175,20 +175,20 @@ def buttons(job: Job) -> list[Json]:
     return elements
 
 
-def _button(action: str, label: str, job: Job, told: str, *, value: str = "", style: str = "") -> Json:
-    made: Json = {
+def _button(action: str, label: str, job: Job, question: str, *, value: str = "", style: str = "") -> Json:
+    button: Json = {
         "type": "button",
         "action_id": f"gpubroker.{action}",
         "text": plain(label, 30),
         "value": value or job.id,
         "confirm": {
             "title": plain(f"{label}: {job.spec.name}?", 100),
-            "text": plain(told, CONFIRM_MAX),
+            "text": plain(question, CONFIRM_MAX),
             "confirm": plain(label, 30),
             "deny": plain("Leave it", 30),
         },
     }
-    return made | {"style": style} if style else made
+    return button | {"style": style} if style else button
 
 
 # -------------------------------------------------------------------------------------------------------------- the end

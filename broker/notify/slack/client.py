@@ -96,14 +96,14 @@ class SlackClient:
         self._posts = Allowance(size=POST_BURST, every_s=POST_EVERY_S, left=POST_BURST, at=now)
         self._updates = Allowance(size=UPDATES, every_s=UPDATES_S / UPDATES, left=UPDATES, at=now)
 
-    async def post(self, said: SlackMessage, *, key: Mapping[str, str], thread: str | None = None) -> str:
+    async def post(self, content: SlackMessage, *, key: Mapping[str, str], thread: str | None = None) -> str:
         """Post a message and return its `ts`. `key` identifies the message for `find`. Raises Missing, NotifyError."""
         await self._turn()
         answer = await self._call(
             self._web.chat_postMessage,
             channel=self.conversation,
-            text=said.text,
-            blocks=list(said.blocks),
+            text=content.text,
+            blocks=list(content.blocks),
             thread_ts=thread,
             metadata={"event_type": EVENT_TYPE, "event_payload": dict(key)},
             parse="none",
@@ -113,15 +113,15 @@ class SlackClient:
         )
         return str(answer["ts"])
 
-    async def update(self, ts: str, said: SlackMessage) -> None:
+    async def update(self, ts: str, content: SlackMessage) -> None:
         """Update a message. Raises Missing, NotifyError."""
         self._updates.wait_s(self._clock.monotonic())
         await self._call(
             self._web.chat_update,
             channel=self.conversation,
             ts=ts,
-            text=said.text,
-            blocks=list(said.blocks),
+            text=content.text,
+            blocks=list(content.blocks),
             parse="none",
             link_names=False,
         )
@@ -216,16 +216,16 @@ def _of_answer(name: str, error: SlackApiError) -> Exception:
     Its message contains only Slack's error code, because slack_sdk's message repeats the whole answer.
     """
     status, data = error.response.status_code, error.response.data
-    told = str(data.get("error", "")) if isinstance(data, dict) else ""
-    if status == 429 or told in ("ratelimited", "rate_limited"):
+    code = str(data.get("error", "")) if isinstance(data, dict) else ""
+    if status == 429 or code in ("ratelimited", "rate_limited"):
         return RetryAfter("Slack asks for a pause", _retry_after(error.response.headers))
-    if told in MISSING:
-        return Missing(told)
-    if told in REFUSED:
-        return ChannelRefused(f"Slack: {told}: {REFUSED[told]}")
-    if told in TOO_MUCH or told in ("user_not_found", "user_not_visible"):
-        return Undeliverable(f"Slack refused {name}: {told}", f"slack {told}")
-    return NotDelivered(f"Slack did not carry out {name}: {told or f'status {status}'}")
+    if code in MISSING:
+        return Missing(code)
+    if code in REFUSED:
+        return ChannelRefused(f"Slack: {code}: {REFUSED[code]}")
+    if code in TOO_MUCH or code in ("user_not_found", "user_not_visible"):
+        return Undeliverable(f"Slack refused {name}: {code}", f"slack {code}")
+    return NotDelivered(f"Slack did not carry out {name}: {code or f'status {status}'}")
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -83,8 +83,10 @@ class SlackNotifier:
         self, channel: Channel, delivery: Delivery, snapshot: JobSnapshot | None, state: State | None
     ) -> State | None:
         name, now = (channel.id, delivery.stream), self._clock.monotonic()
-        seen = self._seen.pop(name, None)
-        replies = seen.replies if seen is not None and seen.state == state and now - seen.at < TRUST_S else None
+        session = self._seen.pop(name, None)
+        replies = (
+            session.replies if session is not None and session.state == state and now - session.at < TRUST_S else None
+        )
         thread = _Thread(self.client(channel), self._curve, channel, dict(state or {}), replies)
         try:
             if snapshot is None:
@@ -166,9 +168,9 @@ class _Thread:
 
     async def _reply(self, delivery: Delivery, event: Event, snapshot: JobSnapshot, thread: str) -> None:
         if event.kind not in slack_replies.ENDS:
-            said = slack_replies.reply(event, snapshot, delivery.folded)
-            if said is not None:
-                await self._say(said, delivery.id, event, thread)
+            content = slack_replies.reply(event, snapshot, delivery.folded)
+            if content is not None:
+                await self._say(content, delivery.id, event, thread)
             return
         losses = await self._losses(snapshot.job)
         picture = plot.png(losses, _heldout(snapshot), _resumed(snapshot)) if len(losses) > 1 else None
@@ -176,19 +178,19 @@ class _Thread:
         if picture is not None:
             await self._upload(picture, snapshot.job, event, thread)
 
-    async def _say(self, said: SlackMessage, name: str, event: Event, thread: str) -> None:
-        told = await self._told_since(event, thread)
-        if name not in told:
-            await self.client.post(said, key={"channel": self.channel.id, "id": name}, thread=thread)
-            told.add(name)
+    async def _say(self, content: SlackMessage, name: str, event: Event, thread: str) -> None:
+        posted = await self._posted_since(event, thread)
+        if name not in posted:
+            await self.client.post(content, key={"channel": self.channel.id, "id": name}, thread=thread)
+            posted.add(name)
 
     async def _upload(self, picture: bytes, job: Job, event: Event, thread: str) -> None:
-        name, told = f"loss-{job.id}-{event.seq}.png", await self._told_since(event, thread)
-        if name not in told:
+        name, posted = f"loss-{job.id}-{event.seq}.png", await self._posted_since(event, thread)
+        if name not in posted:
             await self.client.upload(name, picture, title=f"loss of {job.spec.name}", thread=thread)
-            told.add(name)
+            posted.add(name)
 
-    async def _told_since(self, event: Event, thread: str) -> set[str]:
+    async def _posted_since(self, event: Event, thread: str) -> set[str]:
         """Return the identities of replies since the event, looked up once per delivery.
 
         The lookup is necessary because the previous sender may have posted more replies than it recorded.

@@ -96,8 +96,8 @@ def reply(event: Event, snapshot: JobSnapshot, folded: int) -> SlackMessage | No
     more = [*_quoted(event), *_resumed(event, snapshot)]
     if folded:
         more.append(f"and {folded} more of the kind before it")
-    said = section(f"{symbol} *{line(title, 200)}*", line(event.message, MESSAGE) or "–")
-    blocks = [said, context(*(line(text, 600) for text in more))] if more else [said]
+    summary = section(f"{symbol} *{line(title, 200)}*", line(event.message, MESSAGE) or "–")
+    blocks = [summary, context(*(line(text, 600) for text in more))] if more else [summary]
     return message(f"{name}: {title}. {event.message}", *blocks)
 
 
@@ -129,23 +129,23 @@ def lost(gone: Attempt, now: Attempt) -> str:
     return f"{text}; {duration(gap)} without a machine" if gap > 0 else text
 
 
-def notice(told: Notice) -> SlackMessage:
+def notice(subject: Notice) -> SlackMessage:
     """Return the message of a notice, which is not about a single job. Lists of rows in `data` become lines."""
-    symbol, title = NOTICES.get(told.kind, ("📣", told.kind.replace(".", " ").replace("_", " ")))
+    symbol, title = NOTICES.get(subject.kind, ("📣", subject.kind.replace(".", " ").replace("_", " ")))
     blocks: list[Json] = [
         {"type": "header", "text": plain(f"{symbol} {title}", HEADER_MAX)},
-        section(line(told.message, MESSAGE) or "–"),
-        *_sums(told.data),
-        *_tables(told.data),
-        context(line(f"team {told.team}" if told.team else "the whole installation", 200)),
+        section(line(subject.message, MESSAGE) or "–"),
+        *_sums(subject.data),
+        *_tables(subject.data),
+        context(line(f"team {subject.team}" if subject.team else "the whole installation", 200)),
     ]
-    return message(f"{title}: {told.message}", *blocks)
+    return message(f"{title}: {subject.message}", *blocks)
 
 
 def _sums(data: Mapping[str, Any]) -> list[Json]:
     """Return the digest's totals as columns."""
-    found = [f"*{name}*\n{line(_money(data[key]), 100)}" for key, name in SUMS.items() if key in data]
-    return [{"type": "section", "fields": [mrkdwn(text) for text in found]}] if found else []
+    totals = [f"*{name}*\n{line(_money(data[key]), 100)}" for key, name in SUMS.items() if key in data]
+    return [{"type": "section", "fields": [mrkdwn(text) for text in totals]}] if totals else []
 
 
 def _tables(data: Mapping[str, Any]) -> list[Json]:

@@ -117,5 +117,5 @@ class SlackSockets:
 def _why(error: Exception) -> str:
     """Return the error's name only, because slack_sdk's messages repeat whole answers."""
     response = getattr(error, "response", None)
-    told = response.get("error") if response is not None else None
-    return str(told or type(error).__name__)
+    error_code = response.get("error") if response is not None else None
+    return str(error_code or type(error).__name__)

@@ -63,8 +63,8 @@ class PostgresChild:
             return f"killed by signal {-code}"
         with self._output.open("rb") as file:
             file.seek(self._offset)
-            said = file.read(OUTPUT_BYTES).decode("utf-8", "replace").splitlines()
-        lines = [line.strip() for line in said if not _CHATTER.match(line)]
+            output = file.read(OUTPUT_BYTES).decode("utf-8", "replace").splitlines()
+        lines = [line.strip() for line in output if not _CHATTER.match(line)]
         fatal = [n for n, line in enumerate(lines) if re.match(r"(FATAL|PANIC|initdb: error):", line)]
         return "; ".join(lines[fatal[-1] :][:5] if fatal else lines[-3:]) or f"exit status {code}"
 

@@ -81,7 +81,7 @@ class Applier:
         except StoreError as error:
             if len(batch) == 1:
                 return [] if isinstance(error, AlreadyThere) else [error]
-        return [error for one in batch for error in await self._round([one], held)]
+        return [error for indexed in batch for error in await self._round([indexed], held)]
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         return await self._pool.retried(lambda: self._once(changes), RolledBack)
@@ -213,7 +213,9 @@ class _Writes:
         self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
         self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
         self.ledger += map(rows.written_entry, fences.entries_of(charge))
-        self.prices += [(charge.attempt_id, one.since, one.usd_per_hour, one.extra_machines) for one in charge.prices]
+        self.prices += [
+            (charge.attempt_id, price.since, price.usd_per_hour, price.extra_machines) for price in charge.prices
+        ]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Number the events from the job's counter on; the job's row is locked."""

@@ -21,13 +21,15 @@ def policy_of(document: str) -> Policy:
     return Policy.model_validate_json(document)
 
 
-async def with_standing(connection: Connection, found: Sequence[asyncpg.Record]) -> tuple[datetime, dict[int, Applied]]:
+async def with_standing(
+    connection: Connection, records: Sequence[asyncpg.Record]
+) -> tuple[datetime, dict[int, Applied]]:
     """Return the policies with the dollars, GPUs and jobs that count against them.
 
     Windows begin by the database time that came with the rows: an earlier window contains all of a later one.
     """
-    now = found[0]["now"]
-    policies = {row["id"]: policy_of(row["document"]) for row in found}
+    now = records[0]["now"]
+    policies = {row["id"]: policy_of(row["document"]) for row in records}
     asked = [
         (key, policy.team, policy.user, start)
         for key, policy in policies.items()
@@ -56,11 +58,11 @@ class Room:
         """Lock the policies that cover these jobs until the end of the transaction."""
         teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
         await connection.execute(QUERIES["enter_admission"])
-        found = await connection.fetch(QUERIES["lock_policies"], teams, owners)
-        if not found:
+        records = await connection.fetch(QUERIES["lock_policies"], teams, owners)
+        if not records:
             return cls()
         # Read after the locks were taken, so that all earlier admissions under them are included.
-        return cls(*await with_standing(connection, found))
+        return cls(*await with_standing(connection, records))
 
     def take(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
         """Return why the request is refused; None: it fits, and counts from now on."""

@@ -23,23 +23,23 @@ TRIM = 5000
 class PostgresTenantChannels(PostgresPart):
     async def add_channel(self, channel: Channel) -> bool:
         async with self._pool.transaction("add_channel") as connection:
-            made = await connection.fetch(
+            inserted = await connection.fetch(
                 QUERIES["add_channel"], channel.id, channel.team, channel.name, channel.kind, list(channel.events),
                 rows.summary_json(channel.config), channel.sealed, channel.enabled, channel.reason,
             )  # fmt: skip
-            if made:
+            if inserted:
                 await write_audit(connection, [channel_rules.added(self._tenant, channel)])
-            return bool(made)
+            return bool(inserted)
 
     async def channels(self) -> Sequence[ChannelStatus]:
         return [_status(row) for row in await self._pool.read("channels")]
 
     async def write_channel(self, channel: Channel) -> bool:
         async with self._pool.transaction("write_channel") as connection:
-            found = await connection.fetch(QUERIES["lock_channel"], channel.id)
-            if not found:
+            records = await connection.fetch(QUERIES["lock_channel"], channel.id)
+            if not records:
                 return False
-            before = _channel(found[0])
+            before = _channel(records[0])
             await connection.execute(
                 QUERIES["write_channel"], channel.id, list(channel.events), rows.summary_json(channel.config),
                 channel.sealed, channel.enabled, fences.clean(channel.reason),
@@ -92,8 +92,8 @@ class PostgresChannels(PostgresPart):
         attempts: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for row in await self._pool.read("attempts_of_jobs", wanted):
             attempts[JobId(row["job_id"])].append(rows.attempt(row))
-        found = [rows.job(row) for row in await self._pool.read("jobs_by_id", wanted)]
-        return {job.id: JobSnapshot(job=job, attempts=tuple(attempts[job.id])) for job in found}
+        snapshot_jobs = [rows.job(row) for row in await self._pool.read("jobs_by_id", wanted)]
+        return {job.id: JobSnapshot(job=job, attempts=tuple(attempts[job.id])) for job in snapshot_jobs}
 
     async def settle(self, settlement: Settlement) -> int:
         return await self._pool.retried(lambda: self._settle(settlement), RolledBack)
@@ -104,12 +104,12 @@ class PostgresChannels(PostgresPart):
             if not await connection.fetch(QUERIES["lock_channel"], channel.id):
                 return 0
             names = [settled.stream.name for settled in settlement.streams]
-            found = await connection.fetch(QUERIES["lock_streams"], channel.id, names)
-            epochs = {row["name"]: row["epoch"] for row in found}
-            held = [one for one in settlement.streams if epochs.get(one.stream.name) == one.stream.epoch]
+            records = await connection.fetch(QUERIES["lock_streams"], channel.id, names)
+            epochs = {row["name"]: row["epoch"] for row in records}
+            held = [result for result in settlement.streams if epochs.get(result.stream.name) == result.stream.epoch]
             if held:
-                done = [row for one in held for row in (*one.done, *one.dropped)]
-                await self._drop(connection, channel.id, done, [r for one in held for r in one.dropped.values()])
+                done = [row for result in held for row in (*result.done, *result.dropped)]
+                await self._drop(connection, channel.id, done, [r for result in held for r in result.dropped.values()])
                 await connection.execute(QUERIES["settle_streams"], channel.id, *columns(map(_settled, held)))
             await self._move(connection, settlement)
             if settlement.notice is not None:

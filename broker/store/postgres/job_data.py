@@ -64,8 +64,8 @@ class PostgresGlobalJobData(PostgresPart):
         return [rows.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
 
     async def heir(self, job_id: JobId) -> JobId | None:
-        found = await self._pool.fetch("starts_from", job_id)
-        return JobId(found[0]["id"]) if found else None
+        records = await self._pool.fetch("starts_from", job_id)
+        return JobId(records[0]["id"]) if records else None
 
     async def charge_storage(self, charge: StorageCharge) -> bool:
         async with self._pool.transaction("charge_storage") as connection:
@@ -80,8 +80,8 @@ class PostgresGlobalJobData(PostgresPart):
             return True
 
     async def forget_uploads(self, *, older_than_s: float, limit: int) -> Sequence[str]:
-        found = {row["sha256"] for row in await self._pool.fetch("forget_uploads", older_than_s, limit)}
-        return sorted(found - set(await self.known_uploads(found)))
+        forgotten = {row["sha256"] for row in await self._pool.fetch("forget_uploads", older_than_s, limit)}
+        return sorted(forgotten - set(await self.known_uploads(forgotten)))
 
     async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:
         return {row["sha256"] for row in await self._pool.read("known_uploads", list(hashes))}

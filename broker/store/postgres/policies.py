@@ -73,11 +73,11 @@ class PostgresTenantPolicies(PostgresPart):
 
     async def budgets(self) -> tuple[datetime, Sequence[Applied]]:
         async with self._pool.transaction("budgets") as connection:
-            found = await connection.fetch(QUERIES["policies"])
+            records = await connection.fetch(QUERIES["policies"])
             now = await connection.fetchval(QUERIES["now"])
-            if not found:
+            if not records:
                 return now, []
-            now, applied = await with_standing(connection, found)
+            now, applied = await with_standing(connection, records)
             return now, list(applied.values())
 
     async def past(self, since: datetime) -> History:
@@ -89,8 +89,8 @@ class PostgresTenantPolicies(PostgresPart):
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
         async with self._pool.transaction("approve") as connection:
-            found = await connection.fetchrow(QUERIES["lock_job"], job_id)
-            job = rows.job(found) if found else None
+            record = await connection.fetchrow(QUERIES["lock_job"], job_id)
+            job = rows.job(record) if record else None
             if job is None or job.state in TERMINAL_JOB_STATES or (job.approved_usd or 0) >= up_to_usd:
                 return job
             (row,) = await connection.fetch(QUERIES["approve"], job_id, up_to_usd)
@@ -102,8 +102,8 @@ class PostgresTenantPolicies(PostgresPart):
         if not await self._pool.read("job", job_id):
             return None
         async with self._house.transaction("raise_cap") as connection:
-            found = await connection.fetchrow(QUERIES["lock_job"], job_id)
-            job = rows.job(found) if found else None
+            record = await connection.fetchrow(QUERIES["lock_job"], job_id)
+            job = rows.job(record) if record else None
             if job is None or cap_usd <= job.cap_usd or fences.cannot_run_again(job):
                 return job
             await _extend(connection, job, cap_usd)
@@ -117,18 +117,18 @@ class PostgresGlobalPolicies(PostgresPart):
     async def applied(self, whose: Sequence[JobOwner]) -> tuple[datetime, Mapping[JobOwner, Sequence[Applied]]]:
         teams, owners = [team for team, _ in whose], [owner for _, owner in whose]
         async with self._pool.transaction("applied") as connection:
-            found = await connection.fetch(QUERIES["policies_of"], teams, owners)
+            records = await connection.fetch(QUERIES["policies_of"], teams, owners)
             now = await connection.fetchval(QUERIES["now"])
-            if not found:
+            if not records:
                 return now, dict.fromkeys(whose, ())
-            now, applied = await with_standing(connection, found)
-        return now, {one: [a for a in applied.values() if a.policy.covers(*one)] for one in whose}
+            now, applied = await with_standing(connection, records)
+        return now, {owner_key: [a for a in applied.values() if a.policy.covers(*owner_key)] for owner_key in whose}
 
-    async def post_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+    async def post_threshold(self, policy_id: int, reached: Reached, notice: Notice, *, since: datetime) -> bool:
         async with self._pool.transaction("post_threshold") as connection:
             if not await connection.fetch(QUERIES["lock_policy_id"], policy_id):
                 return False
-            values = found.budget.key, found.threshold.at, found.threshold.action.value, since
+            values = reached.budget.key, reached.threshold.at, reached.threshold.action.value, since
             if not await connection.fetch(QUERIES["post_threshold"], policy_id, *values):
                 return False
             await connection.fetch(QUERIES["post"], *posted(notice))
@@ -137,8 +137,8 @@ class PostgresGlobalPolicies(PostgresPart):
 
 async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
     """Increase the reservation of the live attempt, if there is one. Raises OverBudget."""
-    found = await connection.fetchrow(QUERIES["live_attempt"], job.id)
-    attempt = rows.attempt(found) if found else None
+    record = await connection.fetchrow(QUERIES["live_attempt"], job.id)
+    attempt = rows.attempt(record) if record else None
     ask = extension(job, attempt, cap_usd)
     if ask is None or attempt is None:
         return

@@ -39,14 +39,14 @@ class RolledBack(StoreUnavailable):
 
 def _load(folder: Path) -> dict[str, str]:
     """Return the statements of all SQL files in `folder`, by the name in their `-- name:` line."""
-    found: dict[str, str] = {}
+    statements: dict[str, str] = {}
     for path in sorted(folder.glob("*.sql")):
         parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
         for name, body in zip(parts[1::2], parts[2::2], strict=True):
-            if name in found:
+            if name in statements:
                 raise ValueError(f"{path}: a statement {name} exists already; name it otherwise")
-            found[name] = body.replace("{job_columns}", JOB_COLUMNS)
-    return found
+            statements[name] = body.replace("{job_columns}", JOB_COLUMNS)
+    return statements
 
 
 QUERIES = _load(Path(__file__).with_name("sql"))

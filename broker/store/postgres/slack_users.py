@@ -14,11 +14,11 @@ class PostgresSlackUsers(PostgresPart):
     async def put_slack_user(self, link: SlackUser) -> None:
         own = link.team, link.workspace, link.user
         async with self._pool.transaction("put_slack_user") as connection:
-            found = await connection.fetch(QUERIES["lock_slack_user"], *own)
+            records = await connection.fetch(QUERIES["lock_slack_user"], *own)
             await connection.execute(
                 QUERIES["put_slack_user"], *own, link.owner, list(link.scopes), fences.clean(link.name), link.linked_by
             )
-            before = slack_user(found[0]) if found else None
+            before = slack_user(records[0]) if records else None
             await write_audit(connection, [channel_rules.slack_linked(self._tenant, link, before)])
 
     async def slack_users(self, workspace: str | None = None, user: str | None = None) -> Sequence[SlackUser]:

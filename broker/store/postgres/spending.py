@@ -12,7 +12,7 @@ from broker.store.postgres.base import PostgresPart
 class PostgresSpending(PostgresPart):
     async def paid(self, window: SpendWindow) -> Paid:
         """Read slices, attempts and jobs in three transactions; the next report shows a charge made in between."""
-        found = await self._pool.read("paid_slices", window.since, window.until, window.zone)
+        records = await self._pool.read("paid_slices", window.since, window.until, window.zone)
         slices = [
             Slice(
                 job_id=JobId(row["job_id"]),
@@ -21,7 +21,7 @@ class PostgresSpending(PostgresPart):
                 day=row["day"],
                 usd=row["usd"],
             )
-            for row in found
+            for row in records
         ]
         attempts = await self._pool.read("paid_attempts", sorted({s.attempt_id for s in slices if s.attempt_id}))
         jobs = await self._pool.read("paid_jobs", sorted({s.job_id for s in slices}))

@@ -64,8 +64,8 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
         asked = dict.fromkeys(states, False) | dict.fromkeys(fences.WAITING_JOB_STATES - set(states), True)
         wanted = [state.value for state in asked], list(asked.values())
-        found = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
-        return sorted(map(rows.job, found), key=fences.place_in_queue)
+        records = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
+        return sorted(map(rows.job, records), key=fences.place_in_queue)
 
     async def claim_attempts(
         self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
@@ -94,7 +94,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         return [rows.attempt(row) for row in await self._pool.read("unproven_launches")]
 
     async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
-        await self._pool.fetch("launchers_through", *columns((one.id, one.launched_by) for one in attempts))
+        await self._pool.fetch("launchers_through", *columns((attempt.id, attempt.launched_by) for attempt in attempts))
 
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         return await self._applier.apply([Change(charge=charge) for charge in charges])
@@ -129,19 +129,19 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         return counts
 
     async def token(self, secret_sha256: str) -> Token | None:
-        found = await self._pool.read("token", secret_sha256)
-        return rows.token(found[0]) if found else None
+        records = await self._pool.read("token", secret_sha256)
+        return rows.token(records[0]) if records else None
 
     async def installation(self, proposed: Installation) -> Installation:
-        found = await self._pool.read("installation", proposed)
+        records = await self._pool.read("installation", proposed)
         # Empty if another broker inserted its row meanwhile; only a new statement sees that row.
-        found = found or await self._pool.read("installation", proposed)
-        return Installation(found[0]["id"])
+        records = records or await self._pool.read("installation", proposed)
+        return Installation(records[0]["id"])
 
     async def known_installation(self) -> Installation | None:
         """Return the installation id; None: no daemon has written one yet."""
-        found = await self._pool.read("known_installation")
-        return Installation(found[0]["id"]) if found else None
+        records = await self._pool.read("known_installation")
+        return Installation(records[0]["id"]) if records else None
 
     async def blob_store(self, proposed: str) -> str:
         (row,) = await self._pool.fetch("blob_store", proposed)
@@ -152,8 +152,8 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
 
     async def master_key(self, proposed: str | None) -> str | None:
         (row,) = await self._pool.fetch("master_key", proposed)
-        found: str | None = row["master_key"]
-        return found
+        mark: str | None = row["master_key"]
+        return mark
 
     async def adopt_master_key(self, mark: str) -> None:
         await self._pool.fetch("adopt_master_key", mark)
@@ -181,5 +181,5 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         await self._pool.close()
 
 
-def _leased(found: Sequence[rows.Record]) -> list[Leased]:
-    return [Leased(attempt=rows.attempt(row), job=rows.job(row, "j_")) for row in found]
+def _leased(records: Sequence[rows.Record]) -> list[Leased]:
+    return [Leased(attempt=rows.attempt(row), job=rows.job(row, "j_")) for row in records]

@@ -53,7 +53,7 @@ class Submitter:
         if rule := fences.broken_job_rule(job):
             raise fences.refused(f"job {job.id}", rule)
         answer: asyncio.Future[tuple[Job, bool]] = asyncio.get_running_loop().create_future()
-        one = _Submission(
+        submission = _Submission(
             tenant=tenant,
             job=job,
             key=key,
@@ -62,7 +62,7 @@ class Submitter:
             events=[rows.written_event(event, seq) for seq, event in enumerate(events, start=1)],
             answer=answer,
         )
-        self._waiting.append(one)
+        self._waiting.append(submission)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._drain(), name="submit")
         return await answer
@@ -71,16 +71,16 @@ class Submitter:
         while self._waiting:
             group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
             try:
-                for one, outcome in (await self._commit(group)).items():
-                    if one.answer.done():  # its caller went away
+                for submission, outcome in (await self._commit(group)).items():
+                    if submission.answer.done():  # its caller went away
                         continue
                     if isinstance(outcome, StoreError):
-                        one.answer.set_exception(outcome)
+                        submission.answer.set_exception(outcome)
                     else:
-                        one.answer.set_result(outcome)
+                        submission.answer.set_result(outcome)
             finally:
-                for one in group:
-                    one.answer.cancel()  # otherwise a caller would wait for ever after an error here
+                for submission in group:
+                    submission.answer.cancel()  # otherwise a caller would wait for ever after an error here
 
     async def _commit(self, group: list[_Submission]) -> _Answers:
         """Return all outcomes; if one submission is refused, each is committed alone."""
@@ -92,48 +92,55 @@ class Submitter:
             if len(group) == 1:
                 return {group[0]: error}
         answers: _Answers = {}
-        for one in group:
-            answers |= await self._commit([one])
+        for submission in group:
+            answers |= await self._commit([submission])
         return answers
 
     async def _once(self, group: list[_Submission]) -> _Answers:
         """Write all in one transaction, team by team in sorted order, so that two brokers do not deadlock."""
         teams: defaultdict[str, list[_Submission]] = defaultdict(list)
-        for one in group:
-            teams[one.team].append(one)
+        for submission in group:
+            teams[submission.team].append(submission)
         answers: _Answers = {}
         async with self._pool.transaction("submit") as connection:
             origins = await _lock_origins(connection, group)
             for team, own in sorted(teams.items()):
                 await enter(connection, team, operator=False)
                 answers |= await self._of_team(connection, own)
-            for one, outcome in answers.items():
-                if isinstance(outcome, tuple) and outcome[1] and (origin := one.job.spec.origin) is not None:
+            for submission, outcome in answers.items():
+                if isinstance(outcome, tuple) and outcome[1] and (origin := submission.job.spec.origin) is not None:
                     cost_rules.check_origin(origins.get(origin))
             if any(isinstance(outcome, tuple) and outcome[1] for outcome in answers.values()):
                 await notify(connection, {"jobs": None})
         return answers
 
     async def _of_team(self, connection: Connection, group: list[_Submission]) -> _Answers:
-        new = await connection.fetch(QUERIES["submit"], *columns(one.row for one in group))
-        made = {row["id"]: row for row in new}
-        by_id = {one.job.id: one for one in reversed(group)}
-        fresh = [by_id[job_id] for job_id in made]
-        events = [event for one in fresh for event in one.events]
+        new = await connection.fetch(QUERIES["submit"], *columns(submission.row for submission in group))
+        inserted = {row["id"]: row for row in new}
+        by_id = {submission.job.id: submission for submission in reversed(group)}
+        fresh = [by_id[job_id] for job_id in inserted]
+        events = [event for submission in fresh for event in submission.events]
         await send_events(connection, events)
-        await write_audit(connection, [fences.submitted(one.tenant, one.job) for one in fresh])
-        repeated = [one for one in group if by_id[one.job.id] is not one or one.job.id not in made]
-        keys = [(one.job.team, one.job.owner, one.key) for one in repeated]
-        found = await connection.fetch(QUERIES["jobs_by_key"], *columns(keys)) if keys else []
-        earlier = {(row["owner"], row["idempotency_key"]): row for row in found}
+        await write_audit(connection, [fences.submitted(submission.tenant, submission.job) for submission in fresh])
+        repeated = [
+            submission
+            for submission in group
+            if by_id[submission.job.id] is not submission or submission.job.id not in inserted
+        ]
+        keys = [(submission.job.team, submission.job.owner, submission.key) for submission in repeated]
+        records = await connection.fetch(QUERIES["jobs_by_key"], *columns(keys)) if keys else []
+        earlier = {(row["owner"], row["idempotency_key"]): row for row in records}
         answers: _Answers = {}
-        for one in fresh:
-            row = made[one.job.id]
-            answers[one] = replace(one.job, created_at=row["created_at"], due_at=row["due_at"], epoch=0), True
-        for one in repeated:
-            row = earlier[one.job.owner, one.key]
-            same = row["body_sha256"] == one.body_sha256
-            answers[one] = (rows.job(row), False) if same else fences.key_conflict(one.key or "")
+        for submission in fresh:
+            row = inserted[submission.job.id]
+            answers[submission] = (
+                replace(submission.job, created_at=row["created_at"], due_at=row["due_at"], epoch=0),
+                True,
+            )
+        for submission in repeated:
+            row = earlier[submission.job.owner, submission.key]
+            same = row["body_sha256"] == submission.body_sha256
+            answers[submission] = (rows.job(row), False) if same else fences.key_conflict(submission.key or "")
         return answers
 
     async def close(self) -> None:
@@ -147,7 +154,7 @@ async def _lock_origins(connection: Connection, group: Sequence[_Submission]) ->
 
     The origin of an operator's job may belong to another team.
     """
-    wanted = {one.job.spec.origin for one in group if one.job.spec.origin is not None}
+    wanted = {submission.job.spec.origin for submission in group if submission.job.spec.origin is not None}
     if not wanted:
         return {}
     await enter(connection, "", operator=True)

@@ -27,20 +27,20 @@ class PostgresTeams(PostgresPart):
     async def delete_token(self, token_id: str) -> bool:
         async with self._pool.transaction("delete_token") as connection:
             await connection.execute(QUERIES["enter_revocation"])
-            found = await connection.fetch(QUERIES["delete_token"], token_id)
-            await write_audit(connection, [fences.token_revoked(self._tenant, rows.token(row)) for row in found])
-            for row in found:
+            records = await connection.fetch(QUERIES["delete_token"], token_id)
+            await write_audit(connection, [fences.token_revoked(self._tenant, rows.token(row)) for row in records])
+            for row in records:
                 gone = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
                 await write_audit(
-                    connection, [channel_rules.slack_unlinked(self._tenant, slack_user(one)) for one in gone]
+                    connection, [channel_rules.slack_unlinked(self._tenant, slack_user(link)) for link in gone]
                 )
-            return bool(found)
+            return bool(records)
 
     async def put_team(self, name: str, note: str) -> Team | None:
         async with self._pool.transaction("put_team") as connection:
-            found = await connection.fetch(QUERIES["put_team"], name, fences.clean(note))
-            await write_audit(connection, [self._tenant.audit_entry("team.create", name, team=name) for _ in found])
-            return rows.team(found[0]) if found else None
+            records = await connection.fetch(QUERIES["put_team"], name, fences.clean(note))
+            await write_audit(connection, [self._tenant.audit_entry("team.create", name, team=name) for _ in records])
+            return rows.team(records[0]) if records else None
 
     async def teams(self) -> Sequence[Team]:
         return [rows.team(row) for row in await self._pool.read("teams")]
@@ -48,14 +48,14 @@ class PostgresTeams(PostgresPart):
     async def delete_team(self, name: str) -> bool:
         async with self._pool.transaction("delete_team") as connection:
             try:
-                found = await connection.fetch(QUERIES["delete_team"], name)
+                records = await connection.fetch(QUERIES["delete_team"], name)
             except asyncpg.ForeignKeyViolationError:
                 raise fences.team_in_use(name) from None
-            await write_audit(connection, [self._tenant.audit_entry("team.delete", name, team=name) for _ in found])
-            return bool(found)
+            await write_audit(connection, [self._tenant.audit_entry("team.delete", name, team=name) for _ in records])
+            return bool(records)
 
     async def audit(self, where: AuditFilter) -> Sequence[AuditEntry]:
-        found = await self._pool.read(
+        records = await self._pool.read(
             "audit",
             where.team,
             where.actor,
@@ -66,4 +66,4 @@ class PostgresTeams(PostgresPart):
             *(where.before or (None, None)),
             where.limit,
         )
-        return [rows.audit_entry(row) for row in found]
+        return [rows.audit_entry(row) for row in records]

@@ -49,11 +49,11 @@ class PostgresTenant(
         return await self._submitter.submit(self._tenant, job, key=key, body_sha256=body_sha256, events=events)
 
     async def job(self, job_id: JobId) -> Job | None:
-        found = await self._pool.read("job", job_id)
-        return rows.job(found[0]) if found else None
+        records = await self._pool.read("job", job_id)
+        return rows.job(records[0]) if records else None
 
     async def jobs(self, where: JobFilter) -> Sequence[Job]:
-        found = await self._pool.read(
+        records = await self._pool.read(
             "jobs",
             where.owner,
             [state.value for state in where.states],
@@ -64,7 +64,7 @@ class PostgresTenant(
             where.limit,
             where.team,
         )
-        return [rows.job(row) for row in found]
+        return [rows.job(row) for row in records]
 
     async def attempts(self, job_id: JobId) -> Sequence[Attempt]:
         return [rows.attempt(row) for row in await self._pool.read("attempts", job_id)]
@@ -87,8 +87,8 @@ class PostgresTenant(
         return [rows.ledger_entry(row) for row in await self._pool.read("ledger", job_id)]
 
     async def decision(self, attempt_id: AttemptId) -> bytes | None:
-        found = await self._pool.read("decision", attempt_id)
-        return found[0]["document"] if found else None
+        records = await self._pool.read("decision", attempt_id)
+        return records[0]["document"] if records else None
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
         return await self._listener.wait(topic, timeout_s)
@@ -100,8 +100,8 @@ class PostgresTenant(
 
     async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
         wanted = None if names is None else list(names)
-        found = await self._pool.read("secrets", self._tenant.team, owner, wanted)
-        return {row["name"]: row["sealed"] for row in found}
+        records = await self._pool.read("secrets", self._tenant.team, owner, wanted)
+        return {row["name"]: row["sealed"] for row in records}
 
     async def delete_secret(self, owner: str, name: str) -> bool:
         async with self._pool.transaction("delete_secret") as connection:
@@ -117,8 +117,8 @@ class PostgresTenant(
             await write_audit(connection, [fences.uploaded(self._tenant, upload)])
 
     async def upload(self, owner: str, sha256: str) -> Upload | None:
-        found = await self._pool.read("upload", self._tenant.team, owner, sha256)
-        return rows.upload(found[0]) if found else None
+        records = await self._pool.read("upload", self._tenant.team, owner, sha256)
+        return rows.upload(records[0]) if records else None
 
 
 async def _locked(connection: Connection, job_id: JobId) -> Job | None:

@@ -142,9 +142,9 @@ class MemoryGlobalPolicies(MemoryPart):
         applied = tables.applied(wanted, self._state.running(), now)
         return now, {one: [a for a in applied if a.policy.covers(*one)] for one in whose}
 
-    async def post_threshold(self, policy_id: int, found: Reached, notice: Notice, *, since: datetime) -> bool:
+    async def post_threshold(self, policy_id: int, reached: Reached, notice: Notice, *, since: datetime) -> bool:
         tables, now = self._state.policies, self._state.clock.now()
-        key = policy_id, found.budget.key, found.threshold.at, found.threshold.action
+        key = policy_id, reached.budget.key, reached.threshold.at, reached.threshold.action
         before = tables.told.get(key)
         if policy_id not in {one for one, _ in tables.live()} or (before is not None and before >= since):
             return False
