@@ -7,6 +7,7 @@ the same weights, rows and noise have bitwise the same gradients. The last line 
 """
 
 import argparse
+import dataclasses
 import gc
 import json
 import sys
@@ -20,8 +21,11 @@ from rich.table import Table
 
 from benchmarks.gpu_steps import QUANTISED, WAYS, ask_of
 from broker.model_catalog import catalog as catalogue
+from trainer.contract.checkpoint_format import Progress
 from trainer.memtrace import tracer as memtrace
+from trainer.memtrace.probe import Probe
 from trainer.training import determinism as exact
+from trainer.training.divergence import GuardDecision
 
 WARM = 3
 CASES: tuple[tuple[str, Mapping[str, Any]], ...] = (
@@ -51,20 +55,18 @@ def insisted() -> None:
 MODES: Mapping[str, Callable[[], None]] = {"any": any_kernel, "warn_only": warned, "exact": insisted}
 
 
-def gradients(probe: Any) -> list[torch.Tensor]:
-    """Of a step that updates nothing. Raises ValueError where one is no number, which equals nothing."""
-    found: list[torch.Tensor] = []
+def gradients(probe: Probe) -> list[torch.Tensor]:
+    """Return the gradients of a step that updates nothing. Raises: ValueError if one is no finite number."""
+    gathered: list[torch.Tensor] = []
 
-    def refuse(row: object) -> bool:
-        found.extend(p.grad.clone() for p in probe._parameters.values() if p.grad is not None)
-        return False
+    def refuse(progress: Progress, loss: float, norm: float) -> GuardDecision:
+        gathered.extend(p.grad.clone() for p in probe.trained.parameters.values() if p.grad is not None)
+        return GuardDecision("skip", progress.guard, "")
 
-    probe._is_good = refuse
-    probe._step()
-    del probe._is_good
-    if not all(bool(g.isfinite().all()) for g in found):
+    dataclasses.replace(probe.runner, judge=refuse).run(Progress())
+    if not all(bool(g.isfinite().all()) for g in gathered):
         raise ValueError("a gradient is no finite number")
-    return found
+    return gathered
 
 
 def measured(model: str, way: Mapping[str, Any], lasts_s: float) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def measured(model: str, way: Mapping[str, Any], lasts_s: float) -> dict[str, An
     for name, mode in MODES.items():
         mode()
         for _ in range(WARM):
-            probe._step()
+            probe.run_step()
         torch.cuda.reset_peak_memory_stats()
         step_s = memtrace.timed(probe, lasts_s)
         peak = torch.cuda.max_memory_allocated()

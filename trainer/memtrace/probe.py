@@ -7,7 +7,7 @@ from typing import Any
 import accelerate
 import torch
 
-from trainer.contract.checkpoint_format import Progress, Rate
+from trainer.contract.checkpoint_format import GuardState, Progress, Rate
 from trainer.contract.train import TrainConfig
 from trainer.memtrace import quantised
 from trainer.memtrace.inputs import BY_TASK
@@ -15,7 +15,9 @@ from trainer.memtrace.storage_tracker import Storages
 from trainer.models import loading
 from trainer.optim import optimizers
 from trainer.parallel import ddp
-from trainer.training.step import Steps
+from trainer.training.divergence import GuardDecision
+from trainer.training.setup import TrainedModel
+from trainer.training.step import StepBatches, StepRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,96 +46,122 @@ class TraceOptions:
     """Each process holds a shard of the model (FSDP 2), instead of all of it (DDP)."""
 
 
-class Probe(Steps):
+@dataclass(frozen=True)
+class _SameRows:
+    """The same micro-batch in each step."""
+
+    rows: list[Any]
+    targets: int
+
+    def of_step(self, progress: Progress) -> StepBatches:
+        return StepBatches([self.rows], self.targets)
+
+    def filler(self) -> list[Any]:
+        return self.rows[:1]
+
+
+class Probe:
     """The trainer's step around a model that `make` builds on a device, for one step of one micro-batch."""
 
     def __init__(
         self, ask: TraceOptions, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta"
     ) -> None:
+        self._config, self._storages = ask.train, storages
+        self.trained = self._build(ask, make, device)
+        row = BY_TASK[ask.task].row
+        rows = [row(ask.sequence, ask.target or ask.sequence)] * ask.train.rows_at_once
+        if ask.padded:
+            rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
+        self.runner = StepRunner(
+            trained=self.trained,
+            task=task,
+            config=ask.train,
+            rate=Rate(lr=1e-4),
+            total_steps=1,
+            micro_rows=len(rows),
+            batches=_SameRows(rows, sum(map(task.data.targets, rows))),
+            judge=lambda progress, loss, norm: GuardDecision("go", GuardState(), ""),
+            before_update=lambda: storages.enter("optimizer", "temporary"),
+            stop_requested=lambda: False,
+        )
+
+    def _build(self, ask: TraceOptions, make: Callable[[], Any], device: str) -> TrainedModel:
         config = ask.train
-        self._config = config
         mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 needs the same bytes
-        self._accelerator = accelerate.Accelerator(cpu=device != "cuda", mixed_precision=mixed, device_placement=False)
-        self._parallel = self._arranged(ask, "fp32" if mixed == "no" else mixed, meta=device == "meta")
-        self._parallel.validate(config)
-        self._world, self._rank = self._parallel.world, self._parallel.rank
-        self._bare = make() if self._world == 1 else self._parallel.build(lambda _: make())
-        self._parameters = loading.trainable(self._bare)
-        self._rate = Rate(lr=1e-4)
-        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
+        accelerator = accelerate.Accelerator(cpu=device != "cuda", mixed_precision=mixed, device_placement=False)
+        arrangement = self._arrangement(accelerator, ask, "fp32" if mixed == "no" else mixed, meta=device == "meta")
+        arrangement.validate(config)
+        bare = make() if arrangement.world == 1 else arrangement.build(lambda _: make())
+        parameters = loading.trainable(bare)
+        optimizer = optimizers.of(parameters, config.optim, divided=arrangement.divided)
         if ask.foreach:
             for group in optimizer.param_groups:
                 group.update(fused=None, foreach=True)
-        self._device = next(self._bare.parameters()).device
-        with storages:  # DDP makes its buckets here
-            self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
-        self._storages = storages
-        self._progress, self._total, self._task = Progress(), 1, task
-        row = BY_TASK[ask.task].row
-        self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
-        if ask.padded:
-            self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
+        with self._storages:  # DDP makes its buckets here
+            model, prepared = arrangement.prepare(bare, optimizer)
+        return TrainedModel(
+            bare=bare,
+            model=model,
+            parameters=parameters,
+            optimizer=prepared,
+            accelerator=accelerator,
+            arrangement=arrangement,
+            device=next(bare.parameters()).device,
+        )
 
-    def _arranged(self, ask: TraceOptions, precision: str, *, meta: bool) -> ddp.DataParallel:
+    def _arrangement(
+        self, accelerator: accelerate.Accelerator, ask: TraceOptions, precision: str, *, meta: bool
+    ) -> ddp.DataParallel:
         if ask.gpus == 1:
-            return ddp.DataParallel(self._accelerator)
+            return ddp.DataParallel(accelerator)
         from trainer.memtrace import (
             fake_distributed,
         )  # imports all of torch's FSDP 2, which one process does not need
 
-        return fake_distributed.arrangement(self._accelerator, precision, divided=ask.divided, meta=meta)
+        return fake_distributed.arrangement(accelerator, precision, divided=ask.divided, meta=meta)
 
     def _gathered(self) -> Iterable[torch.nn.Parameter]:
-        if not self._parallel.divided:
+        if not self.trained.arrangement.divided:
             return ()
         from trainer.memtrace import fake_distributed
 
-        return fake_distributed.gathered(self._bare)
-
-    def _batches(self) -> tuple[list[list[Any]], int]:
-        return [self._rows], sum(self._task.data.targets(e) for e in self._rows)
-
-    def _apply_row_skips(self) -> None:
-        """Do nothing: no earlier worker diverged."""
-
-    def _is_good(self, row: dict[str, float]) -> bool:
-        return True
-
-    def _before_update(self) -> None:
-        self._storages.enter("optimizer", "temporary")
-
-    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
-        pass
+        return fake_distributed.gathered(self.trained.bare)
 
     def warm(self) -> None:
         """Make the optimizer's state, which exists after the first step."""
-        if self._world > 1:
+        if self.trained.arrangement.world > 1:
             with self._storages:
-                self._bare.train()
-                self._step()
+                self.trained.bare.train()
+                self.run_step()
             return
-        for parameter in self._parameters.values():
+        for parameter in self.trained.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.trained.optimizer.step()
+        self.trained.optimizer.zero_grad(set_to_none=True)
 
     def step(self, storages: Storages) -> None:
         """Run one step in the steady state.
 
         With several micro-batches this is the last of them, and accumulated gradients exist.
         """
-        for tensor in (*self._bare.parameters(), *self._bare.buffers(), *quantised.scales(self._bare)):
+        bare, parameters = self.trained.bare, self.trained.parameters
+        for tensor in (*bare.parameters(), *bare.buffers(), *quantised.scales(bare)):
             storages.hold(ddp.local(tensor), "weights")
-        for state in self._optimizer.state.values():
+        for state in self.trained.optimizer.state.values():
             for value in state.values():
                 storages.hold(ddp.local(value), "optimizer")
-        accumulated = self._config.rows_a_step > self._config.rows_at_once * self._parallel.groups
+        groups = self.trained.arrangement.groups
+        accumulated = self._config.rows_a_step > self._config.rows_at_once * groups
         for gathered in self._gathered():
             gathered.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "communication"))
-        for parameter in self._parameters.values():
+        for parameter in parameters.values():
             parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(ddp.local(p.grad), "gradients"))
             if accumulated:
                 parameter.grad = torch.zeros_like(parameter)
                 storages.hold(ddp.local(parameter.grad), "gradients")
-        self._bare.train()
-        self._step()
+        bare.train()
+        self.run_step()
+
+    def run_step(self) -> None:
+        """Run the trainer's step on the same rows."""
+        self.runner.run(Progress())

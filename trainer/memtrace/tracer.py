@@ -171,7 +171,7 @@ def trace(
         device = "cpu" if real else "meta"
         probe = Probe(ask, lambda: _build(config, depths, ask, task, device=device), storages, task, device)
         probe.warm()
-        model = probe._bare
+        model = probe.trained.bare
         storages.peaks.clear()
         if ask.task == "text_to_image":
             unet.mark(model, storages)
@@ -190,7 +190,7 @@ def on_gpu(config: Mapping[str, Any], ask: TraceOptions) -> Probe:
     determinism.insist()
     task, depths = task_of(ask.task, ask.train, config), depths_of(config)
     probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
-    probe._bare.train()
+    probe.trained.bare.train()
     torch.cuda.empty_cache()  # the memory of building and quantising the model, which loading it does not need
     return probe
 
@@ -204,7 +204,7 @@ def measure(config: Mapping[str, Any], ask: TraceOptions, lasts_s: float, steps:
     probe = on_gpu(config, ask)
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()
-        probe._step()
+        probe.run_step()
     free, total = torch.cuda.mem_get_info()
     return {
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
@@ -219,7 +219,7 @@ def timed(probe: Probe, lasts_s: float) -> float:
     torch.cuda.synchronize()
     started, count = time.monotonic(), 0
     while time.monotonic() < started + lasts_s:
-        probe._step()
+        probe.run_step()
         count += 1
     torch.cuda.synchronize()
     return (time.monotonic() - started) / count

@@ -8,7 +8,7 @@ bit by bit, and then skips the rows of the bad steps. Chowdhery et al. 2022 (PaL
 
 import math
 from statistics import median
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from trainer.contract.checkpoint_format import GuardState, Progress, RowSkip
 from trainer.contract.guard import GuardConfig
@@ -28,6 +28,7 @@ this value. An overflow below it is not caused by the scale.
 """
 
 Verdict = Literal["go", "skip", "back", "stop"]
+EVENTS: dict[Verdict, str] = {"go": "spike", "skip": "skipped", "back": "rolled_back", "stop": "diverged"}
 
 
 class Rollback(Exception):
@@ -38,28 +39,63 @@ class Rollback(Exception):
         self.jumps = jumps
 
 
-def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> tuple[Verdict, GuardState, str]:
-    """Judge the computed step; return (verdict, state after the step, message for the user)."""
-    care, step = progress.guard, progress.step + 1
+class GuardDecision(NamedTuple):
+    """Decision on a computed step: update, skip the update, roll back, or fail."""
+
+    verdict: Verdict
+    state: GuardState
+    """State after the step."""
+    message: str
+    """Message for the user; empty: nothing to report."""
+
+    @property
+    def event(self) -> str:
+        """Kind of the message, as in `AgentMessage`."""
+        return EVENTS[self.verdict]
+
+
+def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> GuardDecision:
+    """Return the decision on the step after `progress`, from its loss and gradient norm."""
+    before, step = progress.guard, progress.step + 1
     if math.isfinite(loss) and math.isfinite(norm):
-        after, told = _watched(config, care, step, loss, norm)
-        return "go", after, told
+        after, message = _good_step(config, before, step, loss, norm)
+        return GuardDecision("go", after, message)
     what = f"step {step}: {'the loss' if not math.isfinite(loss) else 'the norm of the gradients'} is no finite number"
-    row = care.bad_steps + 1
-    after = care.model_copy(update={"bad_steps": row, "skipped": care.skipped + 1})
-    if row <= config.skip:
-        return "skip", after, f"{what}; its rows are left out, {row} of {config.skip} in a row"
-    if len(care.row_skips) < config.rollbacks:
-        target = max(0, progress.step - care.bad_steps - config.back_steps)
-        return "back", after, f"{what}, {row} in a row; going back to step {target} and on after these rows"
+    bad_steps = before.bad_steps + 1
+    after = before.model_copy(update={"bad_steps": bad_steps, "skipped": before.skipped + 1})
+    if bad_steps <= config.skip:
+        message = f"{what}; its rows are left out, {bad_steps} of {config.skip} in a row"
+        return GuardDecision("skip", after, message)
+    if len(before.row_skips) < config.rollbacks:
+        message = (
+            f"{what}, {bad_steps} in a row; going back to step {_target(config, progress)} and on after these rows"
+        )
+        return GuardDecision("back", after, message)
     fix = "lower train.optim.lr, look for broken rows, or raise train.guard"
-    return "stop", after, f"{what}, {row} in a row, after {len(care.row_skips)} times back; {fix}"
+    message = f"{what}, {bad_steps} in a row, after {len(before.row_skips)} times back; {fix}"
+    return GuardDecision("stop", after, message)
+
+
+def check_scaled_step(config: GuardConfig, progress: Progress, loss: float, norm: float, scaler: Any) -> GuardDecision:
+    """Return the decision on a step of fp16 with its gradient scaler; None: no scaler.
+
+    An overflow of the gradients alone is no bad step: the scaler skips the step and halves the scale.
+    """
+    overflowed = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
+    if overflowed and scaler.get_scale() >= LEAST_SCALE:
+        norm = 0.0
+    return check_step(config, progress, loss, norm)
 
 
 def rollback_plan(config: GuardConfig, progress: Progress, global_batch: int) -> tuple[RowSkip, ...]:
     """Return all row skips of a training that avoids the bad steps of `progress`, the newest last."""
-    target = max(0, progress.step - progress.guard.bad_steps - config.back_steps)
-    return (*progress.guard.row_skips, RowSkip(step=target, samples=progress.samples + global_batch))
+    skip = RowSkip(step=_target(config, progress), samples=progress.samples + global_batch)
+    return (*progress.guard.row_skips, skip)
+
+
+def _target(config: GuardConfig, progress: Progress) -> int:
+    """Return the step to which a rollback returns."""
+    return max(0, progress.step - progress.guard.bad_steps - config.back_steps)
 
 
 def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
@@ -69,35 +105,36 @@ def skip_rows(progress: Progress, jumps: tuple[RowSkip, ...]) -> Progress:
     """
     for jump in jumps:
         if jump.step == progress.step and jump not in progress.guard.row_skips:
-            care = progress.guard.model_copy(update={"row_skips": (*progress.guard.row_skips, jump)})
-            ahead = max(progress.samples, jump.samples)
+            state = progress.guard.model_copy(update={"row_skips": (*progress.guard.row_skips, jump)})
+            samples = max(progress.samples, jump.samples)
             progress = progress.model_copy(
-                update={"guard": care, "samples": ahead, "micro_batch_index": 0, "micro_loss": 0.0}
+                update={"guard": state, "samples": samples, "micro_batch_index": 0, "micro_loss": 0.0}
             )
     return progress
 
 
-def _watched(config: GuardConfig, care: GuardState, step: int, loss: float, norm: float) -> tuple[GuardState, str]:
-    strange = [
-        f"{name} {value:.4g} where the median of {len(before)} steps is {median(before):.4g}"
-        for name, value, before in (("loss", loss, care.losses), ("gradient norm", norm, care.norms))
-        if _stands_out(value, before, config.deviations)
+def _good_step(config: GuardConfig, before: GuardState, step: int, loss: float, norm: float) -> tuple[GuardState, str]:
+    """Return the state after a step with finite numbers, and a message if one of them is unusual."""
+    unusual = [
+        f"{name} {value:.4g} where the median of {len(earlier)} steps is {median(earlier):.4g}"
+        for name, value, earlier in (("loss", loss, before.losses), ("gradient norm", norm, before.norms))
+        if _is_unusual(value, earlier, config.deviations)
     ]
-    tell = bool(strange) and step >= care.reported_at + ENOUGH
-    after = care.model_copy(
+    reported = bool(unusual) and step >= before.reported_at + ENOUGH
+    after = before.model_copy(
         update={
             "bad_steps": 0,
-            "losses": (*care.losses, loss)[-WINDOW:],
-            "norms": (*care.norms, norm)[-WINDOW:],
-            "reported_at": step if tell else care.reported_at,
+            "losses": (*before.losses, loss)[-WINDOW:],
+            "norms": (*before.norms, norm)[-WINDOW:],
+            "reported_at": step if reported else before.reported_at,
         }
     )
-    return after, f"step {step}: {' and '.join(strange)}" if tell else ""
+    return after, f"step {step}: {' and '.join(unusual)}" if reported else ""
 
 
-def _stands_out(value: float, before: tuple[float, ...], deviations: float) -> bool:
-    if len(before) < ENOUGH:
+def _is_unusual(value: float, earlier: tuple[float, ...], deviations: float) -> bool:
+    if len(earlier) < ENOUGH:
         return False
-    middle = median(before)
-    spread = max(NORMAL * median(abs(b - middle) for b in before), LEAST * abs(middle))
+    middle = median(earlier)
+    spread = max(NORMAL * median(abs(x - middle) for x in earlier), LEAST * abs(middle))
     return value > middle + deviations * spread

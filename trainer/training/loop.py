@@ -11,278 +11,373 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.checkpoint_format import METRICS
-from trainer.core.errors import Drained
+import torch
+
+from trainer.batching import mmap_dataset
+from trainer.contract.checkpoint_format import METRICS, Progress, Rate
+from trainer.core.errors import Drained, UserFault
 from trainer.core.ipc import RunFolder, WorkerJob, replace
-from trainer.models import loading as model
-from trainer.parallel import barrier as meeting
-from trainer.training import (
-    divergence as guard,
-)
-from trainer.training import (
-    memory_breakdown as breakdown,
-)
-from trainer.training import (
-    model_selection as selection,
-)
-from trainer.training import (
-    result_writer as results,
-)
-from trainer.training import (
-    tensorboard as board,
-)
+from trainer.models import loading as models
+from trainer.parallel import barrier
+from trainer.training import determinism, divergence, model_selection, result_writer, setup, tensorboard
 from trainer.training.checkpointing import CheckpointManager
 from trainer.training.evaluator import Evaluator
-from trainer.training.step import Steps
+from trainer.training.reporter import memory_line
+from trainer.training.step import CompletedStep, DivergedStep, InterruptedStep, SampledBatches, StepRunner
 
 RATE_STEPS = 20
+"""Number of latest steps over which the speed is averaged."""
 
 
-class Loop(Steps):
-    """Fine-tune on this process's device, in step with the other processes."""
+class TrainingLoop:
+    """Fine-tuning on this process's device, in step with the other processes.
+
+    It decides when to step, evaluate, save and stop; its `StepRunner` computes the steps.
+    """
 
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
-        super().__init__(job, run)
-        self._selection = selection.Selection(job.train.selection, job.job)
+        self._job, self._run, self._config = job, run, job.train
+        self._setup = setup.build(job, run)
+        self._task, self._report, self._trained = self._setup.task, self._setup.report, self._setup.trained
+        self._accelerator, self._arrangement = self._trained.accelerator, self._trained.arrangement
+        self._progress = Progress()
+        self._selection = model_selection.Selection(self._config.selection, job.job)
         common: dict[str, Any] = {
             "accelerator": self._accelerator,
-            "arrangement": self._parallel,
-            "model": self._bare,
-            "parameters": self._parameters,
+            "arrangement": self._arrangement,
+            "model": self._trained.bare,
+            "parameters": self._trained.parameters,
             "report": self._report,
         }
-        trained = {"tokenizer": self._task.data.tokenizer, "optimizer": self._optimizer, "selection": self._selection}
-        self._keeper = CheckpointManager(job, run, **trained, **common)
-        self._judge = Evaluator(job=job, run=run, task=self._task, held=self._held, rows=self._micro * 2, **common)
-        self._board = board.Board(run.root / board.FOLDER, self._report.event)
+        trained = {
+            "tokenizer": self._task.data.tokenizer, "optimizer": self._trained.optimizer, "selection": self._selection
+        }  # fmt: skip
+        self._checkpoints = CheckpointManager(job, run, **trained, **common)
+        held, rows = self._setup.heldout_rows, self._setup.micro_rows * 2
+        self._evaluator = Evaluator(job=job, run=run, task=self._task, held=held, rows=rows, **common)
+        self._board = tensorboard.Board(run.root / tensorboard.FOLDER, self._report.event)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
+        """Seconds, tokens and rows of the latest steps."""
+        self._batches = self._sampled_batches()
+        self._runner = self._step_runner()
         self._report_start()
 
-    def _report_start(self) -> None:
-        count = sum(p.numel() for p in self._parameters.values())
-        self._report.say(
-            f"{self._config.model}: {count:,} of {sum(map(model.size, self._bare.parameters())):,} weights are "
-            f"trained on {self._parallel.describe()}; {len(self._train)} rows, "
-            f"{len(self._held)} held out, {self._total} steps of {self._config.rows_a_step}"
+    def _sampled_batches(self) -> SampledBatches:
+        return SampledBatches(
+            task=self._task,
+            config=self._config,
+            rows=self._setup.train_rows,
+            micro_rows=self._setup.micro_rows,
+            total_steps=self._setup.total_steps,
+            arrangement=self._arrangement,
         )
-        if self._dropped:
-            self._report.say(f"{self._dropped} rows dropped: no target within max_length {self._config.max_length}")
+
+    def _step_runner(self) -> StepRunner:
+        def judge(progress: Progress, loss: float, norm: float) -> divergence.GuardDecision:
+            return divergence.check_scaled_step(self._config.guard, progress, loss, norm, self._accelerator.scaler)
+
+        return StepRunner(
+            trained=self._trained,
+            task=self._task,
+            config=self._config,
+            rate=self._setup.rate,
+            total_steps=self._setup.total_steps,
+            micro_rows=self._setup.micro_rows,
+            batches=self._batches,
+            judge=judge,
+            before_update=self._checkpoints.snapshots.before_update,
+            stop_requested=self._run.drain.exists,
+        )
+
+    def _report_start(self) -> None:
+        count = sum(p.numel() for p in self._trained.parameters.values())
+        whole = sum(map(models.size, self._trained.bare.parameters()))
+        self._report.say(
+            f"{self._config.model}: {count:,} of {whole:,} weights are "
+            f"trained on {self._arrangement.describe()}; {len(self._setup.train_rows)} rows, "
+            f"{len(self._setup.heldout_rows)} held out, {self._setup.total_steps} steps of {self._config.rows_a_step}"
+        )
+        if dropped := self._setup.dropped_rows:
+            self._report.say(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
 
     def run(self) -> None:
         """Train to the end and leave the complete snapshot. Raises: Drained, after saving, when asked to stop."""
         self._check_determinism()
         self._restore()
-        self._keeper.start()
+        self._checkpoints.start()
         try:
-            self._before()
-            self._bare.train()
-            begun = self._progress.step
-            while self._goes_on():
+            self._measure_baseline()
+            self._trained.bare.train()
+            first = self._progress.step
+            while self._should_continue():
                 self._step()
-                if self._job.probe and self._progress.step == begun + 1:
-                    self._probe()
+                if self._job.probe and self._progress.step == first + 1:
+                    self._check_memory()
                 self._after_step()
-            self._finish(begun)
+            self._finish(first)
         except Drained:
             if self._progress.step or self._progress.micro_batch_index:
-                self._set(phase="draining", message="saving before the end")
+                self._set_status(phase="draining", message="saving before the end")
                 self._save_last()
             raise
-        except guard.Rollback:
-            self._keeper.snapshots.join()
+        except divergence.Rollback:
+            self._checkpoints.snapshots.join()
             raise
 
     def _save_last(self) -> None:
         """Save a last checkpoint. No process waits for a message of another, which may be about to end."""
-        if self._parallel.world == 1 and self._keeper.has(self._progress):
+        if self._arrangement.world == 1 and self._checkpoints.has(self._progress):
             return
-        self._keeper.save(self._progress, last=True)
-        self._keeper.snapshots.join()
-        self._keeper.report_save_failure()
+        self._checkpoints.save(self._progress, last=True)
+        self._checkpoints.snapshots.join()
+        self._checkpoints.report_save_failure()
 
     def memory(self) -> str:
         """Return one line on what occupies the memory."""
         peak = self._report.peak()
-        return breakdown.told(self._bare, self._optimizer, peak=peak, expected=self._job.memory)
+        return memory_line(self._trained.bare, self._trained.optimizer, peak=peak, expected=self._job.memory)
 
-    def _goes_on(self) -> bool:
+    def _check_determinism(self) -> None:
+        """Run the first rows forward and backward to check for deterministic kernels, and require them if all are.
+
+        DDP is bypassed, because it would wait for gradients that it does not see.
+        """
+        if not torch.are_deterministic_algorithms_enabled():
+            return
+        self._report.set(0, phase="loading", message="trying the first rows")
+        rows, device = self._batches.at(0).micro_batches[0], self._trained.device
+        self._trained.bare.train()
+        self._task.data.begin_step(0)
+        # The model is compiled later, for the mode that this check chooses.
+        eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
+        with eager, torch.random.fork_rng([device] if device.type == "cuda" else []):
+            lacks = determinism.lacking(lambda: self._runner.dry_run(rows, self._trained.bare))
+        (any_lacks,) = self._arrangement.any_rank(bool(lacks))
+        determinism.settle(lacks or "a part of the model in another process" * any_lacks)
+
+    def _check_memory(self) -> None:
+        """Run the longest rows forward and backward with the optimizer's full state.
+
+        A lack of memory shows now instead of an hour later. Nothing is learned from the rows.
+        """
+        longest = mmap_dataset.largest(self._setup.train_rows, self._setup.micro_rows, self._task.data.size)
+        self._runner.dry_run(longest, self._trained.model)
+        self._report.say(f"probe: {len(longest)} rows of up to {self._task.data.size(longest[0])} tokens fit")
+
+    def _should_continue(self) -> bool:
         """Evaluate before the next step and return True if training continues.
 
         An evaluation after the last step would be lost in a stop between them.
         """
-        if self._progress.step >= self._total:
+        if self._progress.step >= self._setup.total_steps:
             return False
         self._evaluate_if_due()
-        if why := selection.early_stop_reason(self._config.selection, self._progress.scores):
-            self._report.event("early_stop", why)
-        return not why
+        if reason := model_selection.early_stop_reason(self._config.selection, self._progress.scores):
+            self._report.event("early_stop", reason)
+        return not reason
+
+    def _step(self) -> None:
+        """Run one step and record it. Raises: Drained, Rollback, UserFault."""
+        self._apply_row_skips()
+        result = self._runner.run(self._progress)
+        match result:
+            case InterruptedStep():
+                self._progress = result.progress
+                raise Drained
+            case DivergedStep():
+                self._leave_diverged(result.decision)
+            case CompletedStep():
+                if result.decision.message:
+                    self._report.event(result.decision.event, result.decision.message)
+                self._progress = result.progress
+                self._record(result)
+
+    def _apply_row_skips(self) -> None:
+        """Skip the rows that made a previous worker diverge."""
+        before = self._progress
+        self._progress = divergence.skip_rows(before, self._job.jumps)
+        if self._progress.samples != before.samples:
+            self._trained.optimizer.zero_grad(set_to_none=True)
+            skipped = self._progress.samples - before.samples
+            self._report.event(
+                "left_out", f"after step {before.step}: {skipped} rows are left out, and the data goes on behind"
+            )
+
+    def _leave_diverged(self, decision: divergence.GuardDecision) -> None:
+        """Report a step that the training cannot skip. Raises: Rollback, UserFault."""
+        self._report.event(decision.event, decision.message)
+        if decision.verdict == "back":
+            raise divergence.Rollback(
+                divergence.rollback_plan(self._config.guard, self._progress, self._config.rows_a_step)
+            )
+        raise UserFault(decision.message)
+
+    def _record(self, step: CompletedStep) -> None:
+        """Write a completed step into the metrics, the status and the log."""
+        row, number, total = step.row, step.progress.step, self._setup.total_steps
+        self._recent.append((step.seconds, step.tokens, self._config.rows_a_step))
+        seconds = sum(s for s, _, _ in self._recent)
+        if self._accelerator.is_main_process:
+            line = {"step": number, **row, "tokens": step.tokens, "seconds": round(step.seconds, 4)}
+            line |= {"time": round(time.time(), 3), "attempt": self._job.number}
+            self._checkpoints.journal.add(line)
+            self._board.step(line)
+        self._set_status(
+            phase="training",
+            message="",
+            loss=row["loss"] if math.isfinite(row["loss"]) else self._report.status.loss,
+            tokens_per_s=sum(t for _, t, _ in self._recent) / seconds,
+            rows_per_s=sum(r for _, _, r in self._recent) / seconds,
+        )
+        self._report.say(
+            f"step {number}/{total}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
+            f"{self._report.status.tokens_per_s:.0f} tokens/s  {step.seconds:.2f} s"
+        )
 
     def _after_step(self) -> None:
-        step = self._progress.step
-        self._keeper.snapshots.check()
+        """Save a snapshot if one is due. Raises: Drained if a process is asked to stop."""
+        self._checkpoints.snapshots.check()
         self._report.flush()
-        due = self._keeper.is_due()
-        drain, save = self._parallel.any_rank(self._run.drain.exists(), due and self._accelerator.is_main_process)
+        due = self._checkpoints.is_due()
+        drain, save = self._arrangement.any_rank(self._run.drain.exists(), due and self._accelerator.is_main_process)
         if drain:
             raise Drained
-        if save and step < self._total:
-            self._keeper.save(self._progress)
+        if save and self._progress.step < self._setup.total_steps:
+            self._checkpoints.save(self._progress)
 
     def _evaluate_if_due(self) -> None:
         step, every = self._progress.step, self._config.eval_every_steps
-        if every and self._held and step and step % every == 0 and all(at != step for at, _ in self._progress.heldout):
+        due = every and self._setup.heldout_rows and step and step % every == 0
+        if due and all(at != step for at, _ in self._progress.heldout):
             self._evaluate()
 
     def _restore(self) -> None:
         """Resume where the checkpoint ends, or start from the beginning."""
-        self._progress = self._keeper.restore(micro_rows=self._micro)
+        total = self._setup.total_steps
+        self._progress = self._checkpoints.restore(micro_rows=self._setup.micro_rows)
         self._choose_rate()
-        if self._progress.step > self._total:
-            self._report.say(
-                f"notice: max_steps or epochs give {self._total} steps, and {self._progress.step} are done"
-            )
+        if self._progress.step > total:
+            self._report.say(f"notice: max_steps or epochs give {total} steps, and {self._progress.step} are done")
         if self._accelerator.is_main_process:
             self._board.begin(self._run.root / METRICS, self._progress.heldout)
-            self._tell_heldout()
+            self._publish_heldout()
         if self._job.restore is None:
-            return self._set(phase="evaluating", message="", total_steps=self._total)
-        return self._set(
+            return self._set_status(phase="evaluating", message="", total_steps=total)
+        return self._set_status(
             phase="training",
             message="",
-            total_steps=self._total,
+            total_steps=total,
             heldout_loss_before=self._progress.heldout_loss_before,
             heldout_loss=self._progress.heldout[-1][1] if self._progress.heldout else None,
         )
 
-    def _before(self) -> None:
-        """Measure the values before the first step, once in the life of a job."""
+    def _measure_baseline(self) -> None:
+        """Measure the untuned model before the first step, once in the life of a job."""
         if self._progress.step or self._progress.micro_batch_index:
             return
-        if self._held:
+        if self._setup.heldout_rows:
             loss, metrics = self._evaluate()
             self._progress = self._progress.model_copy(
                 update={"heldout_loss_before": loss, "metrics_before": dict(metrics)}
             )
-            self._set(heldout_loss_before=loss)
-        if self._config.samples.prompts and self._config.adapters is None:
-            kept, alone = self._task.samples.keeps_base_samples, self._parallel.world == 1
-            written = self._judge.written(alone=alone) if kept else [""] * len(self._config.samples.prompts)
-            self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
-
-    def _before_update(self) -> None:
-        self._keeper.snapshots.before_update()
-
-    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
-        step = self._progress.step + 1
-        samples = self._progress.samples + self._config.rows_a_step
-        self._progress = self._progress.model_copy(
-            update={"step": step, "samples": samples, "micro_batch_index": 0, "micro_loss": 0.0}
-        )
-        self._recent.append((seconds, tokens, self._config.rows_a_step))
-        spent = sum(s for s, _, _ in self._recent)
-        if self._accelerator.is_main_process:
-            whole = {"step": step, **row, "tokens": tokens, "seconds": round(seconds, 4)}
-            whole |= {"time": round(time.time(), 3), "attempt": self._job.number}
-            self._keeper.journal.add(whole)
-            self._board.step(whole)
-        self._set(
-            phase="training",
-            message="",
-            loss=row["loss"] if math.isfinite(row["loss"]) else self._report.status.loss,
-            tokens_per_s=sum(t for _, t, _ in self._recent) / spent,
-            rows_per_s=sum(r for _, _, r in self._recent) / spent,
-        )
-        self._report.say(
-            f"step {step}/{self._total}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-            f"{self._report.status.tokens_per_s:.0f} tokens/s  {seconds:.2f} s"
-        )
+            self._set_status(heldout_loss_before=loss)
+        prompts = self._config.samples.prompts
+        if prompts and self._config.adapters is None:
+            samples = [""] * len(prompts)
+            if self._task.samples.keeps_base_samples:
+                samples = self._evaluator.written(alone=self._arrangement.world == 1)
+            self._progress = self._progress.model_copy(update={"base_samples": tuple(samples)})
 
     def _evaluate(self) -> tuple[float, Mapping[str, float]]:
-        loss, metrics = self._parallel.first(*self._judge.evaluate(self._progress))
-        selection.value(self._config.selection, loss, metrics)
-        if self._progress.step:
-            self._progress = self._selection.scored(self._progress, loss, metrics, self._parameters)
-        heldout = (*(h for h in self._progress.heldout if h[0] != self._progress.step), (self._progress.step, loss))
+        """Return (loss, metrics) of the current weights, and record both; all processes enter."""
+        loss, metrics = self._arrangement.first(*self._evaluator.evaluate(self._progress))
+        step = self._progress.step
+        model_selection.value(self._config.selection, loss, metrics)
+        if step:
+            self._progress = self._selection.scored(self._progress, loss, metrics, self._trained.parameters)
+        heldout = (*(h for h in self._progress.heldout if h[0] != step), (step, loss))
         self._progress = self._progress.model_copy(update={"heldout": heldout})
-        self._set(heldout_loss=loss)
-        self._board.heldout(self._progress.step, loss)
-        self._tell_heldout()
-        told = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
-        self._report.say(f"held-out loss after {self._progress.step} steps: {loss:.4f}{told}")
+        self._set_status(heldout_loss=loss)
+        self._board.heldout(step, loss)
+        self._publish_heldout()
+        scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
+        self._report.say(f"held-out loss after {step} steps: {loss:.4f}{scores}")
         return loss, metrics
 
     def _choose_rate(self) -> None:
         """Choose the learning rate that the job leaves to the trainer; the first start of a run fixes it."""
-        if not self._rate.source:
-            self._progress = self._progress.model_copy(update={"rate": None})
-            return
-        kept = self._progress.rate
-        self._rate = kept or self._rate
-        self._progress = self._progress.model_copy(update={"rate": self._rate})
-        again = ", as before" if kept else ""
-        self._report.event("learning_rate", f"optim.lr auto: {self._rate.lr:.3g}{again} ({self._rate.source})")
+        restored = self._progress.rate if self._setup.rate.source else None
+        chosen = (restored or self._setup.rate) if self._setup.rate.source else None
+        self._progress = self._progress.model_copy(update={"rate": chosen})
+        if chosen is not None:
+            again = ", as before" if restored else ""
+            self._report.event("learning_rate", f"optim.lr auto: {chosen.lr:.3g}{again} ({chosen.source})")
 
-    def _tell_heldout(self) -> None:
-        """Send the held-out losses to the trackers."""
+    def _rate(self) -> Rate:
+        """Return the learning rate of this run."""
+        return self._progress.rate or self._setup.rate
+
+    def _publish_heldout(self) -> None:
+        """Write the held-out losses for the trackers."""
         if self._accelerator.is_main_process:
-            with contextlib.suppress(OSError):  # disk full; the next one contains all
+            with contextlib.suppress(OSError):  # disk full; the next file contains all
                 replace(self._run.heldout, json.dumps(self._progress.heldout))
 
-    def _finish(self, begun: int) -> None:
-        """Finish the job; `begun` is the step at which this start began."""
-        folder = self._run.root / "artifacts"
-        if self._progress.step > begun and self._takes_long() and not self._keeper.has(self._progress):
-            self._keeper.save(self._progress)
-            self._keeper.snapshots.before_update()  # the results may be made of other weights
+    def _finish(self, first: int) -> None:
+        """Write the results; `first` is the step at which this start began. Raises: ResultsNotWritten, Drained."""
+        folder, trained = self._run.root / "artifacts", self._progress.step > first
+        if trained and self._results_may_be_slow() and not self._checkpoints.has(self._progress):
+            self._checkpoints.save(self._progress)
+            self._checkpoints.snapshots.before_update()  # the results may be made of other weights
         try:
             self._write_results(folder)
         except Drained:
             if self._accelerator.is_main_process:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        except results.ResultsNotWritten as e:
-            if self._keep(folder):
-                kept = f"the training itself is saved at step {self._progress.step}, the next attempt only writes them"
-                raise results.ResultsNotWritten(f"{e}; {kept}") from None
+        except result_writer.ResultsNotWritten as e:
+            if self._save_without_results(folder):
+                saved = f"the training itself is saved at step {self._progress.step}"
+                raise result_writer.ResultsNotWritten(f"{e}; {saved}, the next attempt only writes them") from None
             raise
 
-    def _takes_long(self) -> bool:
+    def _results_may_be_slow(self) -> bool:
         """Return True if the results may finish much later than the training, or not at all.
 
         The trained state is then saved first. With held-out rows alone a single process leaves at once when
         asked to.
         """
-        config = self._config
-        return bool(config.samples.prompts) or config.output.merge or (bool(self._held) and self._parallel.world > 1)
+        config, several = self._config, self._arrangement.world > 1
+        return bool(config.samples.prompts) or config.output.merge or (bool(self._setup.heldout_rows) and several)
 
-    def _keep(self, unfinished: Path) -> bool:
+    def _save_without_results(self, unfinished: Path) -> bool:
         """Return True if the trained state is saved, in the disk space that the results leave; all processes enter."""
         if self._accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)
-        if self._keeper.has(self._progress):
+        if self._checkpoints.has(self._progress):
             return True
-        with meeting.long_barrier("checkpoint"):
-            self._keeper.save(self._progress, last=True)
-            self._keeper.snapshots.join()
-        return self._keeper.has(self._progress)
+        with barrier.long_barrier("checkpoint"):
+            self._checkpoints.save(self._progress, last=True)
+            self._checkpoints.snapshots.join()
+        return self._checkpoints.has(self._progress)
 
     def _write_results(self, folder: Path) -> None:
         """Write the results; all processes enter. Raises: ResultsNotWritten, Drained."""
-        after, metrics = self._evaluate() if self._held else (None, {})
-        self._judge.leave_if_asked()
-        settle = functools.partial(self._parallel.settle, self._bare)
-        with self._selection.chosen(self._progress, settle, self._parameters) as at:
-            if at is not None:
-                self._report.event("best", f"the result has the weights of step {at}, which were judged best")
-                after, metrics = self._judge.evaluate(self._progress)
-            samples = self._judge.write_samples(self._progress, after)
-            self._keeper.settle()  # its copy and the results must not be in host memory at once
-            self._judge.write(folder, self._progress, self._rate, samples=samples, after=after, metrics=metrics)
-        self._judge.insist(
-            lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.checkpoint_bytes(folder)
+        after, metrics = self._evaluate() if self._setup.heldout_rows else (None, {})
+        self._evaluator.leave_if_asked()
+        settle = functools.partial(self._arrangement.settle, self._trained.bare)
+        with self._selection.chosen(self._progress, settle, self._trained.parameters) as step:
+            if step is not None:
+                self._report.event("best", f"the result has the weights of step {step}, which were judged best")
+                after, metrics = self._evaluator.evaluate(self._progress)
+            samples = self._evaluator.write_samples(self._progress, after)
+            self._checkpoints.settle()  # its copy and the results must not be in host memory at once
+            self._evaluator.write(folder, self._progress, self._rate(), samples=samples, after=after, metrics=metrics)
+        self._evaluator.insist(
+            lambda: self._checkpoints.finish(self._progress, folder), lambda: self._checkpoints.checkpoint_bytes(folder)
         )
         if self._accelerator.is_main_process:  # only after all have written their parts: each attempt needs it
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _set(self, **changes: Any) -> None:
+    def _set_status(self, **changes: Any) -> None:
         self._report.set(self._progress.step, **changes)

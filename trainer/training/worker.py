@@ -70,7 +70,7 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
 
     from trainer.parallel import ddp as parallel
     from trainer.training import determinism as exact
-    from trainer.training.loop import Loop
+    from trainer.training.loop import TrainingLoop
 
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if usable < job.gpus:
@@ -78,7 +78,7 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
         raise Fault(f"torch can use {usable} of {job.gpus} GPUs; the driver may be too old for {built}")
     if usable:
         exact.begin()
-    loop = Loop(job, run)
+    loop = TrainingLoop(job, run)
     try:
         loop.run()
     except (Drained, Rollback):

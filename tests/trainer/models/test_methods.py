@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.trainer.support import diffusion, tiny_jobs, workers
 from tests.trainer.support.crews import Crew, tensors, told
 from tests.trainer.support.tiny_models import llama
-from tests.trainer.support.workers import HANGS_S, killed_within_a_step
+from tests.trainer.support.workers import HANGS_S, killed_within_a_step, stepping_loops
 from trainer.contract.documents import ExitCode, Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, QloraConfig, TrainConfig
 from trainer.core.errors import UserFault
@@ -250,30 +250,30 @@ def fp16_overflowing(rank: int) -> None:
     """As `fp16`, with a loss that is no finite number at one step."""
     import torch
 
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
     fp16(rank)
-    forward = Loop._forward
+    forward, loops = StepRunner._forward, stepping_loops()
 
-    def overflowing(loop: Loop, batch: list[Any]) -> torch.Tensor:
-        return forward(loop, batch) * (math.inf if loop._progress.step + 1 == OVERFLOWS else 1.0)
+    def overflowing(runner: StepRunner, batch: list[Any]) -> torch.Tensor:
+        return forward(runner, batch) * (math.inf if loops[-1]._progress.step + 1 == OVERFLOWS else 1.0)
 
-    Loop._forward = overflowing  # type: ignore[method-assign]
+    StepRunner._forward = overflowing  # type: ignore[method-assign]
 
 
 def fp16_overflowing_drained(rank: int) -> None:
     """Within the step after it."""
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
     fp16_overflowing(rank)
-    forward = Loop._forward
+    forward, loops = StepRunner._forward, stepping_loops()
 
-    def draining(loop: Loop, batch: list[Any]) -> Any:
-        if loop._progress.step == OVERFLOWS:
-            loop._run.drain.touch()
-        return forward(loop, batch)
+    def draining(runner: StepRunner, batch: list[Any]) -> Any:
+        if loops[-1]._progress.step == OVERFLOWS:
+            loops[-1]._run.drain.touch()
+        return forward(runner, batch)
 
-    Loop._forward = draining  # type: ignore[method-assign]
+    StepRunner._forward = draining  # type: ignore[method-assign]
 
 
 def test_a_step_that_is_left_out_under_fp16_is_gone_on_from(model: Path, data: Path, tmp_path: Path) -> None:
@@ -293,18 +293,18 @@ def fp16_hopeless(rank: int) -> None:
     """As `fp16`, with losses that are finite and gradients that never are; of a scale that is soon at its end."""
     import torch
 
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
     fp16(rank)
-    clip = Loop._clip
+    clip = StepRunner._clip
 
-    def hopeless(loop: Loop) -> float:
-        for parameter in loop._parameters.values():
+    def hopeless(runner: StepRunner) -> float:
+        for parameter in runner.trained.parameters.values():
             assert parameter.grad is not None
             parameter.grad.fill_(torch.nan)
-        return clip(loop)
+        return clip(runner)
 
-    Loop._clip = hopeless  # type: ignore[method-assign]
+    StepRunner._clip = hopeless  # type: ignore[method-assign]
 
 
 def test_gradients_that_no_scale_makes_finite_are_the_guards_business(model: Path, data: Path, tmp_path: Path) -> None:

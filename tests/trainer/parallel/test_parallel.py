@@ -220,20 +220,20 @@ def _status(path: Path) -> Status:
 
 
 def out_of_memory(rank: int) -> None:
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
     def fail(*_: Any) -> None:
         raise MemoryError
 
     if rank == 1:
-        Loop._clip = fail  # type: ignore[method-assign, assignment]
+        StepRunner._clip = fail  # type: ignore[method-assign, assignment]
 
 
 def dead(rank: int) -> None:
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
     if rank == 1:
-        Loop._clip = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
+        StepRunner._clip = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
 
 
 def test_failing_process_reports_the_cause_and_its_peer_the_abort(hire: Hire) -> None:

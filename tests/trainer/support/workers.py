@@ -48,19 +48,34 @@ def _train(root: Path, harm: Harm | None = None) -> None:
     sys.exit(main(root))
 
 
+def stepping_loops() -> list[Any]:
+    """The training loops of this process that have begun a step, from now on."""
+    from trainer.training.loop import TrainingLoop
+
+    loops: list[Any] = []
+    step = TrainingLoop._step
+
+    def begun(loop: TrainingLoop) -> None:
+        loops.append(loop)
+        step(loop)
+
+    TrainingLoop._step = begun  # type: ignore[method-assign]
+    return loops
+
+
 def killed_within_a_step(rank: int) -> None:
     """Its third, once a snapshot is whole. It kills itself: who watches it may come too late for so short a run."""
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
-    clip = Loop._clip
+    clip, loops = StepRunner._clip, stepping_loops()
 
-    def fail(loop: Loop) -> float:
-        if loop._progress.step == 2:
-            until(loop._run.waiting, "a whole snapshot")
+    def fail(runner: StepRunner) -> float:
+        if loops[-1]._progress.step == 2:
+            until(loops[-1]._run.waiting, "a whole snapshot")
             os.kill(os.getpid(), signal.SIGKILL)
-        return clip(loop)
+        return clip(runner)
 
-    Loop._clip = fail  # type: ignore[assignment, method-assign]
+    StepRunner._clip = fail  # type: ignore[method-assign]
 
 
 class Worker:

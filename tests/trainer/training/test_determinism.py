@@ -72,30 +72,30 @@ def test_what_nothing_is_trained_by_is_not_broken_off() -> None:
 
 def as_on_a_gpu(rank: int) -> None:
     """Each worker is a process of its own, so nothing needs to be put back."""
-    from trainer.training.loop import Loop
+    from trainer.training.loop import TrainingLoop
 
-    rehearse = Loop._check_determinism
+    rehearse = TrainingLoop._check_determinism
 
-    def rehearsed(loop: Loop) -> None:
+    def rehearsed(loop: TrainingLoop) -> None:
         rehearse(loop)
         (loop._run.root / "rehearsed").touch()
 
     exact.begin()
-    Loop._check_determinism = rehearsed  # type: ignore[method-assign]
+    TrainingLoop._check_determinism = rehearsed  # type: ignore[method-assign]
 
 
 def as_on_a_gpu_that_lacks_one(rank: int) -> None:
-    from trainer.training.loop import Loop
+    from trainer.training.step import StepRunner
 
     as_on_a_gpu(rank)
-    forward = Loop._forward
+    forward = StepRunner._forward
 
-    def lacks(loop: Loop, *args: Any) -> torch.Tensor:
-        loss = forward(loop, *args)
+    def lacks(runner: StepRunner, *args: Any) -> torch.Tensor:
+        loss = forward(runner, *args)
         loss.register_hook(lambda _: lacking())
         return loss
 
-    Loop._forward = lacks  # type: ignore[method-assign]
+    StepRunner._forward = lacks  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["causal_lm lora", "image_classification full", "text_to_image lora"])
