@@ -2,11 +2,7 @@
 
 import contextlib
 import functools
-import json
-import math
 import shutil
-import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,19 +10,17 @@ from typing import Any
 import torch
 
 from trainer.batching import mmap_dataset
-from trainer.contract.checkpoint_format import METRICS, Progress, Rate
+from trainer.contract.checkpoint_format import Progress, Rate
 from trainer.core.errors import Drained, UserFault
-from trainer.core.ipc import RunFolder, WorkerJob, replace
+from trainer.core.ipc import RunFolder, WorkerJob
 from trainer.models import loading as models
 from trainer.parallel import barrier
-from trainer.training import determinism, divergence, model_selection, result_writer, setup, tensorboard
-from trainer.training.checkpointing import CheckpointManager
+from trainer.training import determinism, divergence, model_selection, result_writer, setup
+from trainer.training.checkpointing import CheckpointManager, CheckpointSources
 from trainer.training.evaluator import Evaluator
+from trainer.training.metrics_log import RunMetrics
 from trainer.training.reporter import memory_line
 from trainer.training.step import CompletedStep, DivergedStep, InterruptedStep, SampledBatches, StepRunner
-
-RATE_STEPS = 20
-"""Number of latest steps over which the speed is averaged."""
 
 
 class TrainingLoop:
@@ -42,25 +36,35 @@ class TrainingLoop:
         self._accelerator, self._arrangement = self._trained.accelerator, self._trained.arrangement
         self._progress = Progress()
         self._selection = model_selection.Selection(self._config.selection, job.job)
-        common: dict[str, Any] = {
-            "accelerator": self._accelerator,
-            "arrangement": self._arrangement,
-            "model": self._trained.bare,
-            "parameters": self._trained.parameters,
-            "report": self._report,
-        }
-        trained = {
-            "tokenizer": self._task.data.tokenizer, "optimizer": self._trained.optimizer, "selection": self._selection
-        }  # fmt: skip
-        self._checkpoints = CheckpointManager(job, run, **trained, **common)
-        held, rows = self._setup.heldout_rows, self._setup.micro_rows * 2
-        self._evaluator = Evaluator(job=job, run=run, task=self._task, held=held, rows=rows, **common)
-        self._board = tensorboard.Board(run.root / tensorboard.FOLDER, self._report.event)
-        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
-        """Seconds, tokens and rows of the latest steps."""
+        self._checkpoints = CheckpointManager(
+            CheckpointSources(
+                job=job,
+                run=run,
+                trained=self._trained,
+                tokenizer=self._task.data.tokenizer,
+                selection=self._selection,
+                report=self._report,
+            )
+        )
+        self._evaluator = self._new_evaluator()
+        self._metrics = RunMetrics(self._setup, self._checkpoints.journal)
         self._batches = self._sampled_batches()
         self._runner = self._step_runner()
         self._report_start()
+
+    def _new_evaluator(self) -> Evaluator:
+        return Evaluator(
+            job=self._job,
+            run=self._run,
+            task=self._task,
+            model=self._trained.bare,
+            parameters=self._trained.parameters,
+            held=self._setup.heldout_rows,
+            rows=self._setup.micro_rows * 2,
+            accelerator=self._accelerator,
+            arrangement=self._arrangement,
+            report=self._report,
+        )
 
     def _sampled_batches(self) -> SampledBatches:
         return SampledBatches(
@@ -190,7 +194,7 @@ class TrainingLoop:
                 if result.decision.message:
                     self._report.event(result.decision.event, result.decision.message)
                 self._progress = result.progress
-                self._record(result)
+                self._metrics.step(result)
 
     def _apply_row_skips(self) -> None:
         """Skip the rows that made a previous worker diverge."""
@@ -211,28 +215,6 @@ class TrainingLoop:
                 divergence.rollback_plan(self._config.guard, self._progress, self._config.rows_a_step)
             )
         raise UserFault(decision.message)
-
-    def _record(self, step: CompletedStep) -> None:
-        """Write a completed step into the metrics, the status and the log."""
-        row, number, total = step.row, step.progress.step, self._setup.total_steps
-        self._recent.append((step.seconds, step.tokens, self._config.rows_a_step))
-        seconds = sum(s for s, _, _ in self._recent)
-        if self._accelerator.is_main_process:
-            line = {"step": number, **row, "tokens": step.tokens, "seconds": round(step.seconds, 4)}
-            line |= {"time": round(time.time(), 3), "attempt": self._job.number}
-            self._checkpoints.journal.add(line)
-            self._board.step(line)
-        self._set_status(
-            phase="training",
-            message="",
-            loss=row["loss"] if math.isfinite(row["loss"]) else self._report.status.loss,
-            tokens_per_s=sum(t for _, t, _ in self._recent) / seconds,
-            rows_per_s=sum(r for _, _, r in self._recent) / seconds,
-        )
-        self._report.say(
-            f"step {number}/{total}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-            f"{self._report.status.tokens_per_s:.0f} tokens/s  {step.seconds:.2f} s"
-        )
 
     def _after_step(self) -> None:
         """Save a snapshot if one is due. Raises: Drained if a process is asked to stop."""
@@ -258,9 +240,7 @@ class TrainingLoop:
         self._choose_rate()
         if self._progress.step > total:
             self._report.say(f"notice: max_steps or epochs give {total} steps, and {self._progress.step} are done")
-        if self._accelerator.is_main_process:
-            self._board.begin(self._run.root / METRICS, self._progress.heldout)
-            self._publish_heldout()
+        self._metrics.begin(self._progress)
         if self._job.restore is None:
             return self._set_status(phase="evaluating", message="", total_steps=total)
         return self._set_status(
@@ -297,11 +277,7 @@ class TrainingLoop:
             self._progress = self._selection.scored(self._progress, loss, metrics, self._trained.parameters)
         heldout = (*(h for h in self._progress.heldout if h[0] != step), (step, loss))
         self._progress = self._progress.model_copy(update={"heldout": heldout})
-        self._set_status(heldout_loss=loss)
-        self._board.heldout(step, loss)
-        self._publish_heldout()
-        scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
-        self._report.say(f"held-out loss after {step} steps: {loss:.4f}{scores}")
+        self._metrics.heldout(self._progress, loss, metrics)
         return loss, metrics
 
     def _choose_rate(self) -> None:
@@ -316,12 +292,6 @@ class TrainingLoop:
     def _rate(self) -> Rate:
         """Return the learning rate of this run."""
         return self._progress.rate or self._setup.rate
-
-    def _publish_heldout(self) -> None:
-        """Write the held-out losses for the trackers."""
-        if self._accelerator.is_main_process:
-            with contextlib.suppress(OSError):  # disk full; the next file contains all
-                replace(self._run.heldout, json.dumps(self._progress.heldout))
 
     def _finish(self, first: int) -> None:
         """Write the results; `first` is the step at which this start began. Raises: ResultsNotWritten, Drained."""

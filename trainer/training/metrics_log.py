@@ -1,14 +1,27 @@
-"""`metrics.jsonl`: one row for every step, including steps taken while the disk was full."""
+"""Metrics of a run: `metrics.jsonl` with one row for every step, TensorBoard, trackers, status and log."""
 
+import contextlib
 import json
 import math
 import shutil
+import time
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.checkpoint_format import METRICS, Progress
+from trainer.core.ipc import replace
+from trainer.training.setup import TrainingSetup
+from trainer.training.step import CompletedStep
+from trainer.training.tensorboard import FOLDER, Board
+
+SPEED_STEPS = 20
+"""Number of latest steps over which the speed is averaged."""
+
 
 class Journal:
-    """Journal whose rows wait in memory while they cannot be written; `flush` returns whether all are on disk."""
+    """Writer of `metrics.jsonl`; rows that a full disk rejects wait in memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,13 +37,13 @@ class Journal:
         self._size = self._path.stat().st_size
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row; a number that JSON does not have becomes null."""
+        """Add a row; NaN and infinity become null, because JSON has neither."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self._pending.append(json.dumps(plain) + "\n")
         self.flush()
 
     def flush(self) -> bool:
-        """Write the waiting rows; overwrite a row that a full disk truncated."""
+        """Write the waiting rows and return True if all are on disk; overwrite a row that a full disk truncated."""
         try:
             while self._pending:
                 data = self._pending[0].encode()
@@ -43,3 +56,57 @@ class Journal:
         except OSError:
             return False
         return True
+
+
+class RunMetrics:
+    """Recorder of steps and evaluations; the first process writes the files."""
+
+    def __init__(self, setup: TrainingSetup, journal: Journal) -> None:
+        self._setup, self._report, self._run, self._journal = setup, setup.report, setup.run, journal
+        self._main = setup.trained.accelerator.is_main_process
+        self._board = Board(setup.run.root / FOLDER, setup.report.event)
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=SPEED_STEPS)
+        """Seconds, tokens and rows of the latest steps."""
+
+    def begin(self, progress: Progress) -> None:
+        """Begin with the journal and the held-out losses of a checkpoint."""
+        if self._main:
+            self._board.begin(self._run.root / METRICS, progress.heldout)
+            self._publish_heldout(progress)
+
+    def step(self, step: CompletedStep) -> None:
+        """Record a completed step."""
+        row, number, rows = step.row, step.progress.step, self._setup.config.rows_a_step
+        self._recent.append((step.seconds, step.tokens, rows))
+        seconds = sum(s for s, _, _ in self._recent)
+        if self._main:
+            line = {"step": number, **row, "tokens": step.tokens, "seconds": round(step.seconds, 4)}
+            line |= {"time": round(time.time(), 3), "attempt": self._setup.job.number}
+            self._journal.add(line)
+            self._board.step(line)
+        self._report.set(
+            number,
+            phase="training",
+            message="",
+            loss=row["loss"] if math.isfinite(row["loss"]) else self._report.status.loss,
+            tokens_per_s=sum(t for _, t, _ in self._recent) / seconds,
+            rows_per_s=sum(r for _, _, r in self._recent) / seconds,
+        )
+        self._report.say(
+            f"step {number}/{self._setup.total_steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
+            f"{self._report.status.tokens_per_s:.0f} tokens/s  {step.seconds:.2f} s"
+        )
+
+    def heldout(self, progress: Progress, loss: float, metrics: Mapping[str, float]) -> None:
+        """Record an evaluation of the current weights."""
+        self._report.set(progress.step, heldout_loss=loss)
+        self._board.heldout(progress.step, loss)
+        if self._main:
+            self._publish_heldout(progress)
+        scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
+        self._report.say(f"held-out loss after {progress.step} steps: {loss:.4f}{scores}")
+
+    def _publish_heldout(self, progress: Progress) -> None:
+        """Write the held-out losses for the trackers."""
+        with contextlib.suppress(OSError):  # disk full; the next file contains all
+            replace(self._run.heldout, json.dumps(progress.heldout))
