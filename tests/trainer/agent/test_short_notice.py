@@ -18,7 +18,7 @@ from tests.trainer.support.imds import Service, serving
 from trainer.agent import preemption_notice as notices
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
-from trainer.agent.process.child import Child
+from trainer.agent.conclusion import exit_outcome
 from trainer.agent.upload import save_cost as effort
 from trainer.agent.upload.checkpoint_uploader import Saver
 from trainer.agent.upload.save_cost import SaveCost, Sending
@@ -384,6 +384,4 @@ def test_results_that_are_safe_in_time_are_completed(bench: Bench, hold: Hold, s
 
 @pytest.mark.parametrize(("asked", "outcome"), [(False, Outcome.USER_ERROR), (True, Outcome.DRAINED)])
 def test_only_who_was_asked_has_obeyed(asked: bool, outcome: Outcome) -> None:
-    child = Child(None, -1, 1 << 60)  # type: ignore[arg-type]  # only what its end means is asked
-    child.asked = asked
-    assert child.outcome(1, script=True) is outcome
+    assert exit_outcome(1, script=True, asked=asked, killed_for_memory=False) is outcome

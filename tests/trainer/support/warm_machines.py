@@ -20,6 +20,7 @@ from tests.crash.gate import Gate, Point
 from tests.trainer.support.harness import INSTALLATION, Agent, Bench, until
 from tests.trainer.support.workers import FORKS
 from trainer.agent import agent as run
+from trainer.agent import train_runner
 from trainer.agent.base.environment import Environment
 from trainer.agent.process.child import Child, oom_kills
 from trainer.agent.upload import checkpoint_uploader as saver
@@ -141,7 +142,7 @@ def _attend(order: Order, worker: int, output: int) -> int:
     saver.LOOK_S = LOOK_S
     ForkedChild.waits = (worker, output)
     for name, instead in (("Child", ForkedChild), ("WorkerJob", _often)):
-        setattr(run, name, instead)
+        setattr(train_runner, name, instead)
     env = Environment(
         blobs=order.blobs, installation=INSTALLATION, attempt=order.attempt, workdir=order.workdir, key=order.key
     )

@@ -14,6 +14,7 @@ from broker.lifecycle.recovery import adjust_plan, adjusted_workload, planned_tr
 from tests.support import build
 from tests.trainer.support.harness import Agent, Bench
 from tests.trainer.support.warm_machines import WarmBench, micro
+from trainer.agent.conclusion import exit_outcome
 from trainer.agent.process import child
 from trainer.agent.process.child import Child
 from trainer.contract.data_config import DataConfig
@@ -127,4 +128,5 @@ def test_a_kill_for_memory_is_one_only_where_the_kernel_says_so(
     """A shell reports its child's death as 137, a launcher as 1; a machine that is taken away kills as well."""
     monkeypatch.setattr(child, "oom_kills", lambda: 3 + kills)
     ended = Child(None, -1, 3)  # type: ignore[arg-type]  # only what its end means is asked
-    assert ended.outcome(code, script=script) is outcome
+    killed = ended.killed_for_memory
+    assert exit_outcome(code, script=script, asked=ended.asked, killed_for_memory=killed) is outcome

@@ -1,4 +1,4 @@
-"""Worker or user program as a child process, and the meaning of its exit code."""
+"""Worker or user program as a child process."""
 
 import asyncio
 import contextlib
@@ -14,20 +14,11 @@ from pathlib import Path
 import psutil
 
 from trainer.agent.base.environment import OWN, Environment
-from trainer.contract.documents import ExitCode, Outcome, World
+from trainer.contract.documents import World
 from trainer.core import parent_death as tether
 from trainer.core.ipc import RunFolder
 
 MEETING_PORTS = range(20_000, 32_768)
-
-OUTCOMES = {
-    ExitCode.COMPLETED: Outcome.COMPLETED,
-    ExitCode.DRAINED: Outcome.DRAINED,
-    ExitCode.USER_ERROR: Outcome.USER_ERROR,
-    ExitCode.DATA: Outcome.DATA,
-    ExitCode.OOM: Outcome.OOM,
-    ExitCode.INFRASTRUCTURE: Outcome.INFRASTRUCTURE,
-}
 
 
 def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
@@ -154,20 +145,6 @@ class Child:
         Without such a record a SIGKILL does not mean a lack of memory.
         """
         return oom_kills() > self._oom_before
-
-    def outcome(self, code: int, *, script: bool) -> Outcome:
-        """Return the outcome of an exit code.
-
-        A script that ends on its own after it was asked to end has obeyed, unless the exit code names a failure.
-
-        torchrun ends with 1 when it is asked to end.
-        """
-        if code not in OUTCOMES and self.killed_for_memory:
-            return Outcome.OOM
-        if script and self.asked and (code == 0 or code not in OUTCOMES):
-            return Outcome.DRAINED
-        other = Outcome.USER_ERROR if script else Outcome.INFRASTRUCTURE
-        return OUTCOMES.get(code, other)  # type: ignore[call-overload, no-any-return]
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:
