@@ -89,7 +89,7 @@ async def _figures(objects: Objects, folder: Path, lines: list[str]) -> dict[str
     if not before:
         raise SystemExit("nothing was saved before the end; lower --every, or raise --steps")
     started = time.monotonic()
-    found = await checkpoint.restore(objects, before, folder / "back", kind="train", tell=lines.append)
+    found = await checkpoint.restore(objects, before, folder / "back", kind="train", log=lines.append)
     restore_s = time.monotonic() - started
     assert found is not None
     assert not found[1].complete, "the last one has the results as well, and no run goes on from it"

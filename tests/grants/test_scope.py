@@ -103,7 +103,7 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
     torn = keys.files_prefix(earlier[0]) + "weights"
     await blobs.delete(torn)
     told: list[str] = []
-    found = await checkpoint.restore(granted, earlier, tmp_path / "restored", kind="script", tell=told.append)
+    found = await checkpoint.restore(granted, earlier, tmp_path / "restored", kind="script", log=told.append)
     assert found is not None
     assert found[0] == earlier[1]
     assert "absent" in told[0]

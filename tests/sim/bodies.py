@@ -202,7 +202,7 @@ class Body(VirtualBackend):
 
     async def _restore(self, mine: Trainee, folder: Any, candidates: Sequence[str]) -> tuple[str, Manifest] | None:
         return await checkpoint.restore(
-            mine.objects, candidates, folder, kind=mine.origin.kind, tell=lambda why: self.world.note("cloud", why)
+            mine.objects, candidates, folder, kind=mine.origin.kind, log=lambda why: self.world.note("cloud", why)
         )
 
     def _trainee(self, spec: AttemptSpec, instance: _Instance | None) -> Trainee:

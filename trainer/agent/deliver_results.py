@@ -8,7 +8,6 @@ from pathlib import Path
 from trainer.agent.base import prepare
 from trainer.checkpoint import protocol as checkpoint
 from trainer.contract import object_keys as keys
-from trainer.contract.documents import Manifest
 from trainer.contract.output import OutputConfig
 from trainer.core import disk_space as room
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
@@ -22,7 +21,10 @@ RETRY = "fetch them with `gpubroker artifacts` and run `python -m trainer.publis
 
 
 async def verified(objects: Objects, manifest: str) -> bool:
-    """Return True if the stored results match their manifest, read back. Raises: ObjectStoreError."""
+    """Return True if the store has every file of the results, as `checkpoint.protocol.verified` checks it.
+
+    Raises: ObjectStoreError.
+    """
     return await prepare.insist(lambda: checkpoint.verified(objects, manifest), prepare.PATIENCE_S)
 
 
@@ -78,11 +80,9 @@ def _rest(output: OutputConfig, failed: list[str]) -> OutputConfig:
 
 
 async def _fetch(objects: Objects, key: str, folder: Path) -> None:
-    data = await objects.read(key)
-    if data is None:
-        raise BadContent(f"{key} is absent")
-    source = keys.files_prefix(key)
-    files = [file for file in Manifest.model_validate_json(data).files if file.path.startswith(RESULTS)]
+    """Download the results without the training state. Raises: BadContent, ObjectStoreError, OSError."""
+    manifest, source = await checkpoint.read_manifest(objects, key), keys.files_prefix(key)
+    files = [file for file in manifest.files if file.path.startswith(RESULTS)]
     try:
         for file in files:
             await objects.download(source + file.path, folder / file.path, size=file.bytes, sha256=file.sha256)

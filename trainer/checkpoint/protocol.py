@@ -31,7 +31,8 @@ from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 T = TypeVar("T")
 PARALLEL = 4
-LOOK_S = 0.5
+POLL_S = 0.5
+"""Seconds between checks for another machine's part."""
 PART = "part-"
 """Prefix of the file in which another machine describes its part."""
 
@@ -70,7 +71,7 @@ async def commit(
 
     `taken_s`: seconds of the snapshot. `sent`: called with the number of further bytes.
 
-    Raises: ObjectStoreError; uploaded files then stay uncommitted and are never used.
+    Raises: ObjectStoreError, BadContent; uploaded files then stay uncommitted and are never used.
     """
     began = time.monotonic() - taken_s
     target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4), complete=complete)
@@ -114,20 +115,25 @@ async def commit_parts(
 
     Return None if `hopeless` becomes true: another machine may have moved on to a later checkpoint.
 
-    Raises: ObjectStoreError, also if an offered file is missing.
+    Raises: ObjectStoreError, also if an offered file is missing; BadContent if a part's description or another
+    manifest of this checkpoint cannot be used.
     """
     began = time.monotonic() - taken_s
     target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
     files = await _send(objects, target, folder, sent)
     for node in range(1, part.nodes):
-        while (data := await objects.read(f"{target}{PART}{node}.json")) is None:
+        key = f"{target}{PART}{node}.json"
+        while (data := await objects.read(key)) is None:
             if hopeless():
                 return None
-            await asyncio.sleep(LOOK_S)
-        files += Offered.model_validate_json(data).files
-    there = set(await objects.keys(target))
-    if gone := [f.path for f in files if target + keys.FILES + f.path not in there]:
-        raise ObjectStoreError(f"{target}{gone[0]} was offered and is absent")
+            await asyncio.sleep(POLL_S)
+        try:
+            files += Offered.model_validate_json(data).files
+        except ValidationError:
+            raise BadContent(f"{key} cannot be read") from None
+    stored = set(await objects.keys(target))
+    if absent := [f.path for f in files if target + keys.FILES + f.path not in stored]:
+        raise ObjectStoreError(f"{target}{absent[0]} was offered and is absent")
     return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
 
@@ -167,7 +173,10 @@ async def _seal(
     complete: bool,
     began: float,
 ) -> tuple[str, Manifest]:
-    """Write the manifest that commits a checkpoint. `began`: monotonic seconds at which its work began."""
+    """Write the manifest that commits a checkpoint. `began`: monotonic seconds at which its work began.
+
+    Raises: ObjectStoreError; BadContent if the checkpoint has another manifest.
+    """
     manifest = Manifest(
         job=origin.job,
         attempt=origin.attempt,
@@ -181,10 +190,10 @@ async def _seal(
     if await objects.create(key, manifest.model_dump_json().encode()):
         return key, manifest
     # The reply to an earlier attempt may be lost, and its time differs.
-    there = Manifest.model_validate_json(await objects.read(key) or b"{}")
-    if there.model_copy(update={"save_s": manifest.save_s}) != manifest:
+    stored = await read_manifest(objects, key)
+    if stored.model_copy(update={"save_s": manifest.save_s}) != manifest:
         raise BadContent(f"{key} was written by somebody else")
-    return key, there
+    return key, stored
 
 
 async def own(objects: Objects, origin: Origin) -> list[str]:
@@ -192,19 +201,34 @@ async def own(objects: Objects, origin: Origin) -> list[str]:
 
     Raises: ObjectStoreError.
     """
-    found = await objects.keys(origin.folder)
-    return [*keys.manifests(reversed(found))]
+    return [*keys.manifests(reversed(await objects.keys(origin.folder)))]
+
+
+async def read_manifest(objects: Objects, key: str) -> Manifest:
+    """Return a checkpoint's manifest. Raises: BadContent if it is absent or cannot be read; ObjectStoreError."""
+    data = await objects.read(key)
+    if data is None:
+        raise BadContent("its manifest is absent")
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError:
+        raise BadContent("its manifest cannot be read") from None
 
 
 async def verified(objects: Objects, key: str) -> bool:
-    """Return True if the stored results match their manifest. Raises: ObjectStoreError."""
-    data = await objects.read(key)
-    manifest = Manifest.model_validate_json(data) if data is not None else None
-    if manifest is None or not manifest.complete:
+    """Return True if the store has every file of the results, with the size in their manifest.
+
+    The content is not read back, because a listing costs no traffic; a restore checks the hashes.
+
+    Raises: ObjectStoreError.
+    """
+    try:
+        manifest = await read_manifest(objects, key)
+    except BadContent:
         return False
     folder = keys.files_prefix(key)
-    there = set(await objects.keys(folder))
-    return all(folder + file.path in there for file in manifest.files)
+    sizes = await objects.sizes(folder)
+    return manifest.complete and all(sizes.get(folder + file.path) == file.bytes for file in manifest.files)
 
 
 async def remove_after(objects: Objects, origin: Origin, step: int) -> None:
@@ -220,12 +244,12 @@ async def restore(
     folder: Path,
     *,
     kind: str,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     jumps: tuple[RowSkip, ...] = (),
 ) -> tuple[str, Manifest] | None:
     """Fill `folder` with the first candidate that verifies, or return None.
 
-    `tell` receives why a candidate was passed over. `jumps`: a candidate must have applied these row skips.
+    `log` receives why a candidate was passed over. `jumps`: a candidate must have applied these row skips.
 
     Raises: ObjectStoreError.
     """
@@ -239,7 +263,7 @@ async def restore(
             if jumps and not checkpoint_plan.has_due_row_skips(folder, jumps):
                 raise BadContent("it comes from before the training went back")
         except BadContent as e:
-            tell(f"checkpoint {key} cannot be used: {e}; falling back to the one before it")
+            log(f"checkpoint {key} cannot be used: {e}; falling back to the one before it")
             continue
         return key, manifest
     shutil.rmtree(folder, ignore_errors=True)
@@ -247,13 +271,7 @@ async def restore(
 
 
 async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifest:
-    data = await objects.read(key)
-    if data is None:
-        raise BadContent("its manifest is absent")
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError:
-        raise BadContent("its manifest cannot be read") from None
+    manifest = await read_manifest(objects, key)
     if manifest.version > CONTRACT_VERSION:
         raise BadContent(f"its version is {manifest.version}, this trainer knows {CONTRACT_VERSION}; take a newer one")
     if manifest.kind != kind:
@@ -287,19 +305,19 @@ async def prune(
 
     Raises: ObjectStoreError; the next call deletes the rest.
     """
-    every = await objects.keys(keys.checkpoints(origin.job))
-    mine = [k for k in every if (earlier or k.startswith(origin.folder)) and not keys.is_in_token_cache(k)]
-    manifests = [*keys.manifests(mine)]
+    listed = await objects.keys(keys.checkpoints(origin.job))
+    own_keys = [k for k in listed if (earlier or k.startswith(origin.folder)) and not keys.is_in_token_cache(k)]
+    manifests = [*keys.manifests(own_keys)]
     newest = manifests[-config.keep :]
-    kept = {*newest, *milestones(every, config.keep_every)}
+    retained = {*newest, *milestones(listed, config.keep_every)}
     if newest:
-        kept |= rollback_manifests(manifests, min(map(keys.step_of, newest)), guard)
-    folders = {k.removesuffix(keys.MANIFEST) for k in kept}
+        retained |= rollback_manifests(manifests, min(map(keys.step_of, newest)), guard)
+    folders = {k.removesuffix(keys.MANIFEST) for k in retained}
     for key in manifests:
-        if key not in kept:
+        if key not in retained:
             await objects.delete(key)
     last = _up_to_step(max(newest, default=""))
-    for key in mine:
+    for key in own_keys:
         parent = "/".join(key.split("/")[:4]) + "/"
         if parent not in folders and _up_to_step(parent) <= last and key not in manifests:
             await objects.delete(key)

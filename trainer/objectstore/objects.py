@@ -171,17 +171,21 @@ class Objects:
 
     async def keys(self, prefix: str) -> list[str]:
         """Return every key below `prefix` (which ends in `/`), sorted. Raises: ObjectStoreError."""
-        keys: list[str] = []
+        return sorted(await self.sizes(prefix))
+
+    async def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of every object below `prefix` (which ends in `/`) by key. Raises: ObjectStoreError."""
+        sizes: dict[str, int] = {}
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
                 async for batch in obstore.list(self._reader, self._prefix + prefix):
-                    keys += [meta["path"].removeprefix(self._prefix) for meta in batch]
+                    sizes |= {meta["path"].removeprefix(self._prefix): meta["size"] for meta in batch}
         except FileNotFoundError:
-            return []
+            return {}
         except (BaseError, OSError, TimeoutError) as e:
             raise ObjectStoreError(f"cannot list {prefix}: {_line(e)}") from None
         self._answered()
-        return sorted(keys)
+        return sizes
 
     async def delete(self, key: str) -> None:
         """Delete an object; an absent object is no error. Raises: ObjectStoreError."""

@@ -106,7 +106,7 @@ async def test_what_does_not_fit_is_passed_over(harm: str, tmp_path: Path) -> No
                 checkpoint_plan.verify(folder)
         keys.append((await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, taken_s=0.0))[0])
     told: list[str] = []
-    found = await checkpoint.restore(objects, keys[::-1], tmp_path / "back", kind="train", tell=told.append)
+    found = await checkpoint.restore(objects, keys[::-1], tmp_path / "back", kind="train", log=told.append)
     assert found is not None
     assert found[1].step == 1
     assert len(told) == 1

@@ -43,7 +43,7 @@ async def restored(
 ) -> tuple[int, list[str]]:
     """(step that was restored or -1, what was told)."""
     told: list[str] = []
-    found = await checkpoint.restore(objects, candidates, folder, kind=kind, tell=told.append)
+    found = await checkpoint.restore(objects, candidates, folder, kind=kind, log=told.append)
     return (found[1].step if found else -1), told
 
 
@@ -265,7 +265,7 @@ async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects,
             bad = Progress(step=at + 2, guard=GuardState(bad_steps=2))
             jumps = guard.rollback_plan(wary, bad, 4)
             found = await checkpoint.restore(
-                objects, left, tmp_path / "back", kind="script", tell=lambda line: None, jumps=jumps
+                objects, left, tmp_path / "back", kind="script", log=lambda line: None, jumps=jumps
             )
             if jumps[-1].step >= 3:
                 assert found is not None, f"from behind step {at} back to the beginning"

@@ -59,7 +59,7 @@ def stepping_loops() -> list[Any]:
         loops.append(loop)
         step(loop)
 
-    TrainingLoop._step = begun  # type: ignore[method-assign]
+    TrainingLoop._step = begun  # type: ignore[method-assign, assignment]
     return loops
 
 
@@ -75,7 +75,7 @@ def killed_within_a_step(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return clip(runner)
 
-    StepRunner._clip = fail  # type: ignore[method-assign]
+    StepRunner._clip = fail  # type: ignore[method-assign, assignment]
 
 
 class Worker:

@@ -158,7 +158,7 @@ async def restore(
     spec: AttemptSpec,
     origin: Origin,
     folder: Path,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     jumps: tuple[RowSkip, ...] = (),
 ) -> tuple[str, Manifest] | None:
     """Restore the newest checkpoint that verifies into `folder`; `furthest` defines the order.
@@ -167,7 +167,7 @@ async def restore(
 
     Raises: ObjectStoreError.
     """
-    load = partial(checkpoint.restore, objects, folder=folder, kind=origin.kind, tell=tell, jumps=jumps)
+    load = partial(checkpoint.restore, objects, folder=folder, kind=origin.kind, log=log, jumps=jumps)
     return await insist(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
 
 

@@ -16,7 +16,7 @@ from trainer.contract.documents import CheckpointRef, Manifest
 from trainer.contract.guard import GuardConfig
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import SnapshotInfo, info_of
-from trainer.objectstore.objects import Objects, ObjectStoreError
+from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 LOOK_S = 0.2
 RETRY_S = 5.0
@@ -113,7 +113,10 @@ class Saver:
         return max(0.0, min(self._state.drain_left_s, self._state.limits.outage_s - silent_s))
 
     async def once(self) -> None:
-        """Commit the newest snapshot, if any. Raises: ObjectStoreError; the snapshot then stays."""
+        """Commit the newest snapshot, if any. Raises: ObjectStoreError; the snapshot then stays.
+
+        A snapshot is removed uncommitted if its place in the store has content that it cannot use.
+        """
         async with self._busy:
             waiting = self._state.run.waiting()
             for older in waiting[:-1]:
@@ -126,6 +129,11 @@ class Saver:
         sending = self._sending = Sending(folder=folder, bytes=size_of(folder), whole=info.part is None)
         try:
             committed = await self._upload(folder, info, sending.more)
+        except BadContent as e:
+            committed = None
+            self._say(f"the checkpoint of step {info.step} is left: {e}")
+            message = f"a checkpoint could not be committed, and the one before it counts: {e}"
+            self._state.tell("save_failed", message)
         finally:
             self._sending = None
         if committed is None:
