@@ -32,7 +32,7 @@ class Agents(VirtualBackend):
 
     async def _obey(self, instance: _Instance, spec: AttemptSpec, step: int) -> None:
         switch = self.switches.setdefault(instance.attempt, DeadMan(spec.limits.deadman_s))
-        switch.seen(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
+        switch.observe(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
         if switch.expired:
             await self._save(instance, spec, step)
             await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease stood still")

@@ -267,7 +267,7 @@ async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
         origin,
         config=CheckpointConfig(keep=KEEP),
         guard=None,
-        say=lambda line: told(said=line),
+        log=lambda line: told(said=line),
         committed=committed,
     )
     uploading = asyncio.ensure_future(uploads.run())

@@ -252,7 +252,7 @@ class Body(VirtualBackend):
         if instance.over or instance.machine.name in self._finished:
             return
         deadman = self._trainees[instance.attempt].deadman
-        deadman.seen(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
+        deadman.observe(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
         if deadman.expired:
             await self._save(instance, spec, step)
             await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease is stale")

@@ -90,11 +90,11 @@ class Agent:
         watching = [watcher.run()]
         if endpoint := preemption_notice.endpoint():
             hurry, log = lifecycle.beater.now, lifecycle.log_line
-            watching.append(preemption_notice.watching(endpoint, self._state, say=log, hurry=hurry))
+            watching.append(preemption_notice.watching(endpoint, self._state, log=log, hurry=hurry))
         async with background(*watching):
             end = await self._runner(spec).run()
             # The watcher still follows desired.json.
-            await lifecycle.final_report.hear(end.outcome, end.message, lifecycle.log_line)
+            await lifecycle.final_report.await_first_machine(end.outcome, end.message, lifecycle.log_line)
             return end
 
     def _runner(self, spec: AttemptSpec) -> TrainRunner | ScriptRunner:

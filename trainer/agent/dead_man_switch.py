@@ -11,18 +11,18 @@ class DeadMan:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._value: bytes | None = None
-        self._looked_at: float | None = None
+        self._read_at: float | None = None
         self._stale_s = 0.0
 
-    def seen(self, value: bytes | None, now: float) -> None:
+    def observe(self, value: bytes | None, now: float) -> None:
         """Record a read of the lease (None: it does not exist)."""
-        if self._looked_at is not None:
-            self._stale_s = self._stale_s + now - self._looked_at if value == self._value else 0.0
-        self._value, self._looked_at = value, now
+        if self._read_at is not None:
+            self._stale_s = self._stale_s + now - self._read_at if value == self._value else 0.0
+        self._value, self._read_at = value, now
 
     def unreadable(self) -> None:
         """Record that the store could not be reached."""
-        self._looked_at = None
+        self._read_at = None
 
     @property
     def stale_s(self) -> float:

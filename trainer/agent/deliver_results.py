@@ -37,7 +37,7 @@ async def deliver(
     job: str,
     secrets: Mapping[str, str],
     endpoint: str | None,
-    tell: Callable[[str, str], None],
+    report: Callable[[str, str], None],
     pauses_s: tuple[float, ...] = PAUSES_S,
     within: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
 ) -> str:
@@ -55,7 +55,7 @@ async def deliver(
             for pause_s in (*pauses_s, None):
                 done, failed = await publish.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
                 for line in done:
-                    tell("published", line)
+                    report("published", line)
                 if not failed:
                     return ""
                 left = _rest(left, failed)
@@ -64,7 +64,7 @@ async def deliver(
     except (ObjectStoreError, BadContent, OSError) as e:  # includes TimeoutError
         failed = [str(e) or "the results were not published in time"]
     why = f"{'; '.join(failed)}. The results are safe: {RETRY}"
-    tell("not_published", why)
+    report("not_published", why)
     return why
 
 

@@ -18,9 +18,9 @@ class DesiredStateWatcher:
     """Watcher that reads `desired.json`, the grant and the lease every `poll_s`, and detects outages of the store."""
 
     def __init__(
-        self, objects: Objects, state: AgentState, renew: Callable[[], Awaitable[None]], say: Callable[[str], None]
+        self, objects: Objects, state: AgentState, renew: Callable[[], Awaitable[None]], log: Callable[[str], None]
     ) -> None:
-        self._objects, self._state, self._renew, self._say = objects, state, renew, say
+        self._objects, self._state, self._renew, self._log = objects, state, renew, log
         self._desired = Desired(epoch=-1)
         self._deadman = DeadMan(state.limits.deadman_s)
 
@@ -39,21 +39,21 @@ class DesiredStateWatcher:
         try:
             await self._renew()
         except UnusableInput as e:
-            self._say(f"the renewed grant is ignored: {e}")
-        self._obey(await self._objects.read(keys.desired(self._state.env.attempt)))
+            self._log(f"the renewed grant is ignored: {e}")
+        self._follow(await self._objects.read(keys.desired(self._state.env.attempt)))
         lease = await self._objects.read(keys.BROKER_LEASE)
-        self._deadman.seen(lease, time.monotonic())
+        self._deadman.observe(lease, time.monotonic())
         if self._deadman.expired:
             stale = round(self._deadman.stale_s)
             self._state.end(Outcome.DEADMAN, f"the broker's lease stood still for {stale} s; saved and stopped")
 
-    def _obey(self, data: bytes | None) -> None:
+    def _follow(self, data: bytes | None) -> None:
         if data is None:
             return
         try:
             desired = Desired.model_validate_json(data)
         except ValidationError:
-            self._say("desired.json cannot be read; it is ignored")
+            self._log("desired.json cannot be read; it is ignored")
             return
         if not desired.newer_than(self._desired):
             return

@@ -38,7 +38,7 @@ class FinalReport:
         self._objects, self._env, self._state = objects, env, state
         self._beater, self._shipper = beater, shipper
 
-    async def hear(self, outcome: Outcome, message: str, say: Callable[[str], None]) -> None:
+    async def await_first_machine(self, outcome: Outcome, message: str, log: Callable[[str], None]) -> None:
         """Keep a successful node other than 0 alive until `final.json` exists.
 
         Node 0 may still save and deliver for long, while a machine shuts down some time after its agent. The
@@ -46,21 +46,21 @@ class FinalReport:
         """
         if self._env.node == 0 or outcome not in WELL:
             return
-        say(f"{outcome} here; how the attempt ended is for the first machine to say")
+        log(f"{outcome} here; how the attempt ended is for the first machine to say")
         self._state.phase, self._state.message = "done", message
         self._beater.now()
         with contextlib.suppress(TimeoutError):
             async with self._state.in_time(deliver.LIMIT_S):
-                while not await self._said():  # noqa: ASYNC110
+                while not await self._is_written():  # noqa: ASYNC110
                     await asyncio.sleep(self._state.limits.heartbeat_s)
 
-    async def _said(self) -> bool:
+    async def _is_written(self) -> bool:
         """Return True if `final.json` exists, and False if the store cannot be read."""
         with contextlib.suppress(ObjectStoreError):
             return await self._objects.read(keys.final(self._env.attempt)) is not None
         return False
 
-    async def speak(self, outcome: Outcome, message: str, code: int | None, *, pulled: bool) -> Outcome:
+    async def write(self, outcome: Outcome, message: str, code: int | None, *, pulled: bool) -> Outcome:
         """Ship the log, write `final.json`, and send the last heartbeat.
 
         `pulled`: this machine failed only because a process of another machine ended.
@@ -69,7 +69,7 @@ class FinalReport:
         final = self._final(outcome, message, code)
         try:
             await prepare.insist(self._shipper.flush, patience_s)
-            if await self._speaks(outcome, pulled):
+            if await self._must_write(outcome, pulled):
                 sent, received = self._objects.sent_bytes, self._objects.received_bytes
                 final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
                 data = final.model_dump_json().encode()
@@ -99,11 +99,11 @@ class FinalReport:
             heldout_loss_after=status.heldout_loss_after,
             peak_memory_bytes=status.peak_memory_bytes,
             tokens_per_s=status.tokens_per_s,
-            messages=redacted(self._state.told(), self._beater.redact),
+            messages=redacted(self._state.messages(), self._beater.redact),
             boot=self._state.boot,
         )
 
-    async def _speaks(self, outcome: Outcome, pulled: bool) -> bool:
+    async def _must_write(self, outcome: Outcome, pulled: bool) -> bool:
         """Return True if this node writes `final.json`.
 
         A node that failed only through another node waits longest, so that the node with the cause writes

@@ -49,7 +49,7 @@ class AttemptLifecycle:
         self.beater = Beater(self.objects, self.state)
         self.shipper = Shipper(self.objects, self.log, env, self.state)
         self.final_report = FinalReport(self.objects, env, self.state, beater=self.beater, shipper=self.shipper)
-        self.trackers = Trackers(self.state.run, folder or env.workdir, tell=self.report)
+        self.trackers = Trackers(self.state.run, folder or env.workdir, report=self.report)
         self.beater.redact = self.log.redact
         self._grant_seq = -1
         self._pulled = False
@@ -62,12 +62,12 @@ class AttemptLifecycle:
 
     def log_line(self, line: str) -> None:
         """Write a line of the agent into the log."""
-        self.log.say(f"[agent] {line}")
+        self.log.add_line(f"[agent] {line}")
 
     def report(self, kind: str, message: str) -> None:
         """Report a message to the user and in the log; `kind` as in `AgentMessage`."""
         self.log_line(message)
-        self.state.tell(kind, message)
+        self.state.add_message(kind, message)
 
     async def renew(self) -> None:
         """Apply a newer grant: credentials of the store, and values of the secrets."""
@@ -111,7 +111,7 @@ class AttemptLifecycle:
     def save_interval(self, spec: AttemptSpec) -> SaveInterval:
         """Return the interval between saves, which follows their cost."""
         config, losses = spec.checkpoint, spec.losses_per_hour
-        return SaveInterval(self.state.run, config=config, losses_per_hour=losses, tell=self.report)
+        return SaveInterval(self.state.run, config=config, losses_per_hour=losses, report=self.report)
 
     @contextlib.asynccontextmanager
     async def uploading(self, spec: AttemptSpec, origin: Origin, interval: SaveInterval) -> AsyncIterator[Saver]:
@@ -123,7 +123,7 @@ class AttemptLifecycle:
 
         config, guard = spec.checkpoint, spec.train.guard if spec.train else None
         saver = Saver(
-            self.objects, self.state, origin, config=config, guard=guard, say=self.log_line, committed=committed
+            self.objects, self.state, origin, config=config, guard=guard, log=self.log_line, committed=committed
         )
         async with background(saver.run()):
             yield saver
@@ -223,7 +223,7 @@ class AttemptLifecycle:
             job=spec.job,
             secrets=self.secrets,
             endpoint=spec.env.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT"),
-            tell=self.report,
+            report=self.report,
             within=self.state.in_time,
         )
 
@@ -231,4 +231,4 @@ class AttemptLifecycle:
         """Log the outcome, finish the trackers, and write the final report."""
         self.log_line(f"{outcome}: {message}" if message else str(outcome))
         await self.trackers.finish(outcome, self.state.drain_left_s)
-        return await self.final_report.speak(outcome, message, code, pulled=self._pulled)
+        return await self.final_report.write(outcome, message, code, pulled=self._pulled)

@@ -43,15 +43,15 @@ def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def watching(
-    url: str, state: AgentState, *, say: Callable[[str], None], hurry: Callable[[], None]
+    url: str, state: AgentState, *, log: Callable[[str], None], hurry: Callable[[], None]
 ) -> Coroutine[None, None, None]:
     """Poll the source until cancelled."""
     if url.startswith("file:"):
         return WrittenNotice(Path(unquote(urlsplit(url).path)), state, hurry=hurry).run()
-    return Notices(url, state, say=say, hurry=hurry).run()
+    return Notices(url, state, log=log, hurry=hurry).run()
 
 
-def _take_leave(state: AgentState, left_s: float, hurry: Callable[[], None]) -> None:
+def _drain_before(state: AgentState, left_s: float, hurry: Callable[[], None]) -> None:
     """Put the notice into the heartbeat and drain this agent without waiting for the broker."""
     state.notice(left_s)
     state.end(Outcome.DRAINED, f"the cloud takes this machine away in {left_s:.0f} s")
@@ -76,7 +76,7 @@ class WrittenNotice:
         except (OSError, ValueError):
             return False
         age_s = max(0.0, time.time() - written_at)
-        _take_leave(self._state, max(0.0, of_s - age_s), self._hurry)
+        _drain_before(self._state, max(0.0, of_s - age_s), self._hurry)
         return True
 
 
@@ -124,13 +124,13 @@ class Notices:
         url: str,
         state: AgentState,
         *,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         hurry: Callable[[], None],
         look_s: float = LOOK_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._metadata = Metadata(url)
-        self._state, self._say, self._hurry = state, say, hurry
+        self._state, self._log, self._hurry = state, log, hurry
         self._look_s, self._now = look_s, now
         self._advised = False
 
@@ -148,15 +148,15 @@ class Notices:
     async def once(self) -> None:
         """Poll once. Raises: NoAnswer."""
         if (text := await asyncio.to_thread(self._metadata.read, ACTION)) is not None:
-            self._noticed(text)
+            self._record_notice(text)
         elif not self._advised and await asyncio.to_thread(self._metadata.read, ADVICE) is not None:
             self._advised = True
-            self._say("the cloud advises to move: this machine may be taken away soon")
+            self._log("the cloud advises to move: this machine may be taken away soon")
 
-    def _noticed(self, text: str) -> None:
+    def _record_notice(self, text: str) -> None:
         if self._state.gone_at is not None:
             return
-        _take_leave(self._state, self._left_s(text), self._hurry)
+        _drain_before(self._state, self._left_s(text), self._hurry)
 
     def _left_s(self, text: str) -> float:
         """Return seconds until the notice's `time`, or AWS's two minutes if it cannot be parsed."""

@@ -79,5 +79,5 @@ class ScriptRunner:
             self._state.run,
             every_s=lambda: interval.every_s,
             step=self._state.resumed_from or 0,
-            tell=self._lifecycle.report,
+            report=self._lifecycle.report,
         )

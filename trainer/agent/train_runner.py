@@ -43,7 +43,7 @@ class TrainRunner:
             await lifecycle.trackers.start(spec, lifecycle.secrets)
         root, log = self._state.run.root, lifecycle.log_line
         known = await lifecycle.fetch(token_cache.fetch(objects, spec, root, log))
-        sender = token_cache.Sender(objects, self._state, spec, known=known, say=log)
+        sender = token_cache.Sender(objects, self._state, spec, known=known, log=log)
         jumps: tuple[RowSkip, ...] = ()
         while True:
             child = await self._start_worker(spec.data, data, jumps)

@@ -108,10 +108,10 @@ class LocalSnapshot:
 
 def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayout]]:
     """Return this writer's part of the plan."""
-    found: dict[str, dict[str, TensorLayout]] = {}
+    layouts: dict[str, dict[str, TensorLayout]] = {}
     for group, tensors in writer.own(held).items():
         file = file_name(group, writer.number, writer.of)
-        found[group] = {
+        layouts[group] = {
             name: TensorLayout(
                 shape=local.whole,
                 dtype=TYPES[local.tensor.dtype],
@@ -121,14 +121,14 @@ def parts(held: Held, writer: SnapshotWriter) -> dict[str, dict[str, TensorLayou
             )
             for name, local in tensors.items()
         }
-    return found
+    return layouts
 
 
 def joined(all_parts: list[dict[str, dict[str, TensorLayout]]]) -> CheckpointPlan:
     """Return the plan of all writers."""
     tensors: dict[str, dict[str, TensorLayout]] = {group: {} for group in GROUPS}
-    for one in all_parts:
-        for group, wholes in one.items():
+    for layouts in all_parts:
+        for group, wholes in layouts.items():
             for name, whole in wholes.items():
                 before = tensors[group][name].pieces if name in tensors[group] else ()
                 tensors[group][name] = whole.model_copy(update={"pieces": (*before, *whole.pieces)})
@@ -157,12 +157,12 @@ class StoredSnapshot:
         wanted = window or ((0,) * len(whole.shape), whole.shape)
         if math.prod(wanted[1]) and overlap(((0,) * len(whole.shape), whole.shape), wanted) != wanted:
             raise ValueError(f"{name} has the shape {whole.shape}")
-        found = torch.empty(wanted[1], dtype=_TYPE_OF[whole.dtype])
+        tensor = torch.empty(wanted[1], dtype=_TYPE_OF[whole.dtype])
         for piece in whole.pieces:
             if common := overlap((piece.start, piece.shape), wanted):
                 inner = self._file(piece.file).get_slice(name)[_slices(common, piece.start)]
-                found[_slices(common, wanted[0])] = inner if common[0] else self._file(piece.file).get_tensor(name)
-        return found
+                tensor[_slices(common, wanted[0])] = inner if common[0] else self._file(piece.file).get_tensor(name)
+        return tensor
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
@@ -253,8 +253,8 @@ class Snapshots:
         """
         if self.busy:
             return ""
-        found, self._failure = self._failure, ""
-        return found
+        failure, self._failure = self._failure, ""
+        return failure
 
     def _write(
         self, copies: dict[str, Tensors], snapshot: LocalSnapshot, writer: SnapshotWriter, size: int, started: float
@@ -335,12 +335,12 @@ def _to_host(tensors: Mapping[str, Local], *, copy: bool = True) -> Tensors:
     With `copy` tensors there are copied too; without, only those that share memory, which safetensors does not
     write.
     """
-    found: Tensors = {}
-    taken: set[int] = set()
+    copies: Tensors = {}
+    memories: set[int] = set()
     for name, local in tensors.items():
         tensor = local.tensor.detach()
         if tensor.numel():
             memory = tensor.untyped_storage().data_ptr()
-            found[name] = tensor.to("cpu", copy=copy or memory in taken).contiguous()
-            taken.add(memory)
-    return found
+            copies[name] = tensor.to("cpu", copy=copy or memory in memories).contiguous()
+            memories.add(memory)
+    return copies

@@ -212,7 +212,7 @@ class CheckpointManager:
         self._arrangement.agree(progress)
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
-        self._report.say(f"resumed at step {progress.step}")
+        self._report.log(f"resumed at step {progress.step}")
         self._report_move(progress)
         return progress
 

@@ -29,14 +29,14 @@ def insist() -> None:
 
 def lacking(step: Callable[[], None]) -> str:
     """Return the operations of a step without a deterministic kernel; empty: none. The step is not interrupted."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
-    found = [LACKS.search(str(one.message)) for one in told]
-    for one, lacks in zip(told, found, strict=True):
-        if lacks is None:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return next((lacks[1] for lacks in found if lacks), "")
+    matches = [LACKS.search(str(warning.message)) for warning in caught]
+    for warning, match in zip(caught, matches, strict=True):
+        if match is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return next((match[1] for match in matches if match), "")
 
 
 def settle(lacks: str) -> None:

@@ -62,7 +62,7 @@ def watched(model: Any, between: Callable[[], None]) -> Iterator[None]:
     A pass may be one new token. The model may be wrapped in adapters. `between` may raise.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hooks = [one.register_forward_pre_hook(lambda *_: between()) for one in {model, inner}]
+    hooks = [module.register_forward_pre_hook(lambda *_: between()) for module in {model, inner}]
     try:
         yield
     finally:

@@ -124,8 +124,8 @@ class Evaluator:
             if self.accelerator.is_main_process:
                 evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
                 rows, made_on = self.run.root / METRICS, self.arrangement.describe()
-                told = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
-                (folder / "README.md").write_text(told)
+                text = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
+                (folder / "README.md").write_text(text)
                 board.write(folder, rows, progress.heldout, self.report.event)
 
         def merge() -> None:
@@ -162,7 +162,7 @@ class Evaluator:
             agree=lambda fact: self.arrangement.any_rank(fact)[0],
             waiting=lambda: bool(self.run.waiting()),
             leave=self.leave_if_asked,
-            tell=self.report.event,
+            report=self.report.event,
             folder=self.run.root,
             wanted=wanted,
         )
@@ -198,6 +198,6 @@ class Evaluator:
                 e, NOT_A_SAMPLE_ERROR
             ):  # the other processes of a divided model wait for this one
                 raise
-            told = (str(e).strip().splitlines() or ["no message"])[0][:300]
-            self.report.event("no_samples", f"the samples could not be written ({type(e).__name__}: {told})")
+            problem = (str(e).strip().splitlines() or ["no message"])[0][:300]
+            self.report.event("no_samples", f"the samples could not be written ({type(e).__name__}: {problem})")
             return [""] * len(self.job.train.samples.prompts)

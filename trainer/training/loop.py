@@ -96,13 +96,13 @@ class TrainingLoop:
     def _report_start(self) -> None:
         count = sum(p.numel() for p in self._trained.parameters.values())
         whole = sum(map(models.size, self._trained.bare.parameters()))
-        self._report.say(
+        self._report.log(
             f"{self._config.model}: {count:,} of {whole:,} weights are "
             f"trained on {self._arrangement.describe()}; {len(self._setup.train_rows)} rows, "
             f"{len(self._setup.heldout_rows)} held out, {self._setup.total_steps} steps of {self._config.rows_a_step}"
         )
         if dropped := self._setup.dropped_rows:
-            self._report.say(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
+            self._report.log(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
 
     def run(self) -> None:
         """Train to the end and leave the complete snapshot. Raises: Drained, after saving, when asked to stop."""
@@ -166,7 +166,7 @@ class TrainingLoop:
         """
         longest = mmap_dataset.largest(self._setup.train_rows, self._setup.micro_rows, self._task.data.size)
         self._runner.dry_run(longest, self._trained.model)
-        self._report.say(f"probe: {len(longest)} rows of up to {self._task.data.size(longest[0])} tokens fit")
+        self._report.log(f"probe: {len(longest)} rows of up to {self._task.data.size(longest[0])} tokens fit")
 
     def _should_continue(self) -> bool:
         """Evaluate before the next step and return True if training continues.
@@ -239,7 +239,7 @@ class TrainingLoop:
         self._progress = self._checkpoints.restore(micro_rows=self._setup.micro_rows)
         self._choose_rate()
         if self._progress.step > total:
-            self._report.say(f"notice: max_steps or epochs give {total} steps, and {self._progress.step} are done")
+            self._report.log(f"notice: max_steps or epochs give {total} steps, and {self._progress.step} are done")
         self._metrics.begin(self._progress)
         if self._job.restore is None:
             return self._set_status(phase="evaluating", message="", total_steps=total)

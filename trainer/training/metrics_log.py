@@ -92,7 +92,7 @@ class RunMetrics:
             tokens_per_s=sum(t for _, t, _ in self._recent) / seconds,
             rows_per_s=sum(r for _, _, r in self._recent) / seconds,
         )
-        self._report.say(
+        self._report.log(
             f"step {number}/{self._setup.total_steps}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
             f"{self._report.status.tokens_per_s:.0f} tokens/s  {step.seconds:.2f} s"
         )
@@ -104,7 +104,7 @@ class RunMetrics:
         if self._main:
             self._publish_heldout(progress)
         scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
-        self._report.say(f"held-out loss after {progress.step} steps: {loss:.4f}{scores}")
+        self._report.log(f"held-out loss after {progress.step} steps: {loss:.4f}{scores}")
 
     def _publish_heldout(self, progress: Progress) -> None:
         """Write the held-out losses for the trackers."""

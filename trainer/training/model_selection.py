@@ -27,37 +27,36 @@ def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) ->
     return known[config.metric]
 
 
-def is_better(config: SelectionConfig, one: float, than: float, *, by: float = 0.0) -> bool:
-    """Return True if the first value is better by more than `by`.
+def is_better(config: SelectionConfig, score: float, than: float, *, by: float = 0.0) -> bool:
+    """Return True if `score` is better by more than `by`.
 
     NaN is never better, and any number is better than NaN.
     """
-    if math.isnan(one) or math.isnan(than):
-        return not math.isnan(one)
-    gain = than - one if config.metric.endswith(ERRORS) else one - than
+    if math.isnan(score) or math.isnan(than):
+        return not math.isnan(score)
+    gain = than - score if config.metric.endswith(ERRORS) else score - than
     return gain > by
 
 
 def best(config: SelectionConfig, scores: Scores) -> tuple[int, float] | None:
     """Return (step, value) of the evaluation that no later one beat by `min_delta`; None before the first."""
-    found: tuple[int, float] | None = None
+    selected: tuple[int, float] | None = None
     for step, score in scores:
-        if found is None or is_better(config, score, found[1], by=config.min_delta):
-            found = step, score
-    return found
+        if selected is None or is_better(config, score, selected[1], by=config.min_delta):
+            selected = step, score
+    return selected
 
 
 def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
     """Return why training should stop early; empty: it continues."""
-    found = best(config, scores)
-    if config.patience is None or found is None:
+    selected = best(config, scores)
+    if config.patience is None or selected is None:
         return ""
-    since = sum(1 for step, _ in scores if step > found[0])
+    best_step, score = selected
+    since = sum(1 for step, _ in scores if step > best_step)
     if since < config.patience:
         return ""
-    return (
-        f"stopped early: {since} evaluations were no better than {config.metric} {found[1]:.4f} after step {found[0]}"
-    )
+    return f"stopped early: {since} evaluations were no better than {config.metric} {score:.4f} after step {best_step}"
 
 
 class Selection:
@@ -70,7 +69,8 @@ class Selection:
         """Create for a job; its id matters because scores of other held-out rows cannot be compared."""
         self.config = config
         self._by = f"{job} {config.metric}".strip()
-        self._kept: dict[str, torch.Tensor] = {}
+        self._weights: dict[str, torch.Tensor] = {}
+        """Weights of the best evaluation by parameter; empty: none is held."""
 
     def scored(
         self, progress: Progress, loss: float, metrics: Mapping[str, float], parameters: Mapping[str, torch.Tensor]
@@ -78,15 +78,17 @@ class Selection:
         """Record an evaluation of the current weights."""
         score = value(self.config, loss, metrics)
         scores = (*(s for s in progress.scores if s[0] != progress.step), (progress.step, score))
-        found = progress.best
-        if self.config.best and (found is None or is_better(self.config, score, found.value)):
-            self._kept = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
-            found = Best(step=progress.step, value=score)
-        return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": found})
+        selected = progress.best
+        if self.config.best and (selected is None or is_better(self.config, score, selected.value)):
+            self._weights = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
+            selected = Best(step=progress.step, value=score)
+        return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": selected})
 
     def held(self, parameters: Mapping[str, Local]) -> dict[str, Local]:
         """Return the best weights for a checkpoint; `parameters` are the current ones."""
-        return {n: replace(one, tensor=self._kept[n]) for n, one in parameters.items()} if self._kept else {}
+        if not self._weights:
+            return {}
+        return {name: replace(current, tensor=self._weights[name]) for name, current in parameters.items()}
 
     def restore(self, stored: StoredSnapshot, parameters: Mapping[str, torch.Tensor]) -> Progress:
         """Return the checkpoint's state with the scores that count here.
@@ -98,11 +100,11 @@ class Selection:
         """
         progress = stored.progress
         other = progress.scores_by != self._by
-        found = None if other or not self.config.best else progress.best
-        if found is not None:
-            self._kept = {n: stored.read("best", n, parallel.window(p)) for n, p in parameters.items()}
-        lost = self.config.best and found is None
-        return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": found})
+        selected = None if other or not self.config.best else progress.best
+        if selected is not None:
+            self._weights = {n: stored.read("best", n, parallel.window(p)) for n, p in parameters.items()}
+        lost = self.config.best and selected is None
+        return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": selected})
 
     @contextlib.contextmanager
     def chosen(
@@ -112,14 +114,14 @@ class Selection:
 
         `settle` is called before weights are changed.
         """
-        found = progress.best
-        if found is None or found.step == progress.step:
+        selected = progress.best
+        if selected is None or selected.step == progress.step:
             yield None
             return
         last = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
-        _put(self._kept, settle, parameters)
+        _put(self._weights, settle, parameters)
         try:
-            yield found.step
+            yield selected.step
         finally:  # also if the results cannot be written: the last weights are then saved with their moments
             _put(last, settle, parameters)
 

@@ -45,7 +45,7 @@ class Reporter:
         """Write events that a full disk delayed."""
         self._messages.flush()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         if self._accelerator.is_main_process:
             print(line, flush=True)
 

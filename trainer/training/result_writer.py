@@ -29,7 +29,7 @@ def write_with_retries(
     agree: Callable[[bool], bool],
     waiting: Callable[[], bool],
     leave: Callable[[], None],
-    tell: Callable[[str, str], None],
+    report: Callable[[str, str], None],
     folder: Path,
     wanted: Callable[[], int],
 ) -> None:
@@ -47,7 +47,7 @@ def write_with_retries(
         if not agree(bool(why)):
             return
         if why:
-            tell("save_failed", f"the results could not be written: {why}")
+            report("save_failed", f"the results could not be written: {why}")
         if not agree(bool(why) and waiting() and time.monotonic() - began < PATIENCE_S):
             tries += 1
         if tries > len(PAUSES_S):

@@ -102,7 +102,7 @@ def _join(job: WorkerJob, run: RunFolder) -> tuple[ddp.DataParallel, str, Report
     arrangement = fsdp.of(job.parallelism, accelerator, precision)
     arrangement.validate(config)
     report = Reporter(run, accelerator)
-    report.say(device_check.check(device))
+    report.log(device_check.check(device))
     report.set(0, phase="loading", message=f"loading {config.model}")
     set_seed(config.seed)
     return arrangement, precision, report

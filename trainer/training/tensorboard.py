@@ -19,8 +19,8 @@ Heldout = Iterable[tuple[int, float]]
 class Board:
     """Event file. A write error closes it and is reported; training is not affected."""
 
-    def __init__(self, folder: Path, tell: Callable[[str, str], None]) -> None:
-        self._folder, self._tell = folder, tell
+    def __init__(self, folder: Path, report: Callable[[str, str], None]) -> None:
+        self._folder, self._report = folder, report
         self._writer: Any = None
         self._flushed = 0.0
         self._now = 0.0
@@ -50,10 +50,10 @@ class Board:
     def step(self, row: Mapping[str, Any]) -> None:
         """Add a row of the journal."""
         self._now = row["time"]
-        found = {tag: row[name] for name, tag in TAGS.items()}
+        scalars = {tag: row[name] for name, tag in TAGS.items()}
         if row["seconds"]:
-            found["train/tokens_per_s"] = row["tokens"] / row["seconds"]
-        self._scalars(row["step"], found)
+            scalars["train/tokens_per_s"] = row["tokens"] / row["seconds"]
+        self._scalars(row["step"], scalars)
 
     def heldout(self, step: int, loss: float) -> None:
         self._scalars(step, {"eval/loss": loss})
@@ -64,7 +64,7 @@ class Board:
             self._writer.close()
             self._writer = None
 
-    def _scalars(self, step: int, found: Mapping[str, float | None]) -> None:
+    def _scalars(self, step: int, scalars: Mapping[str, float | None]) -> None:
         if self._writer is None:
             return
         try:
@@ -72,7 +72,7 @@ class Board:
 
             values = [
                 Summary.Value(tag=tag, simple_value=value)
-                for tag, value in found.items()
+                for tag, value in scalars.items()
                 if value is not None and math.isfinite(value)
             ]
             self._put(step=step, summary=Summary(value=values))
@@ -90,11 +90,11 @@ class Board:
     def _end(self, error: Exception) -> None:
         self._writer = None
         line = f"{type(error).__name__}: {error}"
-        self._tell("tracker_failed", f"tensorboard: {line}; the training goes on, and metrics.jsonl has the same")
+        self._report("tracker_failed", f"tensorboard: {line}; the training goes on, and metrics.jsonl has the same")
 
 
-def write(folder: Path, metrics: Path, heldout: Heldout, tell: Callable[[str, str], None]) -> None:
+def write(folder: Path, metrics: Path, heldout: Heldout, report: Callable[[str, str], None]) -> None:
     """Write the event files of a finished job's results."""
-    made = Board(folder / FOLDER, tell)
-    made.begin(metrics, heldout)
-    made.close()
+    board = Board(folder / FOLDER, report)
+    board.begin(metrics, heldout)
+    board.close()

@@ -40,7 +40,7 @@ def saver(tmp_path: Path, run: RunFolder) -> Saver:
         ORIGIN,
         config=CheckpointConfig(keep=5),
         guard=None,
-        say=lambda line: None,
+        log=lambda line: None,
         committed=lambda cost_s: None,
     )
 

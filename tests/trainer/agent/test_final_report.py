@@ -55,7 +55,7 @@ class Mate:
 
     async def waits(self, outcome: Outcome = Outcome.COMPLETED) -> None:
         async with background(self.beater.run()):
-            await self.word.hear(outcome, "", self.heard.append)
+            await self.word.await_first_machine(outcome, "", self.heard.append)
 
     async def beat(self) -> Heartbeat | None:
         data = await self.objects.read(keys.heartbeat("a", 1))
@@ -140,7 +140,7 @@ async def test_the_last_beat_says_so_though_the_store_is_away_for_a_moment(
     objects.tries = tries
     shipper = Shipper(objects, LogBuffer(Redactor({})), env, state)
     word = FinalReport(objects, env, state, beater=Beater(objects, state), shipper=shipper)
-    assert await word.speak(Outcome.COMPLETED, "", 0, pulled=False) is Outcome.COMPLETED
+    assert await word.write(Outcome.COMPLETED, "", 0, pulled=False) is Outcome.COMPLETED
     beat, final = await objects.read(keys.heartbeat("a", 0)), await objects.read(keys.final("a"))
     assert beat is not None
     assert final is not None

@@ -27,20 +27,24 @@ def test_uploads_that_wait_for_a_day_are_told_after_pauses_that_double(state: Ag
     heard = []
     for second in range(0, HOURS * 3600, 5):
         state.clock = lambda second=second: float(second)  # type: ignore[misc]
-        state.tell("upload_waits", f"cannot upload checkpoints/job/a/0000000005-{second:08x}/files/model.safetensors")
-        heard += [second // 60] if state.told()[-1].message.endswith(f"{second:08x}/files/model.safetensors") else []
+        state.add_message(
+            "upload_waits", f"cannot upload checkpoints/job/a/0000000005-{second:08x}/files/model.safetensors"
+        )
+        heard += (
+            [second // 60] if state.messages()[-1].message.endswith(f"{second:08x}/files/model.safetensors") else []
+        )
     assert heard == MINUTES
-    state.tell("rolled_back", "going back to step 7")
-    assert state.told()[-1].seq == len(MINUTES) + 1 <= MAX_MESSAGES
+    state.add_message("rolled_back", "going back to step 7")
+    assert state.messages()[-1].seq == len(MINUTES) + 1 <= MAX_MESSAGES
 
 
 def test_so_is_what_the_worker_tells_over_and_over(state: AgentState) -> None:
     lines = [*[["save_failed", "the results could not be written: 28"]] * 500, ["not_published", "the Hub refused it"]]
     state.run.told.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [(one.seq, one.kind) for one in state.told()] == [(1, "save_failed"), (2, "not_published")]
+    assert [(one.seq, one.kind) for one in state.messages()] == [(1, "save_failed"), (2, "not_published")]
 
 
 def test_the_first_things_of_a_kind_are_all_told(state: AgentState) -> None:
     for step in range(9):
-        state.tell("skipped", f"step {step}: the loss is no finite number")
-    assert [one.message[:6] for one in state.told()] == [f"step {step}" for step in range(5)]
+        state.add_message("skipped", f"step {step}: the loss is no finite number")
+    assert [one.message[:6] for one in state.messages()] == [f"step {step}" for step in range(5)]

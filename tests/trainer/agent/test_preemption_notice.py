@@ -51,7 +51,7 @@ class Watch:
         self.said: list[str] = []
         self.hurried = asyncio.Event()
         self.notices = Notices(
-            url, self.state, say=self.said.append, hurry=self.hurried.set, look_s=0.001, now=lambda: NOW
+            url, self.state, log=self.said.append, hurry=self.hurried.set, look_s=0.001, now=lambda: NOW
         )
 
 

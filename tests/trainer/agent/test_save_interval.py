@@ -61,7 +61,7 @@ def test_the_worker_hears_of_it_and_people_do_once(tmp_path: Path) -> None:
     run, heard = RunFolder(root=tmp_path / "run"), list[str]()
     run.make()
     pace = SaveInterval(
-        run, config=CheckpointConfig(), losses_per_hour=0.27, tell=lambda kind, message: heard.append(message)
+        run, config=CheckpointConfig(), losses_per_hour=0.27, report=lambda kind, message: heard.append(message)
     )
     assert pace.every_s == 300
     for cost_s in (1.0, 1.1, 0.9):

@@ -39,7 +39,7 @@ def tree(tmp_path: Path, heard: list[tuple[str, str]]) -> ScriptTree:
     run, folder = RunFolder(root=tmp_path / "run"), tmp_path / "tree"
     run.make()
     folder.mkdir()
-    made = ScriptTree(folder, run, every_s=lambda: 300.0, step=0, tell=lambda *words: heard.append(words))
+    made = ScriptTree(folder, run, every_s=lambda: 300.0, step=0, report=lambda *words: heard.append(words))
     for name in ("a", "b"):
         (folder / name).write_text(name)
     return made
@@ -98,7 +98,7 @@ async def test_a_disk_that_is_full_leaves_nothing_and_is_told(
 
     monkeypatch.setattr(shutil, "copyfile", full)
     monkeypatch.setattr(script_tree, "QUIET_S", 0.0)
-    assert not await tree._taken()
+    assert not await tree._take_when_quiet()
     assert not await tree.last(complete=True)
     assert [kind for kind, _ in heard] == ["save_failed"] * 2
     assert "No space left" in heard[0][1]

@@ -62,7 +62,7 @@ def state(tmp_path: Path) -> AgentState:
 @pytest.fixture
 def saver(state: AgentState) -> Saver:
     objects, config = Objects.open(state.env.blobs, {}, "inst"), CheckpointConfig(keep=5)
-    return Saver(objects, state, ORIGIN, config=config, guard=None, say=lambda _: None, committed=lambda _: None)
+    return Saver(objects, state, ORIGIN, config=config, guard=None, log=lambda _: None, committed=lambda _: None)
 
 
 # ----------------------------------------------------------------------------------------------------------- the rule

@@ -59,24 +59,24 @@ def test_total_steps() -> None:
 
 def test_deadman_counts_only_what_it_saw() -> None:
     switch = DeadMan(10)
-    switch.seen(b"1", 0)
-    switch.seen(b"1", 9)
+    switch.observe(b"1", 0)
+    switch.observe(b"1", 9)
     assert not switch.expired
-    switch.seen(b"2", 10)
-    switch.seen(b"2", 19)
+    switch.observe(b"2", 10)
+    switch.observe(b"2", 19)
     assert not switch.expired, "a change starts anew"
     switch.unreadable()
-    switch.seen(b"2", 1000)
+    switch.observe(b"2", 1000)
     assert not switch.expired, "a store that cannot be read is not a broker that is gone"
-    switch.seen(b"2", 1001)
+    switch.observe(b"2", 1001)
     assert switch.expired
 
 
 def test_deadman_without_a_lease_or_a_limit() -> None:
     switch, never = DeadMan(5), DeadMan(0)
     for now in (0, 5):
-        switch.seen(None, now)
-        never.seen(None, now * 1e6)
+        switch.observe(None, now)
+        never.observe(None, now * 1e6)
     assert switch.expired
     assert not never.expired
 

@@ -90,7 +90,7 @@ async def test_delivery_reports_an_unusable_manifest(
     output = OutputConfig.model_validate({"copy_to": {"url": (tmp_path / "copy").as_uri()}})
     reason = await deliver_results.deliver(
         objects, key, output, folder=tmp_path / "results", job="job", secrets={},
-        endpoint=None, tell=lambda kind, message: None, pauses_s=(),
+        endpoint=None, report=lambda kind, message: None, pauses_s=(),
     )  # fmt: skip
     assert "its manifest" in reason
 
@@ -120,12 +120,12 @@ async def test_uploader_leaves_a_snapshot_whose_place_is_taken(
     place = store / keys.checkpoint(ORIGIN.job, ORIGIN.attempt, 1, NONCE) / name
     place.write_bytes(content)
     config, lines = CheckpointConfig(), list[str]()
-    saver = Saver(objects, state, ORIGIN, config=config, guard=None, say=lines.append, committed=lambda cost_s: None)
+    saver = Saver(objects, state, ORIGIN, config=config, guard=None, log=lines.append, committed=lambda cost_s: None)
     snapshot(run, 1, nodes=2)
     await saver.once()
     assert run.waiting() == []
     assert state.checkpoint is None
-    assert [message.kind for message in state.told()] == ["save_failed"]
+    assert [message.kind for message in state.messages()] == ["save_failed"]
 
     await offer(objects, tmp_path / "two", 2)
     snapshot(run, 2, nodes=2)

@@ -58,7 +58,7 @@ async def delivered(
     key, told = await committed(objects, folder / "made"), list[str]()
     why = await deliver.deliver(
         objects, key, OutputConfig.model_validate(output), folder=folder / "results", job="job", secrets=secrets,
-        endpoint=hub.url, tell=lambda kind, message: told.append(f"{kind}: {message}"), pauses_s=(0.0, 0.0),
+        endpoint=hub.url, report=lambda kind, message: told.append(f"{kind}: {message}"), pauses_s=(0.0, 0.0),
     )  # fmt: skip
     assert await deliver.verified(objects, key), "the results stay"
     return why, told

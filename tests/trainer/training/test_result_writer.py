@@ -36,7 +36,7 @@ def insist(monkeypatch: pytest.MonkeyPatch, *, why: str, waiting: bool) -> int:
 
     with pytest.raises(results.ResultsNotWritten):
         results.write_with_retries(
-            action, agree=agree, waiting=lambda: waiting and len(tried) < 50, leave=nothing, tell=nothing,
+            action, agree=agree, waiting=lambda: waiting and len(tried) < 50, leave=nothing, report=nothing,
             folder=Path("/"), wanted=lambda: 0,
         )  # fmt: skip
     return len(tried)
@@ -67,7 +67,7 @@ def test_a_drain_is_obeyed_before_another_try(monkeypatch: pytest.MonkeyPatch) -
     same: Any = lambda fact: fact  # noqa: E731
     with pytest.raises(Drained):
         results.write_with_retries(
-            action, agree=same, waiting=lambda: True, leave=leave, tell=lambda *_: None, folder=Path("/"),
+            action, agree=same, waiting=lambda: True, leave=leave, report=lambda *_: None, folder=Path("/"),
             wanted=lambda: 0,
         )  # fmt: skip
     assert len(tried) == 1

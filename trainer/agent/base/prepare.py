@@ -183,10 +183,10 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
     candidates = [*await checkpoint.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
     tried = set[str]()
     for looks_left in reversed(range(LOOKS)):
-        found = await load(candidates)
+        loaded = await load(candidates)
         tried.update(candidates)
-        if found is not None:
-            return found
+        if loaded is not None:
+            return loaded
         named = (*await _elsewhere(objects, spec), *spec.resume_from)
         left = [key for key in dict.fromkeys(named) if key not in tried]
         candidates = left[:1] if looks_left > 1 else left  # the next candidate may have been deleted by then
@@ -201,5 +201,5 @@ async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
     A running job deletes the named checkpoints as it proceeds.
     """
     jobs = {key.split("/")[1] for key in spec.resume_from} - {spec.job}
-    found = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]
-    return sorted(found, key=keys.step_of, reverse=True)
+    stored = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]
+    return sorted(stored, key=keys.step_of, reverse=True)

@@ -87,7 +87,7 @@ class AgentState:
     complete: str | None = None
     """Manifest of the checkpoint with the results, once it is committed; None before."""
     clock: Callable[[], float] = time.monotonic
-    _told: list[AgentMessage] = field(default_factory=list)
+    _messages: list[AgentMessage] = field(default_factory=list)
     _silent_until: dict[str, float] = field(default_factory=dict)
     """Time on the clock until which messages of a kind are suppressed."""
     _lines: int = 0
@@ -170,17 +170,17 @@ class AgentState:
             self._status = Status.model_validate_json(self.run.status.read_bytes())
         return self._status
 
-    def tell(self, kind: str, message: str) -> None:
-        """Report a message; `kind` as in `AgentMessage`. Repeated messages follow pauses that double."""
-        now, before = self.clock(), sum(one.kind == kind for one in self._told)
+    def add_message(self, kind: str, message: str) -> None:
+        """Add a message for the user; `kind` as in `AgentMessage`. Repeated messages follow pauses that double."""
+        now, before = self.clock(), sum(earlier.kind == kind for earlier in self._messages)
         if now < self._silent_until.get(kind, -math.inf):
             return
         paused = before + 1 - (1 if kind in TRIES else AT_ONCE)
         if paused >= 0:
             self._silent_until[kind] = now + PAUSE_S * 2**paused
-        self._told.append(AgentMessage(seq=len(self._told) + 1, kind=kind, message=message[:MESSAGE]))
+        self._messages.append(AgentMessage(seq=len(self._messages) + 1, kind=kind, message=message[:MESSAGE]))
 
-    def told(self) -> tuple[AgentMessage, ...]:
+    def messages(self) -> tuple[AgentMessage, ...]:
         """Return the latest messages, including the worker's."""
         lines: list[str] = []
         with contextlib.suppress(OSError):
@@ -188,9 +188,9 @@ class AgentState:
         for line in lines[self._lines :]:
             with contextlib.suppress(ValueError, TypeError):
                 kind, message = json.loads(line)
-                self.tell(kind, message)
+                self.add_message(kind, message)
         self._lines = max(self._lines, len(lines))
-        return tuple(self._told[-MAX_MESSAGES:])
+        return tuple(self._messages[-MAX_MESSAGES:])
 
     def beat(self, seq: int, load: GpuUsage | None) -> Heartbeat:
         """Return heartbeat number `seq`."""
@@ -215,5 +215,5 @@ class AgentState:
             gpu_power_w=load and load.power_w,
             checkpoint=self.checkpoint,
             notice_s=self.notice_s,
-            messages=self.told(),
+            messages=self.messages(),
         )

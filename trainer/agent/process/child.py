@@ -38,8 +38,8 @@ def free_port() -> int:
     assigned before the first process, which must import torch, listens on it.
     """
     for port in random.SystemRandom().sample(MEETING_PORTS, len(MEETING_PORTS)):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
+        with socket.socket() as candidate, contextlib.suppress(OSError):
+            candidate.bind(("127.0.0.1", port))
             return port
     raise OSError(errno.EADDRINUSE, f"no port of 127.0.0.1 is free from {MEETING_PORTS[0]} to {MEETING_PORTS[-1]}")
 

@@ -26,25 +26,25 @@ class FirstProcess:
 
     def __init__(self, notice: Path, grace_s: float = GRACE_S) -> None:
         self._notice, self._grace_s = notice, grace_s
-        self._told_at: float | None = None
+        self._terminated_at: float | None = None
         self._child: int | None = None
 
     def run(self, argv: list[str]) -> int:
         """Run the command and return its exit code, as a shell reports it."""
         with contextlib.suppress(OSError):
             self._notice.unlink()  # left from before a restart
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, lambda *_: None)  # a terminal also sends it to the command
         try:
             self._child = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=IGNORED)
         except OSError as e:
             print(f"cannot start {argv[0]!r}: {e.strerror}; give a program of the image", file=sys.stderr)
             return 127
-        if self._told_at is not None:
+        if self._terminated_at is not None:
             os.kill(self._child, signal.SIGTERM)
         code = self._collect()
-        if self._told_at is not None:  # everything ends with this process, the agent's last save too
-            time.sleep(max(0.0, self._told_at + self._grace_s - time.monotonic()))
+        if self._terminated_at is not None:  # everything ends with this process, the agent's last save too
+            time.sleep(max(0.0, self._terminated_at + self._grace_s - time.monotonic()))
         return code if code >= 0 else 128 - code
 
     def _collect(self) -> int:
@@ -54,9 +54,9 @@ class FirstProcess:
                 self._child = None
                 return os.waitstatus_to_exitcode(status)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._told_at is None:
-            self._told_at = time.monotonic()
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self._terminated_at is None:
+            self._terminated_at = time.monotonic()
             aside = self._notice.with_name(self._notice.name + ".new")
             with contextlib.suppress(OSError):  # the notice is lost then, and the last checkpoint counts
                 aside.write_text(str(self._grace_s))

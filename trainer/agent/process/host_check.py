@@ -41,10 +41,10 @@ async def check(folder: Path, *, gpus: int) -> str:
     speed = await asyncio.to_thread(disk, folder)
     words = [f"disk at {speed / 1e6:.0f} MB/s"]
     if gpus:
-        if wrong := xid(await asyncio.to_thread(kernel_log)):
-            raise HostNotUsable(wrong)
-        if wrong := uncorrected(await _ecc()):
-            raise HostNotUsable(wrong)
+        if problem := xid(await asyncio.to_thread(kernel_log)):
+            raise HostNotUsable(problem)
+        if problem := uncorrected(await _ecc()):
+            raise HostNotUsable(problem)
         words.append("no errors of the GPUs known")
     return f"host: {', '.join(words)}"
 
@@ -74,15 +74,15 @@ def disk(folder: Path) -> float:
 
 def kernel_log() -> str:
     """Return the readable part of the kernel's messages; empty without permission."""
-    found = b""
+    log = b""
     with contextlib.suppress(OSError):
         messages = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
         try:
             while piece := os.read(messages, 8192):
-                found += piece
+                log += piece
         finally:
             os.close(messages)
-    return found.decode(errors="replace")
+    return log.decode(errors="replace")
 
 
 def xid(log: str) -> str:
@@ -93,9 +93,9 @@ def xid(log: str) -> str:
     return ""
 
 
-def uncorrected(told: str) -> str:
+def uncorrected(counts: str) -> str:
     """Return why a GPU cannot be trusted by its uncorrected memory errors since driver start, one line a GPU."""
-    for number, line in enumerate(told.splitlines()):
+    for number, line in enumerate(counts.splitlines()):
         if line.strip().isdigit() and int(line) > 0:
             return f"GPU {number} had {line.strip()} memory errors that were not corrected"
     return ""

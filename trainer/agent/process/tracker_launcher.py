@@ -21,9 +21,9 @@ WANTED = ("wandb", "mlflow")
 class Trackers:
     """Tracker processes of one attempt, on its first machine."""
 
-    def __init__(self, run: RunFolder, folder: Path, *, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, run: RunFolder, folder: Path, *, report: Callable[[str, str], None]) -> None:
         """Create without starting; `folder` holds files of the trackers."""
-        self._run, self._folder, self._tell = run, folder, tell
+        self._run, self._folder, self._report = run, folder, report
         self._processes: list[asyncio.subprocess.Process] = []
 
     @property
@@ -67,8 +67,8 @@ class Trackers:
                     await process.wait()
         for process in self._processes:
             if process.returncode:
-                self._tell("tracker_failed", f"a tracker ended with {process.returncode} before it had all figures")
+                self._report("tracker_failed", f"a tracker ended with {process.returncode} before it had all figures")
             if process.returncode is None:
-                self._tell("tracker_failed", f"a tracker did not take the last figures within {LIMIT_S:.0f} s")
+                self._report("tracker_failed", f"a tracker did not take the last figures within {LIMIT_S:.0f} s")
                 kill_descendants()
                 await process.wait()

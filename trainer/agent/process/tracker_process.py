@@ -28,7 +28,7 @@ PARAMETER = 500
 """Largest number of characters that MLflow accepts in a parameter."""
 SENT = 200
 """Rows sent in one request."""
-GOES_ON = "The training goes on without it"
+CONTINUES = "The training goes on without it"
 Row = Mapping[str, Any]
 
 
@@ -71,8 +71,8 @@ class Wandb:
         for part in ("train", "eval"):
             self._run.define_metric(f"{part}/step")
             self._run.define_metric(f"{part}/*", step_metric=f"{part}/step")
-        had = dict(self._run.summary)
-        self.last, self.judged = int(had.get("train/step", 0)), int(had.get("eval/step", -1))
+        summary = dict(self._run.summary)
+        self.last, self.judged = int(summary.get("train/step", 0)), int(summary.get("eval/step", -1))
 
     def rows(self, rows: list[Row]) -> None:
         for row in rows:
@@ -96,15 +96,15 @@ class Mlflow:
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient(config.uri)
-        found = self._client.get_experiment_by_name(config.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(config.experiment)
+        existing = self._client.get_experiment_by_name(config.experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(config.experiment)
         runs = self._client.search_runs([experiment], f"tags.`gpubroker.run` = '{job.run}'", max_results=1)
         if runs:
             self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
-            made = self._client.create_run(experiment, run_name=job.run, tags={"gpubroker.run": job.run})
-            self._id = made.info.run_id
+            created = self._client.create_run(experiment, run_name=job.run, tags={"gpubroker.run": job.run})
+            self._id = created.info.run_id
             for name, value in _flat(job.parameters):
                 self._client.log_param(self._id, name, str(value)[:PARAMETER])
         self.last, self.judged = self._latest("train/loss", 0), self._latest("eval/loss", -1)
@@ -200,11 +200,11 @@ def main(root: Path, kind: str) -> int:
         tracker.finish(follow(run, tracker))
     except ImportError as e:
         MessageWriter(run)(
-            "tracker_failed", f"{kind}: {e}; install gpubroker[trackers] where the trainer runs. {GOES_ON}"
+            "tracker_failed", f"{kind}: {e}; install gpubroker[trackers] where the trainer runs. {CONTINUES}"
         )
     except Exception as e:  # libraries of trackers raise errors of any kind
         line = (str(e).strip().splitlines() or ["no message"])[0]
-        MessageWriter(run)("tracker_failed", f"{kind}: {type(e).__name__}: {line[:300]}. {GOES_ON}")
+        MessageWriter(run)("tracker_failed", f"{kind}: {type(e).__name__}: {line[:300]}. {CONTINUES}")
     return 0
 
 

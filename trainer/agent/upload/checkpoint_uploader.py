@@ -36,13 +36,13 @@ class Saver:
         *,
         config: CheckpointConfig,
         guard: GuardConfig | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         committed: Callable[[float], None],
     ) -> None:
         """Create; `committed` receives the seconds of work of each commit."""
         self._objects, self._state, self._origin, self._config = objects, state, origin, config
         self._guard = guard
-        self._say, self._committed = say, committed
+        self._log, self._committed = log, committed
         self._busy = asyncio.Lock()
         self._parts_until = math.inf
         self._effort = SaveCost()
@@ -54,8 +54,10 @@ class Saver:
             try:
                 await self.once()
             except (ObjectStoreError, OSError) as e:
-                self._say(f"a checkpoint waits on disk: {e}")
-                self._state.tell("upload_waits", f"a checkpoint waits on disk, and the one before it counts: {e}")
+                self._log(f"a checkpoint waits on disk: {e}")
+                self._state.add_message(
+                    "upload_waits", f"a checkpoint waits on disk, and the one before it counts: {e}"
+                )
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(LOOK_S)
 
@@ -73,7 +75,7 @@ class Saver:
                     await self.once()
                 return True
             except (ObjectStoreError, OSError) as e:  # includes TimeoutError
-                self._say(f"the last checkpoint waits on disk: {e or 'out of time'}")
+                self._log(f"the last checkpoint waits on disk: {e or 'out of time'}")
             await asyncio.sleep(min(1.0, max(0.0, self._patience(started))))
         return not self._state.run.waiting()
 
@@ -131,9 +133,9 @@ class Saver:
             committed = await self._upload(folder, info, sending.more)
         except BadContent as e:
             committed = None
-            self._say(f"the checkpoint of step {info.step} is left: {e}")
+            self._log(f"the checkpoint of step {info.step} is left: {e}")
             message = f"a checkpoint could not be committed, and the one before it counts: {e}"
-            self._state.tell("save_failed", message)
+            self._state.add_message("save_failed", message)
         finally:
             self._sending = None
         if committed is None:
@@ -146,7 +148,7 @@ class Saver:
         if info.complete:
             self._state.complete = key
         await _remove(folder)
-        self._say(
+        self._log(
             f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
             f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
         )
@@ -155,25 +157,25 @@ class Saver:
         try:
             await checkpoint.prune(self._objects, self._origin, self._config, self._guard)
         except ObjectStoreError as e:
-            self._say(f"old checkpoints stay for now: {e}")
+            self._log(f"old checkpoints stay for now: {e}")
 
     async def _upload(
-        self, folder: Path, info: SnapshotInfo, told: Callable[[int], None]
+        self, folder: Path, info: SnapshotInfo, sent: Callable[[int], None]
     ) -> tuple[str, Manifest] | None:
         """Commit the snapshot on this disk with the other machines' parts; None if another machine must do it."""
         objects, origin, part = self._objects, self._origin, info.part
-        known: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": told}
+        known: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": sent}
         if part is None:
             return await checkpoint.commit(objects, origin, folder, **known)
         if part.node > 0:
-            sent = await checkpoint.offer(
-                objects, origin, folder, step=info.step, complete=info.complete, part=part, sent=told
+            count = await checkpoint.offer(
+                objects, origin, folder, step=info.step, complete=info.complete, part=part, sent=sent
             )
-            self._say(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {sent / 1e6:.1f} MB")
+            self._log(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {count / 1e6:.1f} MB")
             return None
         committed = await checkpoint.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
         if committed is None:
-            self._say(f"the checkpoint of step {info.step} is left: another machine did not send its part")
+            self._log(f"the checkpoint of step {info.step} is left: another machine did not send its part")
         return committed
 
     def _hopeless(self) -> bool:

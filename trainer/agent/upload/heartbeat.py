@@ -49,14 +49,14 @@ class Beater:
         """Send a heartbeat. Raises: ObjectStoreError."""
         self._seq += 1
         beat = self._state.beat(self._seq, await self._load())
-        counted = {
+        changes = {
             "message": self.redact(beat.message),
             "messages": redacted(beat.messages, self.redact),
             "sent_bytes": self._objects.sent_bytes,
             "received_bytes": self._objects.received_bytes,
             "network_bytes": _network_bytes(),
         }
-        beat = beat.model_copy(update=counted)
+        beat = beat.model_copy(update=changes)
         await self._objects.write(keys.heartbeat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
     async def _load(self) -> gpus.GpuUsage | None:
@@ -64,12 +64,12 @@ class Beater:
         spec = self._state.spec
         if spec is None or spec.world.gpus_per_node == 0 or (self._asking and self._asking.is_alive()):
             return None
-        found: list[gpus.GpuUsage | None] = []
+        usages: list[gpus.GpuUsage | None] = []
         answered = asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def ask() -> None:
-            found.append(gpus.load())
+            usages.append(gpus.load())
             with contextlib.suppress(RuntimeError):  # the agent has ended
                 loop.call_soon_threadsafe(answered.set)
 
@@ -79,12 +79,12 @@ class Beater:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRIVER_S):
                 await answered.wait()
-        return found[0] if found else None
+        return usages[0] if usages else None
 
 
-def redacted(told: tuple[AgentMessage, ...], redact: Redactor) -> tuple[AgentMessage, ...]:
+def redacted(messages: tuple[AgentMessage, ...], redact: Redactor) -> tuple[AgentMessage, ...]:
     """Return the messages with the values of secrets redacted."""
-    return tuple(one.model_copy(update={"message": redact(one.message)}) for one in told)
+    return tuple(m.model_copy(update={"message": redact(m.message)}) for m in messages)
 
 
 def _network_bytes() -> int | None:

@@ -64,24 +64,24 @@ class LogBuffer:
         """Add raw output; a secret that is split over two reads is still recognised."""
         *whole, self._partial = (self._partial + data).split(b"\n")
         for line in whole:
-            self._hear(line)
+            self._add_output(line)
         if len(self._partial) > LINE_BYTES + 2 * self.redact.longest:
             text = self.redact(self._partial.decode(errors="replace")).encode()
             keep = self.redact.longest
             self._partial, text = (text[-keep:], text[:-keep]) if keep else (b"", text)
             self._add(text)
 
-    def say(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         """Add a line of the agent."""
         self._add(line.encode())
 
     def end(self) -> None:
         """Finish the output; a last line without a newline counts."""
         if self._partial:
-            self._hear(self._partial)
+            self._add_output(self._partial)
             self._partial = b""
 
-    def _hear(self, raw: bytes) -> None:
+    def _add_output(self, raw: bytes) -> None:
         """Add a line of the child."""
         if text := raw.decode(errors="replace").strip():
             self.last = self.redact(text)[:LAST_CHARACTERS]

@@ -29,7 +29,7 @@ class Shipper:
             if not self._log.full and time.monotonic() - last < self._state.limits.log_s:
                 continue
             try:
-                await self._one()
+                await self._ship_chunk()
             except ObjectStoreError:
                 await asyncio.sleep(self._state.limits.log_s)
             last = time.monotonic()
@@ -37,10 +37,10 @@ class Shipper:
     async def flush(self) -> None:
         """Ship everything that is left, at the end. Raises: ObjectStoreError."""
         self._log.close()
-        while await self._one():
+        while await self._ship_chunk():
             pass
 
-    async def _one(self) -> bool:
+    async def _ship_chunk(self) -> bool:
         async with self._busy:
             self._pending = self._pending or self._log.chunk()
             if not self._pending:

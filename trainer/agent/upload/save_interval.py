@@ -11,7 +11,7 @@ from trainer.core.ipc import RunFolder, replace
 
 LATEST = 3
 """Number of saves whose mean cost counts."""
-TOLD_AGAIN = 1.5
+REPORT_FACTOR = 1.5
 """Factor of change after which the interval is reported again."""
 
 
@@ -19,11 +19,11 @@ class SaveInterval:
     """Save interval of one attempt."""
 
     def __init__(
-        self, run: RunFolder, *, config: CheckpointConfig, losses_per_hour: float, tell: Callable[[str, str], None]
+        self, run: RunFolder, *, config: CheckpointConfig, losses_per_hour: float, report: Callable[[str, str], None]
     ) -> None:
-        self._run, self._config, self._losses, self._tell = run, config, losses_per_hour, tell
+        self._run, self._config, self._losses, self._report = run, config, losses_per_hour, report
         self._costs: deque[float] = deque(maxlen=LATEST)
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self.every_s = config.max_loss_s
         """Seconds until the next save."""
 
@@ -34,6 +34,6 @@ class SaveInterval:
         self.every_s = interval.interval_s(cost_s, self._losses, self._config.max_loss_s)
         with contextlib.suppress(OSError):  # full disk: the worker keeps the previous interval
             replace(self._run.interval, f"{self.every_s:.3f}")
-        if not self._told_s / TOLD_AGAIN <= self.every_s <= self._told_s * TOLD_AGAIN:
-            self._told_s = self.every_s
-            self._tell("interval", interval.interval_message(cost_s, self._losses, self._config))
+        if not self._reported_s / REPORT_FACTOR <= self.every_s <= self._reported_s * REPORT_FACTOR:
+            self._reported_s = self.every_s
+            self._report("interval", interval.interval_message(cost_s, self._losses, self._config))

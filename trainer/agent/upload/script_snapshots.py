@@ -28,25 +28,25 @@ Listing = dict[str, tuple[int, int]]
 
 def listing(tree: Path) -> Listing:
     """Return size and modification time of every file; files and folders that vanish meanwhile are left out."""
-    found: Listing = {}
+    files: Listing = {}
     for folder, _, names in os.walk(tree):
         for path in (Path(folder, name) for name in names):
             with contextlib.suppress(OSError):
                 if path.is_file() and not path.is_symlink():
                     stat = path.stat()
-                    found[path.relative_to(tree).as_posix()] = (stat.st_size, stat.st_mtime_ns)
-    return found
+                    files[path.relative_to(tree).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return files
 
 
 class ScriptTree:
     """Watcher of one folder; each snapshot gets the next number as its step."""
 
     def __init__(
-        self, tree: Path, run: RunFolder, *, every_s: Callable[[], float], step: int, tell: Callable[[str, str], None]
+        self, tree: Path, run: RunFolder, *, every_s: Callable[[], float], step: int, report: Callable[[str, str], None]
     ) -> None:
         self._tree, self._run, self._every_s, self.step = tree, run, every_s, step
-        self._tell = tell
-        self._alone = threading.Lock()  # a snapshot continues in its thread after its caller is cancelled
+        self._report = report
+        self._lock = threading.Lock()  # a snapshot continues in its thread after its caller is cancelled
         self._saved: Listing = listing(tree)
 
     async def run(self) -> None:
@@ -54,22 +54,22 @@ class ScriptTree:
         pause_s = self._every_s()
         while True:
             await asyncio.sleep(pause_s)
-            pause_s = self._every_s() if await self._taken() else min(RETRY_S, self._every_s())
+            pause_s = self._every_s() if await self._take_when_quiet() else min(RETRY_S, self._every_s())
 
-    async def _taken(self) -> bool:
+    async def _take_when_quiet(self) -> bool:
         """Take a snapshot; return False if it could not be written."""
-        seen, looks = listing(self._tree), 0
+        before, checks = listing(self._tree), 0
         while True:
             await asyncio.sleep(QUIET_S)
-            now, looks = listing(self._tree), looks + 1
-            moving = now != seen
-            seen = now
-            if not moving or looks >= PATIENCE:
+            now, checks = listing(self._tree), checks + 1
+            moving = now != before
+            before = now
+            if not moving or checks >= PATIENCE:
                 try:
                     if await self.snapshot(complete=False, moving=moving):
                         return True
                 except OSError as e:
-                    self._tell_failed(e)
+                    self._report_failure(e)
                     return False
 
     async def last(self, *, complete: bool) -> bool:
@@ -77,12 +77,12 @@ class ScriptTree:
         try:
             return await self.snapshot(complete=complete)
         except OSError as e:
-            self._tell_failed(e)
+            self._report_failure(e)
             return False
 
-    def _tell_failed(self, error: OSError) -> None:
+    def _report_failure(self, error: OSError) -> None:
         """Report a failed snapshot, usually due to a full disk."""
-        self._tell("save_failed", f"a checkpoint could not be written, and the one before it counts: {error}")
+        self._report("save_failed", f"a checkpoint could not be written, and the one before it counts: {error}")
 
     async def snapshot(self, *, complete: bool, moving: bool = False) -> bool:
         """Copy the tree if it changed since the last time; return False if it changed during the copy.
@@ -95,7 +95,7 @@ class ScriptTree:
 
     def _snapshot(self, complete: bool, moving: bool) -> bool:
         temporary = self._run.snapshots / ".being-taken"
-        with self._alone:
+        with self._lock:
             try:
                 return self._take(temporary, complete, moving)
             finally:

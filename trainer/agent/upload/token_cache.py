@@ -21,7 +21,7 @@ from trainer.agent.base.state import AgentState
 from trainer.checkpoint.protocol import side_by_side
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, ManifestFile, TokenCacheManifest
-from trainer.core import disk_space as room
+from trainer.core import disk_space
 from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
@@ -37,42 +37,42 @@ RETRY_S = 30.0
 TRIES = 5
 SPARE = 4
 """Multiple of the cache size that a folder store must have free, since checkpoints have priority."""
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, say: Say) -> str:
+async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, log: Log) -> str:
     """Fetch a token cache of this job into the folder, and return its identity; empty: none."""
     try:
-        for key, manifest in await insist(lambda: _candidates(objects, spec, say), PATIENCE_S):
+        for key, manifest in await insist(lambda: _candidates(objects, spec, log), PATIENCE_S):
             try:
-                await _bring(objects, key, manifest, folder)
+                await _fetch_pieces(objects, key, manifest, folder)
             except BadContent as e:
-                say(f"tokenised rows {key} cannot be used: {e}")
+                log(f"tokenised rows {key} cannot be used: {e}")
                 continue
-            size = room.format_bytes(sum(piece.bytes for piece in manifest.pieces))
-            say(f"the tokenised rows of attempt {manifest.number} are fetched: {size}")
+            size = disk_space.format_bytes(sum(piece.bytes for piece in manifest.pieces))
+            log(f"the tokenised rows of attempt {manifest.number} are fetched: {size}")
             return manifest.identity
     except (ObjectStoreError, OSError) as e:
-        say(f"the tokenised rows in the store are not used: {e}")
+        log(f"the tokenised rows in the store are not used: {e}")
     return ""
 
 
-async def _candidates(objects: Objects, spec: AttemptSpec, say: Say) -> list[tuple[str, TokenCacheManifest]]:
+async def _candidates(objects: Objects, spec: AttemptSpec, log: Log) -> list[tuple[str, TokenCacheManifest]]:
     """Return token caches of this job's data, the last attempt's first. Raises: ObjectStoreError."""
-    found: list[tuple[str, TokenCacheManifest]] = []
+    candidates: list[tuple[str, TokenCacheManifest]] = []
     for key in keys.token_cache_manifests(await objects.keys(keys.checkpoints(spec.job))):
         try:
             manifest = TokenCacheManifest.model_validate_json(await objects.read(key) or b"")
         except ValidationError:
-            say(f"tokenised rows {key} cannot be used: the manifest cannot be read")
+            log(f"tokenised rows {key} cannot be used: the manifest cannot be read")
             continue
         data = spec.data.sha256 if spec.data else ""
         if manifest.version <= CONTRACT_VERSION and (manifest.job, manifest.data_sha256) == (spec.job, data):
-            found.append((key, manifest))
-    return sorted(found, key=lambda one: one[1].number, reverse=True)
+            candidates.append((key, manifest))
+    return sorted(candidates, key=lambda candidate: candidate[1].number, reverse=True)
 
 
-async def _bring(objects: Objects, key: str, manifest: TokenCacheManifest, folder: Path) -> None:
+async def _fetch_pieces(objects: Objects, key: str, manifest: TokenCacheManifest, folder: Path) -> None:
     """Fetch all pieces, or none. Raises: BadContent, ObjectStoreError, OSError."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="rows-") as temporary:
         aside = Path(temporary)
@@ -109,9 +109,9 @@ def _append(path: Path, part: Path) -> None:
 class Sender:
     """Uploader of this machine's token cache, active while nothing with priority is to be sent."""
 
-    def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, say: Say) -> None:
+    def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, log: Log) -> None:
         """Create; `known` is the identity of the fetched cache."""
-        self._objects, self._state, self._spec, self._say = objects, state, spec, say
+        self._objects, self._state, self._spec, self._log = objects, state, spec, log
         self._nonce = secrets.token_hex(4)
         self._sent: list[ManifestFile] = []
         self._known, self._over = known, state.env.node > 0 or not spec.token_cache_bytes
@@ -123,10 +123,10 @@ class Sender:
             if note is None or note["identity"] == self._known:  # the worker may still find the fetched cache unfit
                 await asyncio.sleep(LOOK_S)
             else:
-                await self._insist(note["identity"])
+                await self._send_with_retries(note["identity"])
                 self._over = True
 
-    async def _insist(self, identity: str) -> None:
+    async def _send_with_retries(self, identity: str) -> None:
         """Send the cache, or log why it is not sent."""
         folder, why = self._state.run.root, ""
         for tries in range(TRIES):
@@ -137,21 +137,25 @@ class Sender:
                 if why := self._too_large(size):
                     break
                 await self._send(identity)
-                self._say(f"the tokenised rows are in the store for later attempts: {room.format_bytes(size)}")
+                self._log(f"the tokenised rows are in the store for later attempts: {disk_space.format_bytes(size)}")
                 return
             except (ObjectStoreError, OSError) as e:
                 why = str(e)
-        self._say(f"the tokenised rows stay on this machine, a later attempt makes them anew: {why}")
-        await self._remove(kept="")
+        self._log(f"the tokenised rows stay on this machine, a later attempt makes them anew: {why}")
+        await self._remove(except_folder="")
 
     def _too_large(self, size: int) -> str:
         """Return why the cache is not sent; empty if it is. Raises: OSError."""
         if size > self._spec.token_cache_bytes:
-            most = room.format_bytes(self._spec.token_cache_bytes)
-            return f"they have {room.format_bytes(size)}, and no more than {most} are worth their traffic and time"
+            most = disk_space.format_bytes(self._spec.token_cache_bytes)
+            return (
+                f"they have {disk_space.format_bytes(size)}, and no more than {most} are worth their traffic and time"
+            )
         url = urlsplit(self._state.env.blobs)
         if url.scheme == "file" and size * SPARE > (free := shutil.disk_usage(unquote(url.path)).free):
-            return f"they have {room.format_bytes(size)}, and the store has room for {room.format_bytes(free)}"
+            return (
+                f"they have {disk_space.format_bytes(size)}, and the store has room for {disk_space.format_bytes(free)}"
+            )
         return ""
 
     async def _send(self, identity: str) -> None:
@@ -159,7 +163,7 @@ class Sender:
         spec, root = self._spec, self._state.run.root
         target = keys.token_cache(spec.job, spec.attempt, identity, self._nonce)
         for name, number in [*_pieces(root)][len(self._sent) :]:
-            await self._quiet()
+            await self._await_checkpoints()
             data = await asyncio.to_thread(_read, root / name, number)
             path, digest = f"{name}/{number:06d}", hashlib.sha256(data).hexdigest()
             await self._objects.write(f"{target}{keys.FILES}{path}", data)
@@ -171,21 +175,21 @@ class Sender:
         )  # fmt: skip
         if not await self._objects.create(target + keys.MANIFEST, manifest.model_dump_json().encode()):
             raise ObjectStoreError(f"{target}{keys.MANIFEST} was written by somebody else")
-        await self._remove(kept=target)
+        await self._remove(except_folder=target)
 
-    async def _quiet(self) -> None:
+    async def _await_checkpoints(self) -> None:
         """Wait until no checkpoint is pending; an attempt that must end sends no cache."""
         while True:
             if self._state.ending is None and not self._state.run.waiting():
                 return
             await asyncio.sleep(LOOK_S)
 
-    async def _remove(self, kept: str) -> None:
+    async def _remove(self, except_folder: str) -> None:
         """Remove other token caches of this attempt: partial or unusable ones."""
         own = f"{keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
         with contextlib.suppress(ObjectStoreError):
-            found = [key for key in await self._objects.keys(own) if keys.is_in_token_cache(key)]
-            doomed = [key for key in found if not kept or not key.startswith(kept)]
+            stored = [key for key in await self._objects.keys(own) if keys.is_in_token_cache(key)]
+            doomed = [key for key in stored if not except_folder or not key.startswith(except_folder)]
             for key in sorted(doomed, key=lambda key: not key.endswith(f"/{keys.MANIFEST}")):
                 await self._objects.delete(key)
 
