@@ -18,9 +18,9 @@ from trainer.objectstore.objects import Objects, ObjectStoreError
 LAST_BEAT_S = 30.0
 """Seconds for which the last heartbeat is retried; the machine's shutdown delay starts after it."""
 FOLLOW_BEATS = 3
-"""Heartbeat intervals that another node's failure waits for node 0, because the first failure stops all nodes."""
+"""Heartbeat intervals that a failed node waits for the report of node 0, which the failure stops too."""
 PULLED_BEATS = 9
-"""Heartbeat intervals if a node only observed that another node ended: the launcher and that node's wait come first."""
+"""Heartbeat intervals that a node waits if it failed only because another node ended, which reports the cause."""
 
 WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
 """Outcomes that other nodes do not report; node 0 reports them."""

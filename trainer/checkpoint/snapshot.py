@@ -96,13 +96,13 @@ class LocalSnapshot:
     journalled: bool = True
     """True if `metrics` has all rows; a full disk may have prevented one."""
     artifacts: Path | None = None
-    """Folder to include, which makes the snapshot complete. It is not removed, for another attempt if a process
-    fails.
+    """Folder of the results to include; None: no results. The folder stays, because another attempt needs it if a
+    process fails.
     """
     complete: bool = False
     still: bool = False
-    """True if nothing changes before it is written. The live tensors are then written, because a copy would raise
-    the peak.
+    """True if no tensor changes before the snapshot is written. The live tensors are then written, because a copy
+    would raise the peak of host memory.
     """
 
 

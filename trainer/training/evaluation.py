@@ -45,7 +45,10 @@ def heldout(
 
 
 def as_trained(config: TrainConfig, accelerator: Accelerator) -> contextlib.AbstractContextManager[Any]:
-    """Context manager for direct calls of parts of a model: norms over a quantised base are wider than the head."""
+    """Return the context for direct calls of parts of a model.
+
+    It is autocast over a quantised base, whose norms have a wider type than the head.
+    """
     return accelerator.autocast() if config.quantised else contextlib.nullcontext()
 
 

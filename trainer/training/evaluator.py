@@ -36,7 +36,7 @@ from trainer.training import (
 from trainer.training.reporter import Reporter
 
 EVALUATION = 2**31
-"""Stands in for the step number in the seeds of evaluations, so that each draws the same."""
+"""Step number in the seeds of evaluations, so that all evaluations draw the same numbers."""
 NOT_A_SAMPLE_ERROR = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
 """Errors that are not caused by the samples."""
 

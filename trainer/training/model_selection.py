@@ -1,4 +1,4 @@
-"""Choice of the evaluation that ends a training early, or whose weights are the result."""
+"""Early stopping, and the choice of the evaluation whose weights are the result."""
 
 import contextlib
 import math
@@ -62,7 +62,7 @@ def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
 class Selection:
     """Selection that holds the weights of the best evaluation in host memory if requested.
 
-    `min_delta` does not apply: it decides on stopping, and the lowest loss is best by any difference.
+    `min_delta` applies to early stopping only: any improvement makes an evaluation the best.
     """
 
     def __init__(self, config: SelectionConfig, job: str = "") -> None:

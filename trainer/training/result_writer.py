@@ -10,12 +10,12 @@ from trainer.core import disk_space as room
 from trainer.core.errors import Fault
 
 PAUSES_S = (0.5, 1.0, 2.0)
-"""Pauses in seconds before attempts. While other checkpoints are uploaded, which frees disk space, attempts
-continue.
+"""Seconds before each repeated attempt. Attempts do not count while other checkpoints are uploaded, because each
+upload frees disk space.
 """
 PATIENCE_S = 3 * 3600.0
-"""Largest wait in seconds for other checkpoints on a full disk, since an upload may wait for another machine for
-ever.
+"""Largest seconds of waiting for uploads that free a full disk. An upload may never end, because it needs the part
+of another machine.
 """
 
 
