@@ -25,7 +25,7 @@ from trainer.contract.checkpoint_format import Progress
 from trainer.memtrace import tracer as memtrace
 from trainer.memtrace.probe import Probe
 from trainer.training import determinism as exact
-from trainer.training.divergence import GuardDecision
+from trainer.training.divergence import StepDecision
 
 WARM = 3
 CASES: tuple[tuple[str, Mapping[str, Any]], ...] = (
@@ -59,9 +59,9 @@ def gradients(probe: Probe) -> list[torch.Tensor]:
     """Return the gradients of a step that updates nothing. Raises: ValueError if one is no finite number."""
     gathered: list[torch.Tensor] = []
 
-    def refuse(progress: Progress, loss: float, norm: float) -> GuardDecision:
+    def refuse(progress: Progress, loss: float, norm: float) -> StepDecision:
         gathered.extend(p.grad.clone() for p in probe.trained.parameters.values() if p.grad is not None)
-        return GuardDecision("skip", progress.guard, "")
+        return StepDecision("skip", progress.guard, "")
 
     dataclasses.replace(probe.runner, judge=refuse).run(Progress())
     if not all(bool(g.isfinite().all()) for g in gathered):

@@ -15,7 +15,7 @@ from trainer.memtrace.storage_tracker import Storages
 from trainer.models import loading
 from trainer.optim import optimizers
 from trainer.parallel import ddp
-from trainer.training.divergence import GuardDecision
+from trainer.training.divergence import StepDecision
 from trainer.training.setup import TrainedModel
 from trainer.training.step import StepBatches, StepRunner
 
@@ -80,7 +80,7 @@ class Probe:
             total_steps=1,
             micro_rows=len(rows),
             batches=_SameRows(rows, sum(map(task.data.targets, rows))),
-            judge=lambda progress, loss, norm: GuardDecision("go", GuardState(), ""),
+            judge=lambda progress, loss, norm: StepDecision("go", GuardState(), ""),
             before_update=lambda: storages.enter("optimizer", "temporary"),
             stop_requested=lambda: False,
         )

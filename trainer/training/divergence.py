@@ -39,7 +39,7 @@ class Rollback(Exception):
         self.jumps = jumps
 
 
-class GuardDecision(NamedTuple):
+class StepDecision(NamedTuple):
     """Decision on a computed step: update, skip the update, roll back, or fail."""
 
     verdict: Verdict
@@ -54,29 +54,29 @@ class GuardDecision(NamedTuple):
         return EVENTS[self.verdict]
 
 
-def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> GuardDecision:
+def check_step(config: GuardConfig, progress: Progress, loss: float, norm: float) -> StepDecision:
     """Return the decision on the step after `progress`, from its loss and gradient norm."""
     before, step = progress.guard, progress.step + 1
     if math.isfinite(loss) and math.isfinite(norm):
         after, message = _good_step(config, before, step, loss, norm)
-        return GuardDecision("go", after, message)
+        return StepDecision("go", after, message)
     what = f"step {step}: {'the loss' if not math.isfinite(loss) else 'the norm of the gradients'} is no finite number"
     bad_steps = before.bad_steps + 1
     after = before.model_copy(update={"bad_steps": bad_steps, "skipped": before.skipped + 1})
     if bad_steps <= config.skip:
         message = f"{what}; its rows are left out, {bad_steps} of {config.skip} in a row"
-        return GuardDecision("skip", after, message)
+        return StepDecision("skip", after, message)
     if len(before.row_skips) < config.rollbacks:
         message = (
             f"{what}, {bad_steps} in a row; going back to step {_target(config, progress)} and on after these rows"
         )
-        return GuardDecision("back", after, message)
+        return StepDecision("back", after, message)
     fix = "lower train.optim.lr, look for broken rows, or raise train.guard"
     message = f"{what}, {bad_steps} in a row, after {len(before.row_skips)} times back; {fix}"
-    return GuardDecision("stop", after, message)
+    return StepDecision("stop", after, message)
 
 
-def check_scaled_step(config: GuardConfig, progress: Progress, loss: float, norm: float, scaler: Any) -> GuardDecision:
+def check_scaled_step(config: GuardConfig, progress: Progress, loss: float, norm: float, scaler: Any) -> StepDecision:
     """Return the decision on a step of fp16 with its gradient scaler; None: no scaler.
 
     An overflow of the gradients alone is no bad step: the scaler skips the step and halves the scale.

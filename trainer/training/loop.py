@@ -77,7 +77,7 @@ class TrainingLoop:
         )
 
     def _step_runner(self) -> StepRunner:
-        def judge(progress: Progress, loss: float, norm: float) -> divergence.GuardDecision:
+        def judge(progress: Progress, loss: float, norm: float) -> divergence.StepDecision:
             return divergence.check_scaled_step(self._config.guard, progress, loss, norm, self._accelerator.scaler)
 
         return StepRunner(
@@ -207,7 +207,7 @@ class TrainingLoop:
                 "left_out", f"after step {before.step}: {skipped} rows are left out, and the data goes on behind"
             )
 
-    def _leave_diverged(self, decision: divergence.GuardDecision) -> None:
+    def _leave_diverged(self, decision: divergence.StepDecision) -> None:
         """Report a step that the training cannot skip. Raises: Rollback, UserFault."""
         self._report.event(decision.event, decision.message)
         if decision.verdict == "back":

@@ -15,7 +15,7 @@ from trainer.contract.train import TrainConfig
 from trainer.optim import learning_rates
 from trainer.parallel.ddp import DataParallel
 from trainer.tasks.common.task import Task
-from trainer.training.divergence import GuardDecision
+from trainer.training.divergence import StepDecision
 from trainer.training.setup import TrainedModel
 
 
@@ -78,7 +78,7 @@ class CompletedStep:
 
     progress: Progress
     """Progress after the step."""
-    decision: GuardDecision
+    decision: StepDecision
     row: dict[str, float]
     """Loss per target, learning rate and gradient norm."""
     tokens: int
@@ -97,7 +97,7 @@ class InterruptedStep:
 class DivergedStep:
     """Step after which the training must roll back or fail; it changed nothing."""
 
-    decision: GuardDecision
+    decision: StepDecision
 
 
 StepResult = CompletedStep | InterruptedStep | DivergedStep
@@ -115,7 +115,7 @@ class StepRunner:
     total_steps: int
     micro_rows: int
     batches: BatchSource
-    judge: Callable[[Progress, float, float], GuardDecision]
+    judge: Callable[[Progress, float, float], StepDecision]
     """Guard against bad steps: its arguments are the progress, the loss and the gradient norm."""
     before_update: Callable[[], None]
     """Called before weights and moments change."""
@@ -207,7 +207,7 @@ class StepRunner:
         return loss if batch else loss * 0.0
 
 
-def _after_step(progress: Progress, decision: GuardDecision, global_batch: int) -> Progress:
+def _after_step(progress: Progress, decision: StepDecision, global_batch: int) -> Progress:
     return progress.model_copy(
         update={
             "guard": decision.state,
