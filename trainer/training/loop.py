@@ -77,8 +77,10 @@ class TrainingLoop:
         )
 
     def _step_runner(self) -> StepRunner:
+        guard, accelerator = self._config.guard, self._accelerator  # not self: a cycle would outlive the loop
+
         def judge(progress: Progress, loss: float, norm: float) -> divergence.StepDecision:
-            return divergence.check_scaled_step(self._config.guard, progress, loss, norm, self._accelerator.scaler)
+            return divergence.check_scaled_step(guard, progress, loss, norm, accelerator.scaler)
 
         return StepRunner(
             trained=self._trained,
@@ -127,6 +129,8 @@ class TrainingLoop:
         except divergence.Rollback:
             self._checkpoints.snapshots.join()
             raise
+        finally:
+            self._metrics.close()
 
     def _save_last(self) -> None:
         """Save a last checkpoint. No process waits for a message of another, which may be about to end."""

@@ -106,6 +106,11 @@ class RunMetrics:
         scores = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
         self._report.log(f"held-out loss after {progress.step} steps: {loss:.4f}{scores}")
 
+    def close(self) -> None:
+        """Write the latest rows of TensorBoard, because the process ends without the interpreter's teardown."""
+        with contextlib.suppress(OSError):  # disk full; metrics.jsonl has the same data
+            self._board.close()
+
     def _publish_heldout(self, progress: Progress) -> None:
         """Write the held-out losses for the trackers."""
         with contextlib.suppress(OSError):  # disk full; the next file contains all
