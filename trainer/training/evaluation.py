@@ -88,6 +88,6 @@ def write_artifacts(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     task.model.save(folder, model, state)
-    told = task.samples.save_files(folder, samples)
-    (folder / "samples.json").write_text(json.dumps(told, indent=1, ensure_ascii=False))
+    texts = task.samples.save_files(folder, samples)
+    (folder / "samples.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
     (folder / "eval.json").write_text(json.dumps(scores, indent=1))
