@@ -213,7 +213,7 @@ def configuration() -> str:
 def _settings(head: str, root: type[BaseModel]) -> str:
     lines = [head, "| setting | default | meaning |", "|---|---|---|"]
     for path in schema.paths((), root):
-        text = _cell(schema.fields(path[:-1], root)[path[-1]].description or "")
+        text = _cell(schema.description(path, root))
         default = _default(path, root)
         if text or default or not schema.models(path, root):  # a group without description needs no row
             lines.append(f"| `{'.'.join(path)}` | {default} | {text} |")

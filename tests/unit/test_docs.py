@@ -21,7 +21,7 @@ def test_every_setting_of_the_daemon_says_what_it_is() -> None:
     silent = [
         ".".join(path)
         for path in schema.paths((), DaemonConfig)
-        if not schema.fields(path[:-1], DaemonConfig)[path[-1]].description and path[:2] != ("providers", "simulated")
+        if not schema.description(path, DaemonConfig) and path[:2] != ("providers", "simulated")
     ]
     assert silent == []
 

@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
+
+from trainer.contract.descriptions import Described
 
 PATTERN_MESSAGES: dict[str, str] = {}
 """Requirement in words for each pattern of a text, as error messages show it."""
@@ -24,16 +26,16 @@ def matching(pattern: str, words: str, **rules: Any) -> Any:
     return Field(pattern=pattern, **rules)
 
 
-class Config(BaseModel):
+class Config(Described):
     """Base of models that users write: frozen, with attribute notes as published descriptions.
 
     Unknown keys are errors, and so are numbers that JSON does not have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
 
-class Document(BaseModel):
+class Document(Described):
     """Base of models that programs write: frozen; keys of a newer version are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)

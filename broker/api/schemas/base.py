@@ -2,13 +2,15 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from trainer.contract.descriptions import Described
 
 
-class Wire(BaseModel):
+class Wire(Described):
     """Base class of answers, created from domain objects. Older clients ignore fields of newer servers."""
 
-    model_config = ConfigDict(frozen=True, from_attributes=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True, extra="ignore", defer_build=True)
 
 
 class FieldProblem(Wire):

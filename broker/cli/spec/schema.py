@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from broker.domain.spec import JobSpec
+from trainer.contract.descriptions import descriptions
 
 Path = tuple[str, ...]
 
@@ -54,6 +55,15 @@ def paths(above: Path = (), root: type[BaseModel] = JobSpec) -> Iterator[Path]:
 def _named(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields by the names used in a file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def description(path: Path, root: type[BaseModel] = JobSpec) -> str:
+    """Return the description of the setting at `path`; empty if it has none."""
+    for model in models(path[:-1], root):
+        names = {field.alias or name: name for name, field in model.model_fields.items()}
+        if path[-1] in names:
+            return descriptions(model).get(names[path[-1]], "")
+    return ""
 
 
 def nearest(word: str, above: Path) -> str:

@@ -50,7 +50,7 @@ def _group(above: Path, skip: Path, *, off: bool = False) -> list[str]:
             continue
         if not above:
             lines.append("")
-        lines += _comment(field, indent)
+        lines += _comment(path, indent)
         if schema.models(path):
             inside = any(key[: len(path)] == path for key in VALUES)
             mark = "" if inside and not off else "# "
@@ -67,8 +67,8 @@ def _fields(above: Path) -> dict[str, FieldInfo]:
     return dict(models[0].model_fields) if models else {}
 
 
-def _comment(field: FieldInfo, indent: str) -> list[str]:
-    text = " ".join((field.description or "").split())
+def _comment(path: Path, indent: str) -> list[str]:
+    text = " ".join(schema.description(path).split())
     return [f"{indent}# {line}" for line in textwrap.wrap(text, WIDTH - len(indent))]
 
 
