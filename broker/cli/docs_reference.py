@@ -142,7 +142,7 @@ def _area(group: Any, area: str, names: tuple[str, ...]) -> str:
     lines = [f"## {area}", "", "| command, option | meaning |", "|---|---|"]
     described: set[str] = set()
     for name in names:
-        for command, path in _commands(group.commands[name], f"gpubroker {name}"):
+        for command, path in _commands(group.load(name), f"gpubroker {name}"):
             lines += _command(command, path, described)
     return "\n".join([*lines, ""])
 

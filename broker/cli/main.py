@@ -1,50 +1,177 @@
-"""The typer application: every command by its name."""
+"""The typer application: every command by its name, with its function, which is imported when the command runs."""
 
-from importlib.metadata import version as installed_version
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
-from broker.cli.commands import channels as channel
-from broker.cli.commands import policies as policy
-from broker.cli.commands import secrets as secret
-from broker.cli.commands import slack, spending, tenancy
-from broker.cli.commands.catalog import gpus, models
-from broker.cli.commands.estimate import estimate
 from broker.cli.core.exit_codes import MEANINGS
-from broker.cli.core.usage_errors import Root
-from broker.cli.jobs import jobs, ssh, submit
-from broker.cli.jobs.delete_data import rm
-from broker.cli.operator import blob_store, clouds, daemon, master_key
-from broker.cli.operator import launchers as launcher
-from broker.cli.operator.sweep import sweep
+from broker.cli.core.lazy_commands import Entry, LazyGroup
 
+COMMANDS: Mapping[str, Entry] = {
+    "serve": Entry(
+        "operator.daemon:serve",
+        "Run the daemon until SIGINT or SIGTERM. Running machines keep training; the next start reattaches to them.",
+    ),
+    "login": Entry(
+        "commands.setup:login",
+        "Store the URL and token of a daemon for this user. Without URL, show which daemon is in use.",
+    ),
+    "init": Entry("commands.setup:init", "Write a spec that explains every setting; `-` writes it to stdout."),
+    "quote": Entry(
+        "jobs.submit:quote",
+        "Check a spec and its data, and price the job on every offer. Nothing is created or bought.",
+    ),
+    "estimate": Entry(
+        "commands.estimate:estimate",
+        "Estimate GPU memory and throughput of a fine-tune. Works offline: needs no daemon, GPU or weights.",
+    ),
+    "models": Entry(
+        "commands.catalog:models", "List the models of the bundled catalogue, which the broker can size offline."
+    ),
+    "gpus": Entry(
+        "commands.catalog:gpus", "List the GPUs that estimates cover: memory, arithmetic speed and interconnect."
+    ),
+    "submit": Entry(
+        "jobs.submit:submit",
+        "Check, quote, confirm and submit a job, then watch it until it ends. Ctrl-C leaves the job running.",
+    ),
+    "offers": Entry(
+        "jobs.submit:offers", "List current offers, cheapest first, with the age and the source of each price."
+    ),
+    "ls": Entry("jobs.listing:ls", "List your team's jobs, newest first."),
+    "get": Entry("jobs.jobs:get", "Show a job: state, progress, attempts and cost."),
+    "explain": Entry(
+        "jobs.jobs:explain",
+        "Show why an attempt's offer was chosen: every offer at that time, kept or dropped, with the reason.",
+    ),
+    "watch": Entry(
+        "jobs.jobs:watch_job",
+        "Follow a job until it ends: events, progress, then a summary. Ctrl-C leaves the job running.",
+    ),
+    "logs": Entry("jobs.jobs:logs", "Show the log of a job; --follow --json writes one document per line."),
+    "events": Entry("jobs.jobs:events", "Show the events of a job; --follow --json writes one document per line."),
+    "cancel": Entry("jobs.jobs:cancel", "Cancel a job: it saves a checkpoint, then its machines are destroyed."),
+    "cap": Entry("jobs.jobs:cap", "Raise a job's cap; a capped job resumes."),
+    "retry": Entry("jobs.jobs:retry", "Run an ended job again, as a new job that is linked to the old one."),
+    "artifacts": Entry(
+        "jobs.jobs:artifacts",
+        "List or download a job's files: the adapter or model, metrics, samples and the loss curve.",
+    ),
+    "rm": Entry(
+        "jobs.delete_data:rm",
+        "Delete a job's results, checkpoints, logs and data set copy. Shows their cost and asks first.",
+    ),
+    "approve": Entry("commands.policies:approve", "Approve a job that awaits approval, or a higher cap for it."),
+    "refuse": Entry("commands.policies:refuse", "Refuse and cancel a job that awaits approval."),
+    "budget": Entry(
+        "commands.policies:budget", "Show the use of every budget: spent and reserved dollars, GPUs and jobs."
+    ),
+    "spend": Entry(
+        "commands.spending:spend",
+        "Show spending, and the savings against other offers. Work that was lost counts as cost.",
+    ),
+    "reconcile": Entry(
+        "commands.spending:reconcile_file",
+        "Compare a cloud's invoice with the ledger, machine by machine. Exit code 1 if they differ.",
+    ),
+    "ssh": Entry(
+        "jobs.ssh:ssh", "Open a shell on a job's machine while training runs. Exits with the shell's exit code."
+    ),
+    "exec": Entry(
+        "jobs.ssh:execute", "Run a program on a job's machine while training runs: `gpubroker exec JOB -- nvidia-smi`."
+    ),
+    "sweep": Entry(
+        "operator.sweep:sweep",
+        "List this installation's machines in every cloud, and mark orphaned machines. Needs no daemon.",
+    ),
+    "doctor": Entry("operator.doctor:doctor", "Check the setup and suggest fixes."),
+    "audit": Entry(
+        "commands.tenancy:audit",
+        "Show the audit log of your team, or of all teams as an admin. The newest entry is last.",
+    ),
+    "token": Entry(
+        {"new": "commands.tenancy:token_new", "ls": "commands.tenancy:token_ls", "rm": "commands.tenancy:token_rm"},
+        "Access tokens for users and programs.",
+    ),
+    "team": Entry(
+        {"new": "commands.tenancy:team_new", "ls": "commands.tenancy:team_ls", "rm": "commands.tenancy:team_rm"},
+        "Teams: users who share jobs and budgets.",
+    ),
+    "secret": Entry(
+        {"set": "commands.secrets:secret_set", "ls": "commands.secrets:secret_ls", "rm": "commands.secrets:secret_rm"},
+        "Secrets, which jobs receive as environment variables.",
+    ),
+    "slack": Entry(
+        {"link": "commands.slack:link", "ls": "commands.slack:links", "unlink": "commands.slack:unlink"},
+        "Link Slack users.",
+    ),
+    "channel": Entry(
+        {
+            "add": "commands.channels:add",
+            "ls": "commands.channels:ls",
+            "show": "commands.channels:show",
+            "test": "commands.channels:try_out",
+            "events": "commands.channels:events",
+            "rotate": "commands.channels:rotate",
+            "enable": "commands.channels:enable",
+            "disable": "commands.channels:disable",
+            "remove": "commands.channels:remove",
+        },
+        "Notification channels.",
+    ),
+    "notify": Entry({"test": "commands.channels:try_out"}, "Test notifications."),
+    "policy": Entry(
+        {
+            "apply": "commands.policies:apply",
+            "ls": "commands.policies:ls",
+            "show": "commands.policies:show",
+            "history": "commands.policies:history",
+            "delete": "commands.policies:delete",
+            "dry-run": "commands.policies:dry_run",
+        },
+        "Policies: spending limits of teams, users and the installation.",
+    ),
+    "blobs": Entry(
+        {"init": "operator.daemon:blobs_init", "adopt": "operator.blob_store:adopt"},
+        "The blob store, which holds checkpoints, results and logs.",
+    ),
+    "key": Entry({"adopt": "operator.master_key:adopt"}, "The master key, which encrypts secrets."),
+    "clouds": Entry(
+        {"install": "operator.clouds:install"}, "Rented clouds: the environment of SkyPilot, which launches machines."
+    ),
+    "launcher": Entry(
+        {"ls": "operator.launchers:ls", "lost": "operator.launchers:lost"},
+        "Launchers: the processes that create machines. Report a lost one.",
+    ),
+}
+"""Commands in the order of `gpubroker --help`. A group names the function of each member."""
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
+
+
+class Commands(LazyGroup):
+    """The group of all commands."""
+
+    package = "broker.cli"
+    entries = COMMANDS
+
+
 app = typer.Typer(
     name="gpubroker",
-    cls=Root,
+    cls=Commands,
     help="Run training jobs on the cheapest suitable cloud GPUs, and never spend more than the job's cap.",
     epilog=f"Exit codes: {CODES}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-tokens = typer.Typer(help="Access tokens for users and programs.", no_args_is_help=True)
-teams = typer.Typer(help="Teams: users who share jobs and budgets.", no_args_is_help=True)
-secrets = typer.Typer(help="Secrets, which jobs receive as environment variables.", no_args_is_help=True)
-slacks = typer.Typer(help="Link Slack users.", no_args_is_help=True)
-channels = typer.Typer(help="Notification channels.", no_args_is_help=True)
-notify = typer.Typer(help="Test notifications.", no_args_is_help=True)
-policies = typer.Typer(help="Policies: spending limits of teams, users and the installation.", no_args_is_help=True)
-blobs = typer.Typer(help="The blob store, which holds checkpoints, results and logs.", no_args_is_help=True)
-keys = typer.Typer(help="The master key, which encrypts secrets.", no_args_is_help=True)
-rented = typer.Typer(help="Rented clouds: the environment of SkyPilot, which launches machines.", no_args_is_help=True)
-launchers = typer.Typer(help="Launchers: the processes that create machines. Report a lost one.", no_args_is_help=True)
 
 
 def _version(is_requested: bool) -> None:
     if is_requested:
-        typer.echo(installed_version("gpubroker"))
+        from importlib.metadata import version
+
+        typer.echo(version("gpubroker"))
         raise typer.Exit
 
 
@@ -55,80 +182,3 @@ def root(
     ] = False,
 ) -> None:
     """Take the options that belong to no command."""
-
-
-app.command("serve")(daemon.serve)
-app.command("login")(daemon.login)
-app.command("init")(daemon.init)
-app.command("quote")(submit.quote)
-app.command("estimate")(estimate)
-app.command("models")(models)
-app.command("gpus")(gpus)
-app.command("submit")(submit.submit)
-app.command("offers")(submit.offers)
-app.command("ls")(jobs.ls)
-app.command("get")(jobs.get)
-app.command("explain")(jobs.explain)
-app.command("watch")(jobs.watch_job)
-app.command("logs")(jobs.logs)
-app.command("events")(jobs.events)
-app.command("cancel")(jobs.cancel)
-app.command("cap")(jobs.cap)
-app.command("retry")(jobs.retry)
-app.command("artifacts")(jobs.artifacts)
-app.command("rm")(rm)
-app.command("approve")(policy.approve)
-app.command("refuse")(policy.refuse)
-app.command("budget")(policy.budget)
-app.command("spend")(spending.spend)
-app.command("reconcile")(spending.reconcile_file)
-app.command("ssh")(ssh.ssh)
-app.command("exec")(ssh.execute)
-app.command("sweep")(sweep)
-app.command("doctor")(daemon.doctor)
-tokens.command("new")(tenancy.token_new)
-tokens.command("ls")(tenancy.token_ls)
-tokens.command("rm")(tenancy.token_rm)
-teams.command("new")(tenancy.team_new)
-teams.command("ls")(tenancy.team_ls)
-teams.command("rm")(tenancy.team_rm)
-app.command("audit")(tenancy.audit)
-secrets.command("set")(secret.secret_set)
-secrets.command("ls")(secret.secret_ls)
-secrets.command("rm")(secret.secret_rm)
-channels.command("add")(channel.add)
-channels.command("ls")(channel.ls)
-channels.command("show")(channel.show)
-channels.command("test")(channel.try_out)
-channels.command("events")(channel.events)
-channels.command("rotate")(channel.rotate)
-channels.command("enable")(channel.enable)
-channels.command("disable")(channel.disable)
-channels.command("remove")(channel.remove)
-notify.command("test")(channel.try_out)
-policies.command("apply")(policy.apply)
-policies.command("ls")(policy.ls)
-policies.command("show")(policy.show)
-policies.command("history")(policy.history)
-policies.command("delete")(policy.delete)
-policies.command("dry-run")(policy.dry_run)
-blobs.command("init")(daemon.blobs_init)
-blobs.command("adopt")(blob_store.adopt)
-keys.command("adopt")(master_key.adopt)
-rented.command("install")(clouds.install)
-launchers.command("ls")(launcher.ls)
-launchers.command("lost")(launcher.lost)
-slacks.command("link")(slack.link)
-slacks.command("ls")(slack.links)
-slacks.command("unlink")(slack.unlink)
-app.add_typer(tokens, name="token")
-app.add_typer(teams, name="team")
-app.add_typer(secrets, name="secret")
-app.add_typer(slacks, name="slack")
-app.add_typer(channels, name="channel")
-app.add_typer(notify, name="notify")
-app.add_typer(policies, name="policy")
-app.add_typer(blobs, name="blobs")
-app.add_typer(keys, name="key")
-app.add_typer(rented, name="clouds")
-app.add_typer(launchers, name="launcher")

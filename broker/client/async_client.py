@@ -1,5 +1,7 @@
 """`AsyncClient`: the HTTP API as typed calls, for the command line and for other programs."""
 
+from __future__ import annotations
+
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -7,20 +9,13 @@ from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote as escape
 
 import aiohttp
 
-from broker.api.schemas import tenancy
 from broker.api.schemas.base import Health, Wire
-from broker.api.schemas.files import ArtifactList, ArtifactView, UploadView
-from broker.api.schemas.job_data import StoredKindView
-from broker.api.schemas.jobs import EventList, EventView, JobDetail, JobPage, JobView, LedgerList
-from broker.api.schemas.offers import OfferList, ProviderList
-from broker.api.schemas.plans import DecisionView
-from broker.api.schemas.quotes import QuoteView
-from broker.api.schemas.tenancy import SecretList
+from broker.api.schemas.job_list import JobPage, JobView
 from broker.client.resources.channels import ChannelCalls, SlackCalls
 from broker.client.resources.policies import PolicyCalls
 from broker.client.resources.spending import SpendingCalls
@@ -29,7 +24,19 @@ from broker.client.transport import connection, sse
 from broker.client.transport.atomic_file import placed
 from broker.client.transport.connection import Connection
 from broker.client.transport.errors import ApiError, BrokenOff, DaemonUnreachable, Damaged
-from broker.client.transport.http import Transport, plain
+from broker.client.transport.http import LazySchemas, Transport, plain
+
+if TYPE_CHECKING:
+    from broker.api.schemas import files as files_schemas
+    from broker.api.schemas import jobs as jobs_schemas
+    from broker.api.schemas import offers as offers_schemas
+    from broker.api.schemas import plans as plans_schemas
+    from broker.api.schemas import quotes as quotes_schemas
+    from broker.api.schemas import tenancy as tenancy_schemas
+    from broker.api.schemas.job_data import StoredKindView
+else:
+    files_schemas, jobs_schemas, offers_schemas = LazySchemas("files"), LazySchemas("jobs"), LazySchemas("offers")
+    plans_schemas, quotes_schemas, tenancy_schemas = LazySchemas("plans"), LazySchemas("quotes"), LazySchemas("tenancy")
 
 UPLOADING = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
 """Timeouts in seconds: a daemon reads and stores the whole data set before it answers."""
@@ -100,29 +107,31 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- jobs
 
-    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> QuoteView:
-        return await self._call("POST", "/v1/quotes", QuoteView, json=spec, params=plain({"limit": limit}))
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> quotes_schemas.QuoteView:
+        return await self._call(
+            "POST", "/v1/quotes", quotes_schemas.QuoteView, json=spec, params=plain({"limit": limit})
+        )
 
     async def offers(
         self, *, provider: str | None = None, accelerators: Sequence[str] = (), limit: int = 500
-    ) -> OfferList:
+    ) -> offers_schemas.OfferList:
         """List current offers, cheapest first."""
         params = plain({"provider": provider, "accelerator": list(accelerators), "limit": limit})
-        return await self._call("GET", "/v1/offers", OfferList, params=params)
+        return await self._call("GET", "/v1/offers", offers_schemas.OfferList, params=params)
 
-    async def providers(self) -> ProviderList:
-        return await self._call("GET", "/v1/providers", ProviderList)
+    async def providers(self) -> offers_schemas.ProviderList:
+        return await self._call("GET", "/v1/providers", offers_schemas.ProviderList)
 
-    async def check_providers(self) -> ProviderList:
+    async def check_providers(self) -> offers_schemas.ProviderList:
         """List providers with the check of their credentials, which asks the clouds."""
-        return await self._call("POST", "/v1/providers/check", ProviderList)
+        return await self._call("POST", "/v1/providers/check", offers_schemas.ProviderList)
 
     async def submit(self, spec: Mapping[str, Any], *, key: str) -> JobView:
         """Submit a job, which is stored when this returns. The same key with the same spec returns the same job."""
         return await self._call("POST", "/v1/jobs", JobView, json=spec, headers={"Idempotency-Key": key})
 
-    async def job(self, job: str) -> JobDetail:
-        return await self._call("GET", _job(job), JobDetail)
+    async def job(self, job: str) -> jobs_schemas.JobDetail:
+        return await self._call("GET", _job(job), jobs_schemas.JobDetail)
 
     async def jobs(
         self,
@@ -151,28 +160,28 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def raise_cap(self, job: str, cap_usd: Decimal) -> JobView:
         return await self._call("PATCH", _job(job), JobView, json={"cap_usd": str(cap_usd)})
 
-    async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> JobDetail:
+    async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> jobs_schemas.JobDetail:
         """Delete stored data of an ended job; without `kinds` everything."""
         params = [("kind", kind) for kind in kinds]
-        return await self._call("DELETE", f"{_job(job)}/data", JobDetail, params=params)
+        return await self._call("DELETE", f"{_job(job)}/data", jobs_schemas.JobDetail, params=params)
 
-    async def ledger(self, job: str) -> LedgerList:
-        return await self._call("GET", f"{_job(job)}/ledger", LedgerList)
+    async def ledger(self, job: str) -> jobs_schemas.LedgerList:
+        return await self._call("GET", f"{_job(job)}/ledger", jobs_schemas.LedgerList)
 
-    async def decision(self, job: str, number: int) -> DecisionView:
-        return await self._call("GET", f"{_job(job)}/decisions/{number}", DecisionView)
+    async def decision(self, job: str, number: int) -> plans_schemas.DecisionView:
+        return await self._call("GET", f"{_job(job)}/decisions/{number}", plans_schemas.DecisionView)
 
     # --- feeds
 
-    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[EventView]:
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[jobs_schemas.EventView]:
         """Yield every event after `after`, once and in order, until the job ends. A lost connection is restored."""
         async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
-            yield EventView.model_validate_json(message.data)
+            yield jobs_schemas.EventView.model_validate_json(message.data)
 
-    async def events_now(self, job: str, *, after: int = 0) -> EventList:
+    async def events_now(self, job: str, *, after: int = 0) -> jobs_schemas.EventList:
         """List at most 500 events."""
         params = plain({"after": after, "follow": 0})
-        return await self._call("GET", f"{_job(job)}/events", EventList, params=params)
+        return await self._call("GET", f"{_job(job)}/events", jobs_schemas.EventList, params=params)
 
     async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogChunk]:
         """Yield log text as it arrives, of all attempts or of one, until the job ends."""
@@ -209,7 +218,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- files
 
-    async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> UploadView:
+    async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> files_schemas.UploadView:
         """Store a data set or a .tar of code. Equal bytes are stored once. A file is streamed, not read into memory."""
         headers = {"Content-Type": "application/octet-stream"}
         sent: dict[str, Any] = {
@@ -220,20 +229,20 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         async for attempt in self._http.tries():
             with attempt, nullcontext(data) if isinstance(data, bytes) else data.open("rb") as body:
                 async with self._http.once("POST", "/v1/uploads", data=body, **sent) as response:
-                    return UploadView.model_validate_json(await response.read())
+                    return files_schemas.UploadView.model_validate_json(await response.read())
         raise AssertionError("tries() returns or raises")
 
-    async def artifacts(self, job: str) -> ArtifactList:
-        return await self._call("GET", f"{_job(job)}/artifacts", ArtifactList)
+    async def artifacts(self, job: str) -> files_schemas.ArtifactList:
+        return await self._call("GET", f"{_job(job)}/artifacts", files_schemas.ArtifactList)
 
-    async def artifact(self, job: str, file: ArtifactView) -> bytes:
+    async def artifact(self, job: str, file: files_schemas.ArtifactView) -> bytes:
         """Return the verified bytes of a small file. Raises Damaged, BrokenOff."""
         async for attempt in self._http.tries():
             with attempt:
                 return b"".join([piece async for piece in self._pieces(job, file)])
         raise AssertionError("tries() returns or raises")
 
-    async def download(self, job: str, file: ArtifactView, target: Path) -> None:
+    async def download(self, job: str, file: files_schemas.ArtifactView, target: Path) -> None:
         """Download a file to `target`, which is replaced only by the complete, checked file.
 
         Raises Damaged, BrokenOff, NotSaved.
@@ -244,7 +253,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
                     async for piece in pieces:
                         part.write(piece)
 
-    async def _pieces(self, job: str, file: ArtifactView) -> AsyncGenerator[bytes]:
+    async def _pieces(self, job: str, file: files_schemas.ArtifactView) -> AsyncGenerator[bytes]:
         """Yield a file's bytes, then check size and SHA-256 against the manifest. Raises Damaged, BrokenOff."""
         digest, got, began = hashlib.sha256(), 0, False
         try:
@@ -264,8 +273,8 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- secrets, health
 
-    async def secrets(self) -> SecretList:
-        return await self._call("GET", "/v1/secrets", SecretList)
+    async def secrets(self) -> tenancy_schemas.SecretList:
+        return await self._call("GET", "/v1/secrets", tenancy_schemas.SecretList)
 
     async def put_secret(self, name: str, value: str) -> None:
         await self._http.read("PUT", f"/v1/secrets/{escape(name, safe='')}", json={"value": value})
@@ -273,9 +282,9 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def delete_secret(self, name: str) -> None:
         await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
 
-    async def me(self) -> tenancy.Identity:
+    async def me(self) -> tenancy_schemas.Identity:
         """Return the team, owner and scopes of the token."""
-        return await self._call("GET", "/v1/me", tenancy.Identity)
+        return await self._call("GET", "/v1/me", tenancy_schemas.Identity)
 
     async def ready(self) -> Health:
         """Return the state of each part, also of an unready daemon."""

@@ -5,15 +5,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.money import ZERO
-from broker.domain.offer import QuoteLine
-from broker.domain.spec import IdleKind, JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
-from broker.domain.workload import Workload
-from trainer.contract.documents import Final, Heartbeat
+
+if TYPE_CHECKING:  # a client needs the states only, and the spec takes long to import
+    from broker.domain.offer import QuoteLine
+    from broker.domain.spec import IdleKind, JobSpec
+    from broker.domain.workload import Workload
+    from trainer.contract.documents import Final, Heartbeat
 
 
 class JobState(StrEnum):
@@ -145,8 +147,8 @@ class Job:
     """The team whose members see the job."""
     owner: str
     """The user who submitted the job; the job uses this user's secrets and uploads."""
-    spec: JobSpec
-    workload: Workload
+    spec: "JobSpec"
+    workload: "Workload"
     created_at: datetime
     # written by the controllers, fenced by `epoch` (queued, recovering) or by the current attempt's epoch (active)
     state: JobState = JobState.QUEUED
@@ -218,7 +220,7 @@ class Attempt:
     job_id: JobId
     number: int
     name: InstanceName
-    line: QuoteLine
+    line: "QuoteLine"
     """The chosen offer with its estimate."""
     created_at: datetime
     reserved_usd: Decimal
@@ -248,11 +250,11 @@ class Attempt:
     proven.
     """
     ended_at: datetime | None = None
-    beat: Heartbeat | None = None
+    beat: "Heartbeat | None" = None
     """The latest heartbeat of node 0; None: none yet."""
     earlier_traffic: Traffic = Traffic()
     """Traffic of earlier starts of its agent, since each start counts from zero."""
-    final: Final | None = None
+    final: "Final | None" = None
     # written by billing
     charged_usd: Decimal = ZERO
     """Dollars charged for compute and traffic."""
@@ -265,7 +267,7 @@ class Attempt:
     signal: Signal | None = None
     """Why the attempt must end: set once by billing, the guard or a budget, and never cleared. None: it may run."""
     # written by the guard
-    idle: IdleKind | None = None
+    idle: "IdleKind | None" = None
     """Kind of idleness that users were notified about; None: the machine works."""
     # the lease
     epoch: int = 0

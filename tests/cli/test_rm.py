@@ -7,8 +7,8 @@ from decimal import Decimal
 
 from broker.api.schemas.job_data import ForecastView
 from broker.cli.core.exit_codes import Exit
+from broker.cli.views import job_table, progress
 from broker.cli.views import jobs as jobviews
-from broker.cli.views import progress
 from broker.client.async_client import AsyncClient
 from broker.domain.job import JobState, StoredData
 from broker.ports import StorageCharge
@@ -49,14 +49,14 @@ async def test_a_forecast_is_seen_in_the_list_and_while_watching(shell: Shell) -
     job = await submitted(shell)
     async with AsyncClient(shell.api.url, await _token(shell)) as client:
         detail = await client.job(job)
-    assert jobviews.forecast(detail).plain == "–"
+    assert job_table.forecast(detail).plain == "–"
     assert not jobviews.forecast_message(detail)
     made = ForecastView(
         usd=Decimal("7.5"), finish_at=datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=1), step_s=1.0, over_cap=True,
         late=True,
     )  # fmt: skip
     over = detail.model_copy(update={"forecast": made})
-    assert jobviews.forecast(over).style == "red"
+    assert job_table.forecast(over).style == "red"
     assert jobviews.forecast_message(over) == "$7.5000 by 2026-03-01 01:00 UTC (P50); above the cap; too late"
     line = progress.view(over).line()
     assert "$7.5000 expected, above the cap" in line

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from broker.api.schemas.jobs import JobView
 from broker.cli.core import output
 from broker.cli.core.table import Column, TerminalTable
-from broker.cli.views import jobs as jobviews
+from broker.cli.views import job_table
 from broker.domain.job import JobState
 from tests.cli.conftest import Shell
 from tests.cli.test_jobs import submitted
@@ -37,7 +37,7 @@ async def test_ls_keeps_ids_states_and_money(shell: Shell, width: int) -> None:
         "name": "a-name-as-long-as-people-make-them-for-runs", "owner": "somebody", "reason": REASON,
         "state": JobState.AWAITING_APPROVAL, "spent_usd": Decimal("1234.5678"), "cap_usd": Decimal(2500),
     }  # fmt: skip
-    lines = printed(jobviews.table([job, job.model_copy(update=changes)]), width)
+    lines = printed(job_table.table([job, job.model_copy(update=changes)]), width)
     text = "\n".join(lines)
     if width >= 80:
         assert all(whole in text for whole in (job.id, "awaiting_approval", "$1,234.57", "cynic"))

@@ -5,37 +5,16 @@ from decimal import Decimal
 from typing import Any
 
 from broker.api.schemas.base import Wire
-from broker.api.schemas.job_data import ForecastView, StorageView
+from broker.api.schemas.job_data import StorageView
+from broker.api.schemas.job_list import JobPage as JobPage
+from broker.api.schemas.job_list import JobView as JobView
 from broker.api.schemas.offers import OfferView
-from broker.domain.ids import AttemptId, InstanceName, JobId
-from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.ids import AttemptId, InstanceName
+from broker.domain.job import AttemptState, Reason
 from broker.domain.money import LedgerCategory, LedgerKind
 from broker.domain.spec import IdleKind, JobSpec, Usd
 from trainer.contract.base import Config
 from trainer.contract.documents import Final, Heartbeat
-
-
-class JobView(Wire):
-    """A job in a list."""
-
-    id: JobId
-    name: str
-    team: str
-    owner: str
-    state: JobState
-    reason: str
-    """Reason why the job waits, or how it ended, in one line."""
-    labels: dict[str, str]
-    created_at: datetime
-    finished_at: datetime | None
-    cap_usd: Decimal
-    spent_usd: Decimal
-    attempts: int
-    retries_used: int
-    stop_requested: bool
-    retry_of: JobId | None
-    forecast: ForecastView | None = None
-    """Forecast of a running job; null: not known yet."""
 
 
 class AttemptView(Wire):
@@ -89,13 +68,6 @@ class JobDetail(JobView):
     """Plans that ran out of memory, oldest first. The current plan needs less, at the same global batch."""
     runs: tuple[AttemptView, ...]
     """Attempts by number. `beat` of the last one is the live progress."""
-
-
-class JobPage(Wire):
-    items: tuple[JobView, ...]
-    """Jobs, newest first."""
-    next: str | None
-    """Cursor of the next page for `?cursor=`; null on the last page."""
 
 
 class CapChange(Config):

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
@@ -19,10 +19,13 @@ from broker.cli.core.exit_codes import (
     ServerProblem,
     Unauthorised,
     UnreachableExit,
+    not_installed,
 )
 from broker.cli.core.output import Output
-from broker.client.async_client import AsyncClient
 from broker.client.transport import errors
+
+if TYPE_CHECKING:
+    from broker.client.async_client import AsyncClient
 
 Parameters = ParamSpec("Parameters")
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, all other text to stderr.")]
@@ -44,8 +47,8 @@ def command(action: Action[Parameters]) -> Callable[Parameters, None]:
         try:
             with asyncio.Runner() as runner:
                 runner.run(action(*args, **kwargs))
-        except (CliError, errors.ClientError) as e:
-            error = e if isinstance(e, CliError) else cli_error(e)
+        except (CliError, errors.ClientError, ModuleNotFoundError) as e:
+            error = cli_error(e)
             Output(as_json=bool(kwargs.get("as_json"))).error(error)
             raise typer.Exit(int(error.code)) from None
         except (KeyboardInterrupt, typer.Abort):
@@ -82,16 +85,22 @@ def confirm(out: Output, question: str, *, yes: bool, to: str, else_: str) -> No
         raise Refused(else_)
 
 
-def client(*, patience_s: float = 0.0) -> AsyncClient:
-    """Return a client of the configured daemon.
+def client(*, patience_s: float = 0.0) -> "AsyncClient":
+    """Return a client of the configured daemon. Commands that work offline do not import it.
 
     Raises DaemonUnreachable when no daemon was ever started or logged in to, and Misconfigured.
     """
+    from broker.client.async_client import AsyncClient
+
     return AsyncClient.found(patience_s=patience_s)
 
 
-def cli_error(error: errors.ClientError) -> CliError:
-    """Return a client's error as a message and an exit code."""
+def cli_error(error: CliError | errors.ClientError | ModuleNotFoundError) -> CliError:
+    """Return the error as a message and an exit code. Raises an error that is a fault of gpubroker itself."""
+    if isinstance(error, CliError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return not_installed(error)
     if isinstance(error, errors.NotSaved | errors.Misconfigured):
         return BadInput(str(error))
     if isinstance(error, errors.BrokenOff | errors.Damaged):

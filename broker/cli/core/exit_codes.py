@@ -15,6 +15,8 @@
 
 from enum import IntEnum
 
+OWN_PACKAGES = ("broker", "providers", "trainer")
+
 
 class Exit(IntEnum):
     """Exit code of a command."""
@@ -98,3 +100,13 @@ class ServerProblem(CliError):
 
 class Outdated(CliError):
     code = Exit.OUTDATED
+
+
+def not_installed(error: ModuleNotFoundError) -> BadInput:
+    """Return the refusal of a command that needs a package of the daemon. Raises `error` if the package is our own."""
+    package = (error.name or "").partition(".")[0]
+    if not package or package in OWN_PACKAGES:
+        raise error
+    return BadInput(
+        f"this command needs the packages of the daemon ({package} is missing); run `pip install 'gpubroker[server]'`"
+    )

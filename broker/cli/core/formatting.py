@@ -2,11 +2,14 @@
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
-from broker.api.schemas.jobs import AttemptView
-from broker.api.schemas.offers import OfferView
 from broker.domain.formatting import duration as duration
 from broker.domain.money import show
+
+if TYPE_CHECKING:
+    from broker.api.schemas.jobs import AttemptView
+    from broker.api.schemas.offers import OfferView
 
 GIB = 1024**3
 
@@ -37,7 +40,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def gpu(offer: OfferView, nodes: int = 1) -> str:
+def gpu(offer: "OfferView", nodes: int = 1) -> str:
     """Return `2× l40s 48 GiB`, or for several machines `3 nodes of 2× l40s 48 GiB`."""
     machines = f"{nodes} nodes of " if nodes > 1 else ""
     count = f"{offer.gpus}× " if offer.gpus > 1 else ""
@@ -45,16 +48,16 @@ def gpu(offer: OfferView, nodes: int = 1) -> str:
     return f"{machines}{count}{offer.accelerator}{memory}"
 
 
-def market(offer: OfferView) -> str:
+def market(offer: "OfferView") -> str:
     return "spot" if offer.spot else "on-demand"
 
 
-def cloud(offer: OfferView) -> str:
+def cloud(offer: "OfferView") -> str:
     """Return the name of an offer's cloud; a simulated cloud is labelled in every view."""
     return f"{offer.cloud} (simulated)" if offer.simulated else offer.cloud
 
 
-def machine(attempt: AttemptView) -> str:
+def machine(attempt: "AttemptView") -> str:
     """Return the machines of an attempt as text, with the price of all its nodes."""
     offer, nodes = attempt.offer, attempt.nodes
     price = money(offer.usd_per_hour * nodes)

@@ -2,14 +2,16 @@
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
-from pydantic import BaseModel
 from rich.console import Console, RenderableType
 
 from broker.cli.core.exit_codes import CliError, Exit
 
-Document = BaseModel | dict[str, Any] | list[Any]
+if TYPE_CHECKING:  # its import takes longer than the run of a command that reads no answer
+    from pydantic import BaseModel
+
+Document = Union["BaseModel", dict[str, Any], list[Any]]
 PLAIN_WIDTH = 160
 """Width in columns of an output that is not a terminal: wide enough that no table is cut in a log."""
 
@@ -48,7 +50,7 @@ class Output:
         if self.as_json:
             write(document)
 
-    def line(self, document: BaseModel) -> None:
+    def line(self, document: "BaseModel") -> None:
         """Write one document on one line, for streams."""
         sys.stdout.write(document.model_dump_json() + "\n")
         sys.stdout.flush()
@@ -63,7 +65,7 @@ class Output:
 
 def write(document: Document) -> None:
     """Write a document to stdout as JSON."""
-    data = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
+    data = document if isinstance(document, dict | list) else document.model_dump(mode="json")
     sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Commands on existing jobs: ls, get, watch, logs, events, cancel, cap, retry, artifacts."""
+"""Commands on one job: get, explain, watch, logs, events, cancel, cap, retry, artifacts."""
 
 import asyncio
 import secrets
@@ -24,7 +24,7 @@ from broker.cli.views.progress import event_line
 from broker.cli.views.summary_data import PICTURE, Summary, summarise
 from broker.client.async_client import AsyncClient
 from broker.client.files import chosen
-from broker.domain.job import RESTING_JOB_STATES, JobState
+from broker.domain.job import RESTING_JOB_STATES
 from broker.domain.money import usd
 from broker.reporting.loss_curve import losses as read_losses
 
@@ -32,52 +32,6 @@ Wait = Annotated[
     bool, typer.Option("--watch", "-w", help="Follow the job until it ends; the exit code gives its result.")
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new output until the job ends.")]
-
-
-@command
-async def ls(
-    label: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label", "-l", metavar="KEY=VALUE", help="Only jobs with this label. Repeatable: all must match."
-        ),
-    ] = None,
-    state: Annotated[
-        list[JobState] | None, typer.Option("--state", "-s", help="Only jobs in this state. Repeatable: any may match.")
-    ] = None,
-    owner: Annotated[str | None, typer.Option(help="Only jobs of this user. Default: the whole team.")] = None,
-    team: Annotated[str | None, typer.Option(help="Only this team (admins only). Default: all teams.")] = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted since: ISO 8601 with a zone, 2026-01-31T12:00:00Z.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500, help="Number of jobs.")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="`next` of the previous page.")] = None,
-    as_json: Json = False,
-) -> None:
-    """List your team's jobs, newest first."""
-    out = Output(as_json=as_json)
-    labels = [_label(text) for text in label or []]
-    async with client() as c:
-        page = await c.jobs(
-            labels=labels,
-            states=[s.value for s in state or []],
-            team=team,
-            owner=owner,
-            since=since,
-            limit=limit,
-            cursor=cursor,
-        )
-    out.document(page)
-    filtered = bool(label or state or owner or team or since or cursor)
-    out.say(job_views.table(page.items) if page.items else _no_jobs_message(filtered=filtered))
-    if page.next:
-        out.say(f"older jobs: --cursor {page.next}")
-
-
-def _no_jobs_message(*, filtered: bool) -> str:
-    if filtered:
-        return "no job matches; `gpubroker ls` alone lists the newest jobs"
-    return "no jobs; `gpubroker submit SPEC.yaml` submits one"
 
 
 @command
@@ -270,13 +224,6 @@ async def fetch(c: AsyncClient, detail: JobDetail, folder: Path, out: Output, *,
     if len(losses) > 1 and plots.to_png(losses, heldout, resumed, picture):
         written.append(picture)
     return written
-
-
-def _label(text: str) -> str:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise BadInput(f"--label {text}: write KEY=VALUE")
-    return f"{key}:{value}"
 
 
 def _usd(text: str) -> Decimal:

@@ -2,7 +2,7 @@
 
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
@@ -10,15 +10,16 @@ from rich.table import Table
 
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
-from broker.cli.spec.spec_file import Prepared
 from broker.domain.offer import GIB, DropReason
 from broker.domain.workload import ModelShape
 from broker.estimator.speed.hardware import TABLE
 from broker.estimator.workload import steps_of
 from broker.notify.plot import scaling_png
-from broker.preflight.dataset import DataReport
 from broker.sizing.estimate import EstimateError, hardware_of
 from broker.sizing.what_if import of_spec
+
+if TYPE_CHECKING:
+    from broker.cli.spec.spec_file import Prepared
 
 WhatIf = Annotated[
     str | None,
@@ -64,8 +65,10 @@ def _draw(scaling: dict[str, Any], plot: Path) -> None:
         raise BadInput(f"--plot {plot}: {e.strerror}") from None
 
 
-def of_quote(out: Output, prepared: Prepared, what_if: str, gpu: str | None, plot: Path | None) -> None:
+def of_quote(out: Output, prepared: "Prepared", what_if: str, gpu: str | None, plot: Path | None) -> None:
     """Print the table for a spec's job, at the lowest price per GPU of the offers. Raises BadInput."""
+    from broker.preflight.dataset import DataReport
+
     train, quote = prepared.file.spec.train, prepared.quote
     model, data = quote.check.get("model"), quote.check.get("data")
     if train is None or not model or not data:

@@ -1,10 +1,17 @@
 """Calls for channels and Slack links."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from broker.api.schemas import channels as wire
-from broker.api.schemas import slack_users as slack_wire
-from broker.client.transport.http import Calls
+from broker.client.transport.http import Calls, LazySchemas
+
+if TYPE_CHECKING:
+    from broker.api.schemas import channels as wire
+    from broker.api.schemas import slack_users as slack_wire
+else:
+    wire, slack_wire = LazySchemas("channels"), LazySchemas("slack_users")
 
 
 class ChannelCalls(Calls):

@@ -1,13 +1,19 @@
 """Calls for policies, budgets and approvals."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from broker.api.schemas import policies as wire
-from broker.api.schemas.jobs import JobView
-from broker.client.transport.http import Calls, plain
+from broker.api.schemas.job_list import JobView
+from broker.client.transport.http import Calls, LazySchemas, plain
+
+if TYPE_CHECKING:
+    from broker.api.schemas import policies as wire
+else:
+    wire = LazySchemas("policies")
 
 
 class PolicyCalls(Calls):

@@ -1,7 +1,15 @@
 """Calls for spending reports."""
 
-from broker.api.schemas import spending
-from broker.client.transport.http import Calls, plain
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.client.transport.http import Calls, LazySchemas, plain
+
+if TYPE_CHECKING:
+    from broker.api.schemas import spending
+else:
+    spending = LazySchemas("spending")
 
 
 class SpendingCalls(Calls):

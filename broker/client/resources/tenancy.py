@@ -1,9 +1,16 @@
 """Calls for teams, tokens and the audit."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from broker.api.schemas import tenancy
-from broker.client.transport.http import Calls, plain
+from broker.client.transport.http import Calls, LazySchemas, plain
+
+if TYPE_CHECKING:
+    from broker.api.schemas import tenancy
+else:
+    tenancy = LazySchemas("tenancy")
 
 
 class TenancyCalls(Calls):

@@ -10,9 +10,11 @@ ClientError
 └── NotFinished        a job ended without its result
 """
 
-from broker.api.schemas.base import ProblemView
-from broker.api.schemas.jobs import JobDetail
-from broker.domain.job import JobState
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.api.schemas.base import ProblemView
+    from broker.api.schemas.jobs import JobDetail
 
 
 class ClientError(Exception):
@@ -30,7 +32,7 @@ class DaemonUnreachable(ClientError):
 class ApiError(ClientError):
     """The daemon refused the request."""
 
-    def __init__(self, problem: ProblemView) -> None:
+    def __init__(self, problem: "ProblemView") -> None:
         details = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problem.errors)
         super().__init__(details or problem.detail or problem.title)
         self.problem = problem
@@ -59,7 +61,7 @@ class Misconfigured(ClientError):
 class NotFinished(ClientError):
     """The job failed, was cancelled or reached its cap."""
 
-    def __init__(self, job: JobDetail) -> None:
-        fix = f"; `gpubroker cap {job.id} USD` lets it go on" if job.state is JobState.CAPPED else ""
+    def __init__(self, job: "JobDetail") -> None:
+        fix = f"; `gpubroker cap {job.id} USD` lets it go on" if job.state == "capped" else ""
         super().__init__(f"job {job.id} is {job.state.value}: {job.reason or 'see gpubroker events'}{fix}")
         self.job = job

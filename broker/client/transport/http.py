@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -149,6 +150,16 @@ def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
         values = value if isinstance(value, list | tuple) else [value]
         pairs.extend((name, str(v)) for v in values if v is not None)
     return pairs
+
+
+class LazySchemas:
+    """A module of `broker.api.schemas`, imported when a call first uses a name in it. A program needs few of them."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(f"broker.api.schemas.{self._module}"), name)
 
 
 class Calls:

@@ -1,0 +1,39 @@
+"""Jobs of a list on the wire. Kept apart from a job's details, because `gpubroker ls` needs no spec."""
+
+from datetime import datetime
+from decimal import Decimal
+
+from broker.api.schemas.base import Wire
+from broker.api.schemas.job_data import ForecastView
+from broker.domain.ids import JobId
+from broker.domain.job import JobState
+
+
+class JobView(Wire):
+    """A job in a list."""
+
+    id: JobId
+    name: str
+    team: str
+    owner: str
+    state: JobState
+    reason: str
+    """Reason why the job waits, or how it ended, in one line."""
+    labels: dict[str, str]
+    created_at: datetime
+    finished_at: datetime | None
+    cap_usd: Decimal
+    spent_usd: Decimal
+    attempts: int
+    retries_used: int
+    stop_requested: bool
+    retry_of: JobId | None
+    forecast: ForecastView | None = None
+    """Forecast of a running job; null: not known yet."""
+
+
+class JobPage(Wire):
+    items: tuple[JobView, ...]
+    """Jobs, newest first."""
+    next: str | None
+    """Cursor of the next page for `?cursor=`; null on the last page."""

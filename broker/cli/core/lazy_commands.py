@@ -1,0 +1,102 @@
+"""The group of all commands. It imports the module of a command when that command runs, not when help lists it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+from broker.cli.core.exit_codes import BadInput, CliError, not_installed
+
+PYDANTIC = "Value error, "
+"""Prefix that pydantic adds to the message of a validator."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command, or a group of commands, that is not imported yet."""
+
+    target: str | Mapping[str, str]
+    """Function of a command as `module:function`, the module below `LazyGroup.package`; for a group one by member."""
+    summary: str
+    """Help text. It equals the docstring of the command's function, which a test checks."""
+
+
+class LazyGroup(TyperGroup):
+    """The group of all commands. Typer itself prints a usage error to stderr and exits with 2."""
+
+    package: ClassVar[str] = ""
+    entries: ClassVar[Mapping[str, Entry]] = {}
+    arguments: Sequence[str] = ()
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for name, entry in self.entries.items():
+            self.add_command(TyperCommand(name, help=entry.summary), name)
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        self.arguments = tuple(args)
+        with self._rewording():
+            return super().make_context(info_name, args, *more, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with self._rewording():
+            return super().invoke(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        try:
+            return name, command if name is None else self.load(name), rest
+        except ModuleNotFoundError as e:
+            raise self._exit(not_installed(e)) from None
+
+    def load(self, name: str) -> Any:
+        """Import a command or a group and return it. Raises ModuleNotFoundError."""
+        entry, parent = self.entries[name], typer.Typer()
+        if isinstance(entry.target, str):
+            parent.command(name)(self._function(entry.target))
+        else:
+            group = typer.Typer(help=entry.summary, no_args_is_help=True)
+            for member, target in entry.target.items():
+                group.command(member)(self._function(target))
+            parent.add_typer(group, name=name)
+        return get_group(parent).commands[name]
+
+    def _function(self, target: str) -> Any:
+        module, _, function = target.partition(":")
+        return getattr(import_module(f"{self.package}.{module}"), function)
+
+    def _exit(self, error: CliError) -> typer.Exit:
+        """Print the error and return the exception that ends the command."""
+        from broker.cli.core.output import Output
+
+        Output(as_json=self._writes_json()).error(error)
+        return typer.Exit(int(error.code))
+
+    def _writes_json(self) -> bool:
+        options = self.arguments[: self.arguments.index("--")] if "--" in self.arguments else self.arguments
+        return "--json" in options
+
+    @contextmanager
+    def _rewording(self) -> Iterator[None]:
+        try:
+            yield
+        except typer.TyperException as e:
+            e.message = e.message.removeprefix(PYDANTIC) + _hint(e)
+            if self._writes_json():
+                from broker.cli.core.output import write_error
+
+                write_error(BadInput(e.format_message()))
+            raise
+
+
+def _hint(error: typer.TyperException) -> str:
+    """Return a hint for an option of the remote program that was given to `exec` without `--`."""
+    where = getattr(getattr(error, "ctx", None), "command_path", "")
+    if where.endswith(" exec") and error.message.startswith("No such option"):
+        return "; write -- before the program and its options: gpubroker exec JOB -- PROGRAM OPTIONS"
+    return ""

@@ -1,0 +1,41 @@
+"""Results of `gpubroker doctor`, as text and as JSON, and the checks that the daemon itself reports."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from broker.api.schemas.base import Health
+
+PARTS = {
+    "database": "see the daemon's log; GPUBROKER_DATABASE_URL names another server",
+    "blobs": "check the store's credentials with `gpubroker blobs init URL`",
+    "broker": "restart `gpubroker serve` and see its log",
+}
+"""Fix of each part that the daemon's readiness check reports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorCheck:
+    """Result of one check."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+def document(check: DoctorCheck) -> dict[str, Any]:
+    return asdict(check)
+
+
+def line(check: DoctorCheck) -> str:
+    """Return `ok       database: ok`, or `PROBLEM  blobs: ...; fix`."""
+    fix = f"; {check.fix}" if check.fix and not check.ok else ""
+    return f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}: {check.detail}{fix}"
+
+
+def parts_of(health: Health) -> list[DoctorCheck]:
+    """Return one check for each part of the daemon's readiness."""
+    return [
+        DoctorCheck(name=part, ok=status == "ok", detail=status, fix=PARTS.get(part, ""))
+        for part, status in health.checks.items()
+    ]
