@@ -1,7 +1,7 @@
-"""The same stories over both stores."""
+"""Rigs over both stores."""
 
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -9,30 +9,34 @@ import pytest
 from broker.ports import Store
 from broker.runtime.clock import SystemClock
 from broker.store.postgres.store import PostgresStore
-from providers.simulated.provider import SimulatedProvider
-from tests.controllers.house import House, config, new_state
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import BrokerRig, RigBuilder, config, new_state
+from tests.support.rig.simulated_cloud import CloudFaults, SimulatedCloud
 
 
 @pytest.fixture(params=["memory", "postgres"])
 async def store(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[Store]:
-    made: Store
+    opened: Store
     if request.param == "memory":
-        made = MemoryStore(SystemClock())
+        opened = MemoryStore(SystemClock())
     else:
-        made = await PostgresStore.connect(postgres_dsn)
-    yield made
-    await made.close()
+        opened = await PostgresStore.connect(postgres_dsn)
+    yield opened
+    await opened.close()
 
 
 @pytest.fixture
-async def house(store: Store) -> AsyncIterator[Callable[..., House]]:
-    """Builds a house with the given market."""
+async def build_rig(store: Store) -> AsyncIterator[RigBuilder]:
+    """Builder of rigs on the store; their folders are removed after the test."""
     states = []
 
-    def build(cloud: type[SimulatedProvider] = SimulatedProvider, **market: Any) -> House:
+    def build(
+        cloud: type[SimulatedCloud] = SimulatedCloud, *, faults: CloudFaults | None = None, **market: Any
+    ) -> BrokerRig:
         states.append(new_state())
-        return House(store=store, config=config(**market), state=states[-1], cloud=cloud)
+        return BrokerRig(
+            store=store, config=config(**market), state=states[-1], cloud=cloud, faults=faults or CloudFaults()
+        )
 
     yield build
     for state in states:

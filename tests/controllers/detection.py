@@ -12,11 +12,12 @@ from typing import Any
 from broker.runtime.clock import SystemClock
 from providers.simulated.config import SimulatedConfig
 from tests.clouds.warp import LoopClock
-from tests.controllers.house import new_state
-from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import new_state
+from tests.support.rig.simulated_cloud import CloudFaults, DeathShown
+from tests.support.rig.virtual_time import WORTH, VirtualTimeRig, run_in_virtual_time
 
-CLOUDS: dict[str, tuple[Shown, float]] = {
+CLOUDS: dict[str, tuple[DeathShown, float]] = {
     "runpod": ("stopped", 10.0), "vast": ("stopped", 10.0), "lambda": ("omitted", 15.0), "aws": ("gone", 20.0),
     "runpod, unlisted": ("omitted", 10.0), "local": ("gone", 0.0),
 }  # fmt: skip
@@ -45,38 +46,36 @@ def config() -> SimulatedConfig:
     )  # fmt: skip
 
 
-def measure(shown: Shown, lag_s: float, *, jobs: int, seed: int = 7) -> Delays:
-    """`jobs` machines of one broker, each taken away at a moment of its own."""
-    found: dict[str, Any] = {}
+def measure(shown: DeathShown, lag_s: float, *, jobs: int, seed: int = 7) -> Delays:
+    """Return the delays after `jobs` machines of one broker were preempted, each at another moment."""
+    measured: list[Delays] = []
 
     async def story() -> None:
-        cloud = type("Deadly", (Deaths,), {"shown": shown, "lag_s": lag_s})
-        house = Virtual(store=MemoryStore(LoopClock()), config=config(), state=new_state(), cloud=cloud)
-        draw, provider = random.Random(seed), house.provider
-        assert isinstance(provider, Deaths)
-        async with house.running():
-            ids = [await house.submit(**WORTH) for _ in range(jobs)]
-            for attempt in await house.train(ids):
-                provider.kill(attempt.name, draw.uniform(20, 80), draw)
-            await house.clock.sleep(400)
-            told_at, next_at = [], []
+        faults = CloudFaults(caps={"list_lag_s": lag_s}, death_shown=shown)
+        rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config(), state=new_state(), faults=faults)
+        draw, provider = random.Random(seed), rig.provider
+        async with rig.running():
+            ids = [await rig.submit(**WORTH) for _ in range(jobs)]
+            for attempt in await rig.train(ids):
+                provider.preempt(attempt.name, after_s=draw.uniform(20, 80), shown_after_s=draw.uniform(0, lag_s))
+            await rig.clock.sleep(400)
+            terminated_at, next_at = [], []
             for job in ids:
-                first, second, *more = await house.attempts(job)
+                first, second, *more = await rig.attempts(job)
                 assert not more
-                died = provider.died[first.name]
+                died = provider.died_at[first.name]
                 assert first.terminating_since is not None
-                told_at.append(_since_start(house, first.terminating_since) - died)
-                next_at.append(_since_start(house, second.created_at) - died)
-            found["delays"] = Delays(terminating=told_at, planned=next_at)
-        shutil.rmtree(house.state, ignore_errors=True)
+                terminated_at.append(_since_start(rig, first.terminating_since) - died)
+                next_at.append(_since_start(rig, second.created_at) - died)
+            measured.append(Delays(terminating=terminated_at, planned=next_at))
+        shutil.rmtree(rig.state, ignore_errors=True)
 
-    told(story())
-    delays: Delays = found["delays"]
-    return delays
+    run_in_virtual_time(story())
+    return measured[0]
 
 
-def _since_start(house: Virtual, when: Any) -> float:
-    return float((when - house.clock.now()).total_seconds() + house.clock.monotonic())
+def _since_start(rig: VirtualTimeRig, when: Any) -> float:
+    return float((when - rig.clock.now()).total_seconds() + rig.clock.monotonic())
 
 
 def main() -> None:

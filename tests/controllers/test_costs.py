@@ -1,6 +1,5 @@
 """Time, storage and retention through the real controllers, over both stores."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -19,24 +18,23 @@ from broker.domain.offer import HostFacts
 from broker.domain.spec import Retention
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Upload
-from providers.simulated.provider import SimulatedProvider
-from tests.controllers.house import House
+from tests.support.rig.broker_rig import BrokerRig, RigBuilder
+from tests.support.rig.simulated_cloud import SimulatedCloud
 from trainer.contract import object_keys as keys
 
-Build = Callable[..., House]
 LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
 
 
-async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(house: Build) -> None:
-    broker = house(virtual=LONG)
+async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(build_rig: RigBuilder) -> None:
+    rig = build_rig(virtual=LONG)
     # Both are kept for the end, and taken by nobody: for a database that stands still.
-    broker.limits = broker.limits.model_copy(update={"drain_s": 8})
-    broker.intervals = replace(broker.intervals, look_s=1.0)
-    async with broker.running():
-        deadline = broker.clock.now() + timedelta(seconds=25)
-        job = await broker.submit(deadline=deadline.isoformat(), resources={"spot": "never"})
-        failed = await broker.state_of(job, JobState.FAILED)
-        (attempt,) = await broker.attempts(job)
+    rig.limits = rig.limits.model_copy(update={"drain_s": 8})
+    rig.intervals = replace(rig.intervals, look_s=1.0)
+    async with rig.running():
+        deadline = rig.clock.now() + timedelta(seconds=25)
+        job = await rig.submit(deadline=deadline.isoformat(), resources={"spot": "never"})
+        failed = await rig.state_of(job, JobState.FAILED)
+        (attempt,) = await rig.attempts(job)
         assert attempt.reason is Reason.OUT_OF_TIME
         assert failed.reason.startswith("out of time: its deadline")
         assert attempt.absent_at is not None
@@ -44,82 +42,82 @@ async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(h
         assert failed.machine_s == pytest.approx(
             (attempt.absent_at - (attempt.create_sent_at or deadline)).total_seconds()
         )
-        assert [b for b in await broker.blobs.list(keys.checkpoints(job)) if b.key.endswith(keys.MANIFEST)]
-        kinds = [e.kind for e in await broker.events(job)]
+        assert [b for b in await rig.blobs.list(keys.checkpoints(job)) if b.key.endswith(keys.MANIFEST)]
+        kinds = [e.kind for e in await rig.events(job)]
         assert kinds.index("job.out_of_time") < kinds.index("attempt.draining") < kinds.index("job.failed")
 
 
-async def test_a_job_that_waits_past_its_deadline_fails_with_the_reason(house: Build) -> None:
-    async with house().running() as broker:
-        deadline = broker.clock.now() + timedelta(seconds=4)
-        job = await broker.submit(deadline=deadline.isoformat(), resources={"accelerators": ["b200"]})
-        failed = await broker.state_of(job, JobState.FAILED)
+async def test_a_job_that_waits_past_its_deadline_fails_with_the_reason(build_rig: RigBuilder) -> None:
+    async with build_rig().running() as rig:
+        deadline = rig.clock.now() + timedelta(seconds=4)
+        job = await rig.submit(deadline=deadline.isoformat(), resources={"accelerators": ["b200"]})
+        failed = await rig.state_of(job, JobState.FAILED)
         assert "its deadline" in failed.reason
-        assert await broker.attempts(job) == []
+        assert await rig.attempts(job) == []
 
 
-async def kept(broker: House, job: str) -> set[str]:
+async def kept(rig: BrokerRig, job: str) -> set[str]:
     """Kinds of objects that are there."""
     prefixes = {"checkpoints": f"checkpoints/{job}/", "data": "data/"}
-    found = {kind for kind, prefix in prefixes.items() if await broker.blobs.list(prefix)}
-    attempts = await broker.store.attempts(job)  # type: ignore[arg-type]
-    return found | {"logs" for a in attempts if await broker.blobs.list(f"attempts/{a.id}/")}
+    found = {kind for kind, prefix in prefixes.items() if await rig.blobs.list(prefix)}
+    attempts = await rig.store.attempts(job)  # type: ignore[arg-type]
+    return found | {"logs" for a in attempts if await rig.blobs.list(f"attempts/{a.id}/")}
 
 
-async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(house: Build) -> None:
-    broker = house()
-    broker.costs = CostSettings(
+async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(build_rig: RigBuilder) -> None:
+    rig = build_rig()
+    rig.costs = CostSettings(
         storage_usd_per_gib_month=Decimal(10**12), retention=Retention(checkpoints_days=0, logs_days=0, data_days=9)
     )
-    async with broker.running():
-        job = await broker.submit()
-        await broker.blobs.put(keys.job_data(job, "0" * 64), b"x" * 1000)
-        done = await broker.state_of(job, JobState.SUCCEEDED)
+    async with rig.running():
+        job = await rig.submit()
+        await rig.blobs.put(keys.job_data(job, "0" * 64), b"x" * 1000)
+        done = await rig.state_of(job, JobState.SUCCEEDED)
         spent = done.spent_usd
-        results = {b.key for b in await broker.blobs.list(keys.checkpoints(job))}
-        keeper = keeper_of(broker)
-        await broker.eventually(lambda: _looked(broker, keeper, job))
-        assert await kept(broker, job) == {"checkpoints", "data"}, "its results, which nothing said to delete"
-        assert {b.key for b in await broker.blobs.list(keys.checkpoints(job))} <= results
-        now = await broker.store.job(job)
+        results = {b.key for b in await rig.blobs.list(keys.checkpoints(job))}
+        keeper = keeper_of(rig)
+        await rig.eventually(lambda: _looked(rig, keeper, job))
+        assert await kept(rig, job) == {"checkpoints", "data"}, "its results, which nothing said to delete"
+        assert {b.key for b in await rig.blobs.list(keys.checkpoints(job))} <= results
+        now = await rig.store.job(job)
         assert now is not None
         assert set(now.deleted) == {"checkpoints", "logs"}
         assert now.spent_usd == spent, "the cap is for machines"
-        storage = [e for e in await broker.store.ledger(job) if e.category is LedgerCategory.STORAGE]
+        storage = [e for e in await rig.store.ledger(job) if e.category is LedgerCategory.STORAGE]
         assert now.stored is not None
         assert all(e.attempt_id is None for e in storage)
         assert sum((e.usd for e in storage), ZERO) == now.stored.charged_usd
-        told = [e for e in await broker.events(job) if e.kind == "job.data_deleted"]
+        told = [e for e in await rig.events(job) if e.kind == "job.data_deleted"]
         assert len(told) == 1
 
 
-def unhurried(broker: House) -> ControllerContext:
+def unhurried(rig: BrokerRig) -> ControllerContext:
     """Of a process whose rounds a busy machine may stretch: one that a test steps by hand has nobody to try again."""
-    context = broker.fleet("keeper").context
+    context = rig.fleet("keeper").context
     return replace(context, intervals=replace(context.intervals, lease_s=600))
 
 
-def keeper_of(broker: House) -> Keeper:
-    return Keeper(unhurried(broker))
+def keeper_of(rig: BrokerRig) -> Keeper:
+    return Keeper(unhurried(rig))
 
 
-async def _looked(broker: House, keeper: Keeper, job: str) -> bool:
+async def _looked(rig: BrokerRig, keeper: Keeper, job: str) -> bool:
     """Claimed looks that another keeper has begun are waited for; then this one's are made at once."""
     await keeper.step()
-    now = await broker.store.job(job)  # type: ignore[arg-type]
-    return now is not None and bool(now.deleted) and now.stored is not None and "logs" not in await kept(broker, job)
+    now = await rig.store.job(job)  # type: ignore[arg-type]
+    return now is not None and bool(now.deleted) and now.stored is not None and "logs" not in await kept(rig, job)
 
 
-async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build) -> None:
+async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(build_rig: RigBuilder) -> None:
     """Once its successor has committed twice; what that one has is left to it."""
-    broker = house(virtual=LONG)
-    broker.intervals = replace(broker.intervals, stored_s=0)
-    async with broker.running():
-        job = await broker.submit()
-        keeper = keeper_of(broker)
+    rig = build_rig(virtual=LONG)
+    rig.intervals = replace(rig.intervals, stored_s=0)
+    async with rig.running():
+        job = await rig.submit()
+        keeper = keeper_of(rig)
 
         async def committed(number: int) -> int:
-            found = await broker.blobs.list(f"{keys.checkpoints(job)}{attempt_id(job, number)}/")
+            found = await rig.blobs.list(f"{keys.checkpoints(job)}{attempt_id(job, number)}/")
             return sum(blob.key.endswith(keys.MANIFEST) for blob in found)
 
         async def first_has_some() -> bool:
@@ -129,25 +127,25 @@ async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build)
             await keeper.step()
             return await committed(1) == 0
 
-        await broker.eventually(first_has_some)
-        (machine,) = broker.body._instances.values()
+        await rig.eventually(first_has_some)
+        (machine,) = rig.body._instances.values()
         machine.dies_at = 0.0
-        await broker.until(job, lambda found: found.attempts > 1)
-        await broker.eventually(collected)
+        await rig.until(job, lambda found: found.attempts > 1)
+        await rig.eventually(collected)
         assert await committed(2) >= 2
-        assert (await broker.state_of(job, JobState.ACTIVE)).stored is not None
+        assert (await rig.state_of(job, JobState.ACTIVE)).stored is not None
 
 
-async def test_what_another_job_starts_from_stays_though_the_job_runs_on(house: Build) -> None:
+async def test_what_another_job_starts_from_stays_though_the_job_runs_on(build_rig: RigBuilder) -> None:
     """As where a job at its cap was retried, and the cap is raised after that."""
-    broker = house(virtual=LONG)
-    broker.intervals = replace(broker.intervals, stored_s=0)
-    async with broker.running():
-        job = await broker.submit()
-        keeper = keeper_of(broker)
+    rig = build_rig(virtual=LONG)
+    rig.intervals = replace(rig.intervals, stored_s=0)
+    async with rig.running():
+        job = await rig.submit()
+        keeper = keeper_of(rig)
 
         async def manifests(number: int) -> list[str]:
-            found = await broker.blobs.list(f"{keys.checkpoints(job)}{attempt_id(job, number)}/")
+            found = await rig.blobs.list(f"{keys.checkpoints(job)}{attempt_id(job, number)}/")
             return [blob.key for blob in found if blob.key.endswith(keys.MANIFEST)]
 
         async def first_has_some() -> bool:
@@ -160,49 +158,49 @@ async def test_what_another_job_starts_from_stays_though_the_job_runs_on(house: 
             await keeper.step()
             return not await manifests(1)
 
-        await broker.eventually(first_has_some)
-        (machine,) = broker.body._instances.values()
+        await rig.eventually(first_has_some)
+        (machine,) = rig.body._instances.values()
         machine.dies_at = 0.0
-        await broker.until(job, lambda found: found.attempts > 1)
+        await rig.until(job, lambda found: found.attempts > 1)
         left = await manifests(1)
-        heir = await broker.submit(init_from=f"job/{job}", resources={"accelerators": ["b200"]})
-        await broker.eventually(second_has_passed)
+        heir = await rig.submit(init_from=f"job/{job}", resources={"accelerators": ["b200"]})
+        await rig.eventually(second_has_passed)
         for _ in range(3):
             await keeper.step()
         assert await manifests(1) == left
-        await broker.stop(heir)
-        await broker.state_of(heir, JobState.CANCELLED)
-        await broker.eventually(collected)
+        await rig.stop(heir)
+        await rig.state_of(heir, JobState.CANCELLED)
+        await rig.eventually(collected)
 
 
-async def test_what_another_job_starts_from_stays_while_that_one_is_not_at_rest(house: Build) -> None:
-    async with house().running() as broker:
-        job = await broker.submit()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        heir = await broker.submit(init_from=f"job/{job}", resources={"accelerators": ["b200"]})
+async def test_what_another_job_starts_from_stays_while_that_one_is_not_at_rest(build_rig: RigBuilder) -> None:
+    async with build_rig().running() as rig:
+        job = await rig.submit()
+        await rig.state_of(job, JobState.SUCCEEDED)
+        heir = await rig.submit(init_from=f"job/{job}", resources={"accelerators": ["b200"]})
         event = Event(job_id=job, kind="job.data_deleted", message="deleted")
         with pytest.raises(InUse, match=heir):
-            await broker.store.delete_data(job, ["artifacts"], event)
+            await rig.store.delete_data(job, ["artifacts"], event)
         with pytest.raises(InUse, match="is queued"):
-            await broker.store.delete_data(heir, ["logs"], event)
-        marked = await broker.store.delete_data(job, ["logs", "data"], event)
+            await rig.store.delete_data(heir, ["logs"], event)
+        marked = await rig.store.delete_data(job, ["logs", "data"], event)
         assert marked is not None
         assert set(marked.deleted) == {"logs", "data"}
-        await broker.stop(heir)
-        await broker.state_of(heir, JobState.CANCELLED)
-        again = await broker.store.delete_data(job, ["logs", "artifacts"], event)
+        await rig.stop(heir)
+        await rig.state_of(heir, JobState.CANCELLED)
+        again = await rig.store.delete_data(job, ["logs", "artifacts"], event)
         assert again is not None
         assert set(again.deleted) == {"artifacts", "logs", "data"}
         assert again.deleted["logs"] == marked.deleted["logs"], "the first date stays"
 
 
-async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(house: Build) -> None:
-    broker = house()
+async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(build_rig: RigBuilder) -> None:
+    rig = build_rig()
     old, new, lost = ("a" * 64, "b" * 64, "c" * 64)
     for sha256 in (old, new, lost):
-        await broker.blobs.put(keys.upload(sha256), b"x")
-    broker.costs = CostSettings(uploads_days=0)
-    fleet = unhurried(broker)
+        await rig.blobs.put(keys.upload(sha256), b"x")
+    rig.costs = CostSettings(uploads_days=0)
+    fleet = unhurried(rig)
     mine = fleet.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="me"))
     await mine.put_upload("me", Upload(sha256=old, bytes=1, name="a.csv", summary=None))
     await Keeper(fleet).step()
@@ -214,32 +212,29 @@ async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(ho
     for _ in range(2):
         keeper._uploads_at = float("-inf")
         await keeper.step()
-    assert [b.key for b in await broker.blobs.list("uploads/")] == [keys.upload(new)]
+    assert [b.key for b in await rig.blobs.list("uploads/")] == [keys.upload(new)]
 
 
-class Moving(SimulatedProvider):
+class Moving(SimulatedCloud):
     """A cloud that asks a little more at each listing, from its third on."""
 
-    listings = 0
-
-    async def list(self) -> Sequence[Observed]:
-        self.listings += 1
-        price = Decimal("0.9") + Decimal("0.01") * max(0, self.listings - 3)
-        return [replace(seen, usd_per_hour=price, price_moves=True) for seen in await super().list()]
+    def as_listed(self, machine: Observed) -> Observed | None:
+        price = Decimal("0.9") + Decimal("0.01") * max(0, self.listings - 2)
+        return replace(machine, usd_per_hour=price, price_moves=True)
 
 
-async def test_a_price_that_moves_is_charged_as_it_is_read_back(house: Build) -> None:
-    broker = house(cloud=Moving, virtual=LONG)
-    async with broker.running():
-        job = await broker.submit(resources={"spot": "only"})
+async def test_a_price_that_moves_is_charged_as_it_is_read_back(build_rig: RigBuilder) -> None:
+    rig = build_rig(cloud=Moving, virtual=LONG)
+    async with rig.running():
+        job = await rig.submit(resources={"spot": "only"})
 
         async def moved() -> bool:
-            return any(len(attempt.prices) > 1 for attempt in await broker.attempts(job))
+            return any(len(attempt.prices) > 1 for attempt in await rig.attempts(job))
 
-        await broker.eventually(moved)
-        await broker.stop(job)
-        done = await broker.state_of(job, JobState.CANCELLED)
-        (attempt,) = await broker.attempts(job)
+        await rig.eventually(moved)
+        await rig.stop(job)
+        done = await rig.state_of(job, JobState.CANCELLED)
+        (attempt,) = await rig.attempts(job)
         rises = [change.usd_per_hour for change in attempt.prices]
         assert len(rises) > 1
         assert rises == sorted(rises)
@@ -248,20 +243,20 @@ async def test_a_price_that_moves_is_charged_as_it_is_read_back(house: Build) ->
         assert accrued(attempt, attempt.absent_at) > accrued(replace(attempt, prices=()), attempt.absent_at)
 
 
-async def test_what_a_machine_sends_is_charged_inside_of_the_cap(house: Build) -> None:
-    broker = house()
+async def test_what_a_machine_sends_is_charged_inside_of_the_cap(build_rig: RigBuilder) -> None:
+    rig = build_rig()
     facts = HostFacts(egress_usd_per_gib=Decimal(1000))
-    async with broker.running():
-        broker.for_sale = [replace(offer, facts=facts) for offer in broker.market.offers()]
-        job = await broker.submit()
-        done = await broker.state_of(job, JobState.SUCCEEDED)
-        (attempt,) = await broker.attempts(job)
+    async with rig.running():
+        rig.for_sale = [replace(offer, facts=facts) for offer in rig.market.offers()]
+        job = await rig.submit()
+        done = await rig.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await rig.attempts(job)
         assert attempt.final is not None
         assert attempt.final.sent_bytes > 0
         sent = traffic_cost(attempt.line.offer, Traffic(sent=attempt.final.sent_bytes))
         assert attempt.traffic_usd == sent > 0
         by_category = dict.fromkeys(LedgerCategory, ZERO)
-        for entry in await broker.store.ledger(job):
+        for entry in await rig.store.ledger(job):
             by_category[entry.category] += entry.usd if entry.kind is LedgerKind.CHARGE else ZERO
         assert by_category[LedgerCategory.EGRESS] == sent
         assert sum(by_category.values(), ZERO) == done.spent_usd == attempt.charged_usd

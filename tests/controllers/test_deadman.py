@@ -16,8 +16,8 @@ from broker.domain.job import JobState, Reason, Signal
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.virtual_backend import VirtualBackend, _Instance
 from tests.clouds.warp import LoopClock
-from tests.controllers.virtual import WORTH, Virtual, told
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.virtual_time import WORTH, VirtualTimeRig, run_in_virtual_time
 from trainer.agent.dead_man_switch import DeadMan
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Outcome
@@ -48,42 +48,42 @@ CONFIG = SimulatedConfig.model_validate(
 )  # fmt: skip
 
 
-async def left_alone(state: Path, count: int, **wanted: Any) -> tuple[Virtual, list[JobId], float]:
+async def left_alone(state: Path, count: int, **wanted: Any) -> tuple[VirtualTimeRig, list[JobId], float]:
     """(house, jobs, seconds that their machines stood without a broker), once these have saved and stopped."""
-    house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=state)
-    house.limits = house.limits.model_copy(update={"deadman_s": DEADMAN_S})
-    agents = Agents(house.blobs, house.clock, CONFIG.virtual)
+    rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=state)
+    rig.limits = rig.limits.model_copy(update={"deadman_s": DEADMAN_S})
+    agents = Agents(rig.blobs, rig.clock, CONFIG.virtual)
     agents.switches = {}
-    house.body = house.provider._body = agents
-    await house.market.step()
-    first = asyncio.create_task(house.fleet("first").run())
-    jobs = [await house.submit(**wanted) for _ in range(count)]
-    await house.train(jobs)
-    await house.clock.sleep(200)
+    rig.body = rig.provider._body = agents
+    await rig.market.step()
+    first = asyncio.create_task(rig.fleet("first").run())
+    jobs = [await rig.submit(**wanted) for _ in range(count)]
+    await rig.train(jobs)
+    await rig.clock.sleep(200)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    gone_at = house.clock.monotonic()
-    while await house.machines() and house.clock.monotonic() < gone_at + 10_000:
-        await house.clock.sleep(1)
-    return house, jobs, house.clock.monotonic() - gone_at
+    gone_at = rig.clock.monotonic()
+    while await rig.machines() and rig.clock.monotonic() < gone_at + 10_000:
+        await rig.clock.sleep(1)
+    return rig, jobs, rig.clock.monotonic() - gone_at
 
 
-async def all_done(house: Virtual, jobs: Sequence[JobId]) -> None:
-    until = house.clock.monotonic() + 2500
-    while house.clock.monotonic() < until and not all([await _done(house, job) for job in jobs]):
-        await house.clock.sleep(10)
+async def all_done(rig: VirtualTimeRig, jobs: Sequence[JobId]) -> None:
+    until = rig.clock.monotonic() + 2500
+    while rig.clock.monotonic() < until and not all([await _done(rig, job) for job in jobs]):
+        await rig.clock.sleep(10)
 
 
 def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
     async def story() -> None:
-        house, jobs, alone_s = await left_alone(tmp_path, JOBS, **WORTH)
-        assert alone_s <= DEADMAN_S + house.intervals.deadman_s + 10
-        await house.clock.sleep(3600)
-        async with house.running("second"):
-            await all_done(house, jobs)
+        rig, jobs, alone_s = await left_alone(tmp_path, JOBS, **WORTH)
+        assert alone_s <= DEADMAN_S + rig.intervals.deadman_s + 10
+        await rig.clock.sleep(3600)
+        async with rig.running("second"):
+            await all_done(rig, jobs)
             for job in jobs:
-                found = await house.store.job(job)
-                stopped, resumed = await house.attempts(job)
+                found = await rig.store.job(job)
+                stopped, resumed = await rig.attempts(job)
                 assert found is not None
                 assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0)
                 assert stopped.reason is Reason.DEADMAN
@@ -92,7 +92,7 @@ def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Pat
                 assert resumed.final is not None
                 assert resumed.final.resumed_from == stopped.final.step
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("billed_first", [False, True])
@@ -100,28 +100,28 @@ def test_long_broker_absence_is_charged_up_to_the_self_stop_only(tmp_path: Path,
     """So it does not use up the cap: the price of 60 hours is above it. Whoever of the broker looks at it first."""
 
     async def story() -> None:
-        house, (job,), _ = await left_alone(tmp_path, 1, **WORTH | {"cap_usd": "0.50"})
-        (alone,) = await house.attempts(job)
-        await house.clock.sleep(60 * 3600)
+        rig, (job,), _ = await left_alone(tmp_path, 1, **WORTH | {"cap_usd": "0.50"})
+        (alone,) = await rig.attempts(job)
+        await rig.clock.sleep(60 * 3600)
         if billed_first:
-            (billing,) = (one for one in house.fleet("second").controllers if isinstance(one, Billing))
+            (billing,) = (one for one in rig.fleet("second").controllers if isinstance(one, Billing))
             for _ in range(2):  # a single listing says nothing
                 await billing._inventory.refresh("simulated", max_age_s=0.0)
             await billing.step()
-        async with house.running("second"):
-            await all_done(house, [job])
-        stopped, _ = await house.attempts(job)
+        async with rig.running("second"):
+            await all_done(rig, [job])
+        stopped, _ = await rig.attempts(job)
         rate = alone.line.offer.usd_per_hour / 3600
         assert rate * 60 * 3600 > Decimal("0.50")
-        longest_s = DEADMAN_S + house.limits.drain_s + SELF_STOP_S + 60
-        assert await _done(house, job)
+        longest_s = DEADMAN_S + rig.limits.drain_s + SELF_STOP_S + 60
+        assert await _done(rig, job)
         assert stopped.charged_usd <= alone.charged_usd + rate * Decimal(longest_s)
 
-    told(story())
+    run_in_virtual_time(story())
 
 
-async def _done(house: Virtual, job: JobId) -> bool:
-    found = await house.store.job(job)
+async def _done(rig: VirtualTimeRig, job: JobId) -> bool:
+    found = await rig.store.job(job)
     return found is not None and found.state is JobState.SUCCEEDED
 
 
@@ -129,37 +129,37 @@ def test_a_broker_that_is_frozen_for_hours_looks_before_it_charges(tmp_path: Pat
     """As one that begins: its latest listing is as old as its sleep, and shows what has ended since."""
 
     async def story() -> None:
-        house, awake = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path), asyncio.Event()
-        house.limits = house.limits.model_copy(update={"deadman_s": DEADMAN_S})
-        house.body = house.provider._body = Agents(house.blobs, house.clock, CONFIG.virtual)
-        house.body.switches = {}
-        listing = house.provider.list
+        rig, awake = VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path), asyncio.Event()
+        rig.limits = rig.limits.model_copy(update={"deadman_s": DEADMAN_S})
+        rig.body = rig.provider._body = Agents(rig.blobs, rig.clock, CONFIG.virtual)
+        rig.body.switches = {}
+        listing = rig.provider.list
 
         async def slow() -> Sequence[Observed]:
-            await house.clock.sleep(0.3)
+            await rig.clock.sleep(0.3)
             return await listing()
 
-        house.provider.list = slow  # type: ignore[method-assign]
-        await house.market.step()
-        fleet = house.fleet("first")
+        rig.provider.list = slow  # type: ignore[method-assign]
+        await rig.market.step()
+        fleet = rig.fleet("first")
         for controller in fleet.controllers:
             freeze(controller, awake)
         awake.set()
         running = asyncio.create_task(fleet.run())
-        job = await house.submit(**WORTH)
-        (alone,) = await house.train([job])
+        job = await rig.submit(**WORTH)
+        (alone,) = await rig.train([job])
         awake.clear()
-        await house.clock.sleep(8 * 3600)
+        await rig.clock.sleep(8 * 3600)
         awake.set()
-        await all_done(house, [job])
+        await all_done(rig, [job])
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        stopped, *_ = await house.attempts(job)
+        stopped, *_ = await rig.attempts(job)
         rate = alone.line.offer.usd_per_hour / 3600
-        longest_s = DEADMAN_S + house.limits.drain_s + SELF_STOP_S + 100
+        longest_s = DEADMAN_S + rig.limits.drain_s + SELF_STOP_S + 100
         assert stopped.charged_usd <= alone.charged_usd + rate * Decimal(longest_s)
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def freeze(controller: Any, awake: asyncio.Event) -> None:
@@ -181,20 +181,20 @@ def test_cap_holds_when_listings_are_empty_after_a_restart(tmp_path: Path) -> No
 
     async def story() -> None:
         config = CONFIG.model_copy(update={"virtual": CONFIG.virtual.model_copy(update={"run_s": 1e6})})
-        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path)
-        await house.market.step()
-        first = asyncio.create_task(house.fleet("first").run())
-        job = await house.submit(**WORTH | {"cap_usd": "0.06"})
-        (before,) = await house.train([job])
+        rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config, state=tmp_path)
+        await rig.market.step()
+        first = asyncio.create_task(rig.fleet("first").run())
+        job = await rig.submit(**WORTH | {"cap_usd": "0.06"})
+        (before,) = await rig.train([job])
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await house.clock.sleep(6000)
-        house.provider.list = down  # type: ignore[method-assign]
+        await rig.clock.sleep(6000)
+        rig.provider.list = down  # type: ignore[method-assign]
         cap_s = 0.06 / float(before.line.offer.usd_per_hour) * 3600
-        async with house.running("second"):
-            await house.clock.sleep(cap_s - 6000)
-            (attempt,) = await house.attempts(job)
+        async with rig.running("second"):
+            await rig.clock.sleep(cap_s - 6000)
+            (attempt,) = await rig.attempts(job)
             assert attempt.signal is Signal.CAP
             assert attempt.charged_usd > Decimal("0.05")
 
-    told(story())
+    run_in_virtual_time(story())

@@ -1,12 +1,11 @@
 """A model's code that an installation allows no more: what waits for a machine is not bought one."""
 
-from collections.abc import Callable
 from functools import partial
 
 from broker.daemon.preflight_adapter import forbidden
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.spec import JobSpec
-from tests.controllers.house import House
+from tests.support.rig.broker_rig import RigBuilder
 
 TRAIN = {
     "model": "owner/name",
@@ -17,23 +16,23 @@ TRAIN = {
 WHY = "train.trust_remote_code: the code of 'owner/name' is not allowed; an administrator can allow it"
 
 
-async def test_a_queued_job_waits_until_its_model_s_code_is_allowed_again(house: Callable[..., House]) -> None:
+async def test_a_queued_job_waits_until_its_model_s_code_is_allowed_again(build_rig: RigBuilder) -> None:
     allowed: list[str] = []
-    broker = house()
-    broker.forbidden = partial(forbidden, allowed)
-    async with broker.running():
-        job = await broker.submit(script=None, train=TRAIN)
-        other = await broker.submit()
-        held = await broker.until(job, lambda j: j.reason != "")
+    rig = build_rig()
+    rig.forbidden = partial(forbidden, allowed)
+    async with rig.running():
+        job = await rig.submit(script=None, train=TRAIN)
+        other = await rig.submit()
+        held = await rig.until(job, lambda j: j.reason != "")
         assert held.reason.startswith(WHY)
-        assert (held.state, await broker.attempts(job)) == (JobState.QUEUED, [])
-        await broker.state_of(other, JobState.SUCCEEDED)
-        assert [e.kind for e in await broker.events(job)] == ["job.waiting"], "people hear of it once"
+        assert (held.state, await rig.attempts(job)) == (JobState.QUEUED, [])
+        await rig.state_of(other, JobState.SUCCEEDED)
+        assert [e.kind for e in await rig.events(job)] == ["job.waiting"], "people hear of it once"
         allowed.append("owner/*")
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await rig.state_of(job, JobState.SUCCEEDED)
 
 
-async def test_what_was_admitted_but_not_yet_created_is_not_created(house: Callable[..., House]) -> None:
+async def test_what_was_admitted_but_not_yet_created_is_not_created(build_rig: RigBuilder) -> None:
     asked: list[str] = []
     again = False
 
@@ -41,13 +40,13 @@ async def test_what_was_admitted_but_not_yet_created_is_not_created(house: Calla
         asked.append(spec.name)
         return "" if again or len(asked) == 1 else WHY
 
-    broker = house()
-    broker.forbidden = once
-    async with broker.running():
-        job = await broker.submit()
-        await broker.until(job, lambda j: j.reason.startswith(WHY) and j.state is JobState.QUEUED)
-        (never,) = await broker.attempts(job)
+    rig = build_rig()
+    rig.forbidden = once
+    async with rig.running():
+        job = await rig.submit()
+        await rig.until(job, lambda j: j.reason.startswith(WHY) and j.state is JobState.QUEUED)
+        (never,) = await rig.attempts(job)
         assert (never.state, never.detail, never.create_sent_at) == (AttemptState.ENDED, WHY, None)
         assert never.reason is Reason.QUOTE_EXPIRED
         again = True
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await rig.state_of(job, JobState.SUCCEEDED)

@@ -14,26 +14,24 @@ from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
 from broker.domain.instance import Liveness
 from broker.domain.job import Attempt, AttemptState, JobState
-from tests.controllers.house import ENDLESS, INSTALLATION, House
-
-Build = Callable[..., House]
+from tests.support.rig.broker_rig import ENDLESS, INSTALLATION, BrokerRig, RigBuilder
 
 
 @pytest.fixture
-def unproven(house: Build, monkeypatch: pytest.MonkeyPatch) -> House:
+def unproven(build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch) -> BrokerRig:
     """Creates whose answers are lost, by a launcher of which nothing is known."""
-    here = house(virtual=ENDLESS)
-    create = here.provider.create
+    rig = build_rig(virtual=ENDLESS)
+    create = rig.provider.create
 
     async def mute(*asked: Any) -> Any:
         await create(*asked)
         raise OutcomeUnknown("the answer was lost")
 
-    monkeypatch.setattr(here.provider, "launcher", _says(Liveness.UNKNOWN))
-    monkeypatch.setattr(here.provider, "create", mute)
+    monkeypatch.setattr(rig.provider, "launcher", _says(Liveness.UNKNOWN))
+    monkeypatch.setattr(rig.provider, "create", mute)
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     monkeypatch.setattr("broker.lifecycle.decisions.termination_decision.STUCK_S", 0.1)
-    return here
+    return rig
 
 
 def _says(liveness: Liveness) -> Callable[..., Any]:
@@ -43,26 +41,26 @@ def _says(liveness: Liveness) -> Callable[..., Any]:
     return launcher
 
 
-async def stuck(here: House) -> tuple[JobId, Attempt]:
+async def stuck(rig: BrokerRig) -> tuple[JobId, Attempt]:
     """A job that was stopped, and whose attempt waits for nothing but its launcher."""
-    job = await here.submit()
+    job = await rig.submit()
 
     async def trains() -> bool:
-        return any(attempt.state is AttemptState.TRAINING for attempt in await here.attempts(job))
+        return any(attempt.state is AttemptState.TRAINING for attempt in await rig.attempts(job))
 
-    await here.eventually(trains)
-    await here.stop(job)
+    await rig.eventually(trains)
+    await rig.stop(job)
 
     async def told() -> bool:
-        return any("cannot be proven dead" in attempt.detail for attempt in await here.attempts(job))
+        return any("cannot be proven dead" in attempt.detail for attempt in await rig.attempts(job))
 
-    await here.eventually(told)
-    assert await here.machines() == []
-    (attempt,) = await here.attempts(job)
+    await rig.eventually(told)
+    assert await rig.machines() == []
+    (attempt,) = await rig.attempts(job)
     return job, attempt
 
 
-async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: House) -> None:
+async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: BrokerRig) -> None:
     async with unproven.running():
         job, attempt = await stuck(unproven)
         assert f"gpubroker launcher lost {attempt.id}" in attempt.detail
@@ -73,7 +71,7 @@ async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: House) 
     assert repr(attempt.launched_by) in said
 
 
-async def test_nobody_can_vouch_for_one_that_lives(unproven: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_can_vouch_for_one_that_lives(unproven: BrokerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     async with unproven.running():
         job, attempt = await stuck(unproven)
         monkeypatch.setattr(unproven.provider, "launcher", _says(Liveness.ALIVE))
@@ -84,7 +82,7 @@ async def test_nobody_can_vouch_for_one_that_lives(unproven: House, monkeypatch:
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)
-async def test_the_command_shows_it_and_ends_it(unproven: House, postgres_dsn: str, tmp_path: Path) -> None:
+async def test_the_command_shows_it_and_ends_it(unproven: BrokerRig, postgres_dsn: str, tmp_path: Path) -> None:
     await unproven.store.installation(INSTALLATION)
     (tmp_path / "installation").write_text(INSTALLATION)
     providers = "providers: {local: null, simulated: {body: virtual}}"

@@ -1,6 +1,6 @@
 """Ended attempts teach later quotes, and a job that runs out of memory goes on with another plan; in no time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,8 +12,8 @@ from broker.domain.workload import ModelShape, Plan, RunObservation, SpotHours
 from broker.estimator.planning.corrections import NO_CORRECTIONS
 from broker.estimator.preemption_rate import place
 from tests.conformance.samples import make_job
-from tests.controllers.house import House
-from tests.controllers.rented import Rented, cloud_of
+from tests.support.rig.broker_rig import RigBuilder
+from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import AttemptSpec, Final, Outcome, Parallelism
 
@@ -29,16 +29,16 @@ TRAIN = {
 
 
 async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = house().fleet("one")
+    fleet = build_rig().fleet("one")
     seen: list[RunObservation] = []
 
     async def observations(*, each: int) -> Sequence[RunObservation]:
         return seen[-each:]
 
-    monkeypatch.setattr(here.context.store, "observations", observations)
-    lessons = ObservedRuns(here.context)
+    monkeypatch.setattr(fleet.context.store, "observations", observations)
+    lessons = ObservedRuns(fleet.context)
     await lessons.step()
     assert lessons() is NO_CORRECTIONS
     for number, rate in enumerate((900.0, 1000.0, 1100.0)):
@@ -59,17 +59,17 @@ async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
 
 
 async def test_own_spot_history_is_read_at_once_and_then_now_and_then(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = house().fleet("one")
+    fleet = build_rig().fleet("one")
     asked: list[float] = []
 
     async def spot_hours(*, within_s: float) -> Sequence[SpotHours]:
         asked.append(within_s)
         return [SpotHours(provider="v", cloud="v", region="eu", accelerator="l4", hours=9.0, preemptions=len(asked))]
 
-    monkeypatch.setattr(here.context.store, "spot_hours", spot_hours)
-    lessons = ObservedRuns(here.context)
+    monkeypatch.setattr(fleet.context.store, "spot_hours", spot_hours)
+    lessons = ObservedRuns(fleet.context)
     await lessons.step()
     first = lessons()
     assert [one.preemptions for one in first.spots.values()] == [1]
@@ -80,24 +80,24 @@ async def test_own_spot_history_is_read_at_once_and_then_now_and_then(
     assert [one.preemptions for one in lessons().spots.values()] == [2]
 
 
-async def test_a_real_spot_attempt_becomes_history_of_its_own_market(house: Callable[..., House]) -> None:
-    broker = house()
-    async with broker.running():
-        job = await broker.submit(workload=WORK)
-        await broker.state_of(job, JobState.SUCCEEDED)
-        (attempt,) = await broker.attempts(job)
-    lessons = ObservedRuns(broker.fleet("two").context)
+async def test_a_real_spot_attempt_becomes_history_of_its_own_market(build_rig: RigBuilder) -> None:
+    rig = build_rig()
+    async with rig.running():
+        job = await rig.submit(workload=WORK)
+        await rig.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await rig.attempts(job)
+    lessons = ObservedRuns(rig.fleet("two").context)
     await lessons.step()
     offer = attempt.line.offer
     assert (lessons().spots[place(offer)].hours > 0) if offer.spot else not lessons().spots
 
 
 async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every attempt of a virtual machine writes that its memory ran out, as soon as it trains."""
-    broker = house()
-    put = broker.blobs.put
+    rig = build_rig()
+    put = rig.blobs.put
 
     async def short(key: str, data: bytes, *, if_absent: bool = False) -> object:
         if key.startswith(keys.HEARTBEATS):
@@ -106,13 +106,13 @@ async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
             await put(keys.final(attempt), last.model_dump_json().encode())
         return await put(key, data, if_absent=if_absent)
 
-    monkeypatch.setattr(broker.blobs, "put", short)
-    async with broker.running():
-        job = await broker.submit(WORK, script=None, train=TRAIN)
-        failed = await broker.state_of(job, JobState.FAILED)
-        attempts = await broker.attempts(job)
-        events = await broker.store.events(job, after=0, limit=200)
-        specs = [await broker.blobs.get(keys.spec(one.id)) for one in attempts]
+    monkeypatch.setattr(rig.blobs, "put", short)
+    async with rig.running():
+        job = await rig.submit(WORK, script=None, train=TRAIN)
+        failed = await rig.state_of(job, JobState.FAILED)
+        attempts = await rig.attempts(job)
+        events = await rig.store.events(job, after=0, limit=200)
+        specs = [await rig.blobs.get(keys.spec(one.id)) for one in attempts]
     assert [one.reason for one in attempts] == [Reason.OOM] * 3
     assert all(one.state is AttemptState.ENDED for one in attempts)
     rows = [one.line.plan.micro_batch for one in attempts if one.line.plan]
@@ -133,7 +133,7 @@ async def test_out_of_memory_changes_the_plan_twice_then_fails_the_job(
 
 
 async def test_model_too_large_for_one_gpu_is_sharded_and_preferred(
-    house: Callable[..., House],
+    build_rig: RigBuilder,
 ) -> None:
     """Eight billion weights in full take 120 GiB; H100s have 80."""
     large = replace(
@@ -143,15 +143,15 @@ async def test_model_too_large_for_one_gpu_is_sharded_and_preferred(
     work = replace(
         WORK, shape=large, method="full", lora_r=0, micro_batch=1, global_batch=8, gradient_checkpointing=True
     )
-    broker = house(Rented)
-    cloud_of(broker).set_up.set()
-    async with broker.running():
+    rig = build_rig(LauncherCloud)
+    cloud_of(rig).setup_allowed.set()
+    async with rig.running():
         resources = {"nodes": 2, "accelerators": ["h100"]}
         train = TRAIN | {"micro_batch": 1, "global_batch": 8}
-        job = await broker.submit(work, script=None, train=train, resources=resources, cap_usd="10000")
-        await broker.state_of(job, JobState.SUCCEEDED)
-        attempts = await broker.attempts(job)
-        wanted = await broker.blobs.get(keys.spec(attempts[0].id))
+        job = await rig.submit(work, script=None, train=train, resources=resources, cap_usd="10000")
+        await rig.state_of(job, JobState.SUCCEEDED)
+        attempts = await rig.attempts(job)
+        wanted = await rig.blobs.get(keys.spec(attempts[0].id))
     assert wanted is not None
     spec = AttemptSpec.model_validate_json(wanted)
     assert attempts[0].line.plan == Plan(
@@ -161,13 +161,13 @@ async def test_model_too_large_for_one_gpu_is_sharded_and_preferred(
     assert spec.probe
 
 
-async def test_what_an_attempt_showed_is_kept_with_its_end(house: Callable[..., House]) -> None:
-    broker = house()
-    async with broker.running():
-        job = await broker.submit(workload=WORK)
-        await broker.state_of(job, JobState.SUCCEEDED)
-        (attempt,) = await broker.attempts(job)
-        (kept,) = await broker.store.observations(each=9)
+async def test_what_an_attempt_showed_is_kept_with_its_end(build_rig: RigBuilder) -> None:
+    rig = build_rig()
+    async with rig.running():
+        job = await rig.submit(workload=WORK)
+        await rig.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await rig.attempts(job)
+        (kept,) = await rig.store.observations(each=9)
     assert kept.attempt_id == attempt.id
     assert kept.tokens_per_s == attempt.final.tokens_per_s if attempt.final else False
     assert kept.plan == attempt.line.plan

@@ -17,9 +17,10 @@ from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock
 from tests.controllers.detection import Delays, measure
-from tests.controllers.house import SAVE_RARELY, SILENT, config
-from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import SAVE_RARELY, SILENT, config
+from tests.support.rig.simulated_cloud import CloudFaults, DeathShown, SimulatedCloud
+from tests.support.rig.virtual_time import WORTH, VirtualTimeRig, run_in_virtual_time
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Outcome
 
@@ -31,7 +32,7 @@ def within(spans: Spans, now: float) -> bool:
     return any(start <= now < end for start, end in spans)
 
 
-class Traced(Deaths):
+class TracedCloud(SimulatedCloud):
     """Its listings are what the trace says, while every machine runs."""
 
     trace: dict[str, Any]
@@ -45,10 +46,10 @@ class Traced(Deaths):
             return ()
         return await super().list()
 
-    def _as_shown(self, machine: Observed) -> Observed | None:
+    def as_listed(self, machine: Observed) -> Observed | None:
         if within(self.trace.get("listing_stopped", ()), self._clock.monotonic()):
             return Observed(handle=machine.handle, state=InstanceState.STOPPED)
-        return super()._as_shown(machine)
+        return super().as_listed(machine)
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
@@ -80,30 +81,31 @@ def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, mon
     monkeypatch.setattr(VirtualBackend, "_beat", or_lost)
 
     async def story() -> None:
-        cloud = type("Replayed", (Traced,), {"trace": trace, "lag_s": 10.0})
-        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path, cloud=cloud)
-        async with house.running():
-            job = await house.submit(**WORTH)
-            await house.train([job])
-            found = await house.store.job(job)
-            while found and found.state is JobState.ACTIVE and house.clock.monotonic() < ends + 1000:
-                await house.clock.sleep(10)
-                found = await house.store.job(job)
-            (attempt,) = await house.attempts(job)
+        cloud = type("ReplayedCloud", (TracedCloud,), {"trace": trace})
+        faults = CloudFaults(caps={"list_lag_s": 10.0})
+        rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config, state=tmp_path, cloud=cloud, faults=faults)
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            await rig.train([job])
+            found = await rig.store.job(job)
+            while found and found.state is JobState.ACTIVE and rig.clock.monotonic() < ends + 1000:
+                await rig.clock.sleep(10)
+                found = await rig.store.job(job)
+            (attempt,) = await rig.attempts(job)
         assert found is not None
         assert (found.state, attempt.reason) == (JobState.SUCCEEDED, Reason.COMPLETED)
         assert attempt.final is not None
         assert attempt.final.step == attempt.final.total_steps
         assert attempt.final.resumed_from is None
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize(
     ("shown", "lag_s", "within_s"),
     [("gone", 0.0, 5), ("stopped", 10.0, 20), ("omitted", 10.0, 30)],
 )
-def test_a_death_without_notice_is_known_in_time(shown: Shown, lag_s: float, within_s: float) -> None:
+def test_a_death_without_notice_is_known_in_time(shown: DeathShown, lag_s: float, within_s: float) -> None:
     delays = measure(shown, lag_s, jobs=12)
     assert min(delays.terminating) >= 0
     assert Delays.share(delays.terminating, 95) <= within_s
@@ -119,45 +121,44 @@ def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
     )  # fmt: skip
 
     async def story() -> None:
-        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path, cloud=Deaths)
-        provider, draw = house.provider, random.Random(3)
-        assert isinstance(provider, Deaths)
-        async with house.running():
-            jobs = [await house.submit(**WORTH) for _ in range(12)]
-            for attempt in await house.train(jobs):
-                provider.kill(attempt.name, 120 + draw.uniform(20, 60), draw)
+        rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config, state=tmp_path)
+        provider, draw = rig.provider, random.Random(3)
+        async with rig.running():
+            jobs = [await rig.submit(**WORTH) for _ in range(12)]
+            for attempt in await rig.train(jobs):
+                provider.preempt(attempt.name, after_s=120 + draw.uniform(20, 60))
             waits: dict[str, float] = {}
-            while len(waits) < len(jobs) and house.clock.monotonic() < 600:
+            while len(waits) < len(jobs) and rig.clock.monotonic() < 600:
                 for job in jobs:
-                    first = (await house.attempts(job))[0]
+                    first = (await rig.attempts(job))[0]
                     if first.state is not AttemptState.TRAINING and first.name not in waits:
-                        waits[first.name] = house.clock.monotonic() - (provider.died[first.name] - 120)
-                await house.clock.sleep(0.25)
+                        waits[first.name] = rig.clock.monotonic() - (provider.died_at[first.name] - 120)
+                await rig.clock.sleep(0.25)
             assert len(waits) == len(jobs)
-            await house.clock.sleep(300)
+            await rig.clock.sleep(300)
             for job in jobs:
-                first, second = await house.attempts(job)
+                first, second = await rig.attempts(job)
                 assert first.reason is Reason.PREEMPTED
                 assert first.final is not None  # it was asked for a checkpoint, and left one
                 assert second.resume_from
         assert 0 <= min(waits.values()) <= max(waits.values()) <= 5
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def test_a_last_word_is_heard_though_the_beat_that_tells_of_it_was_lost(tmp_path: Path) -> None:
     """Its machine stands on until it is destroyed: what is complete is not called hung and trained again."""
 
     async def story() -> None:
-        house = Virtual(store=MemoryStore(LoopClock()), config=config(virtual=SILENT), state=tmp_path)
-        async with house.running():
-            job = await house.submit(checkpoint=SAVE_RARELY)
-            (attempt,) = await house.train([job])
+        rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config(virtual=SILENT), state=tmp_path)
+        async with rig.running():
+            job = await rig.submit(checkpoint=SAVE_RARELY)
+            (attempt,) = await rig.train([job])
             said = Final(attempt=attempt.id, outcome=Outcome.COMPLETED, step=100, total_steps=100, boot="b")
-            await house.blobs.put(keys.final(attempt.id), said.model_dump_json().encode())
-            said_at = house.clock.monotonic()
-            await house.state_of(job, JobState.SUCCEEDED)
-            assert house.clock.monotonic() < said_at + 60
-            assert [one.reason for one in await house.attempts(job)] == [Reason.COMPLETED]
+            await rig.blobs.put(keys.final(attempt.id), said.model_dump_json().encode())
+            said_at = rig.clock.monotonic()
+            await rig.state_of(job, JobState.SUCCEEDED)
+            assert rig.clock.monotonic() < said_at + 60
+            assert [one.reason for one in await rig.attempts(job)] == [Reason.COMPLETED]
 
-    told(story())
+    run_in_virtual_time(story())

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName, JobId
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState, JobState, Reason
-from tests.controllers.house import ENDLESS, INSTALLATION, config
-from tests.controllers.rented import Rented, cloud_of, standing
 from tests.controllers.test_restored_launches import Saved
-from tests.controllers.virtual import WORTH, Virtual, told
+from tests.support.rig.broker_rig import ENDLESS, config
+from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of, until_machine_recorded
+from tests.support.rig.virtual_time import WORTH, VirtualTimeRig, run_in_virtual_time
 
-Built = tuple[Virtual, Saved]
+Built = tuple[VirtualTimeRig, Saved]
 
 
 @pytest.fixture
@@ -26,33 +25,28 @@ def build(tmp_path: Path) -> Callable[[], Built]:
     def of() -> Built:
         store = Saved(AttemptState.LAUNCHING)
         virtual = ENDLESS | {"beat_s": 5}
-        return Virtual(store=store, config=config(virtual=virtual), state=tmp_path, cloud=Rented), store
+        return VirtualTimeRig(store=store, config=config(virtual=virtual), state=tmp_path, cloud=LauncherCloud), store
 
     return of
 
 
-def begin_again(house: Virtual, store: Saved) -> None:
-    """The backup is restored, and a new process begins on it, long after the boot deadline of what was launching."""
+def begin_again(rig: VirtualTimeRig, store: Saved) -> None:
+    """Restore the backup and open the cloud again, long after the boot deadline of what was launching."""
     store.restore()
-    bare = cloud_of(house).bare
-    house.provider = house.cloud(
-        house.config, house.body, installation=INSTALLATION, state=house.state / "simulated", clock=house.clock
-    )
-    cloud_of(house).bare = dict(bare)
-    cloud_of(house).set_up.set()
-    house.market = MarketPoller({"simulated": house.provider}, house.clock, MarketIntervals())
+    rig.reopen_cloud()
+    cloud_of(rig).setup_allowed.set()
 
 
-def shut(house: Virtual, monkeypatch: pytest.MonkeyPatch) -> None:
+def shut(rig: VirtualTimeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def down(*_: Any, **__: Any) -> Any:
         raise BlobsUnavailable("down")
 
     for call in ("get", "put", "list"):
-        monkeypatch.setattr(house.blobs, call, down)
+        monkeypatch.setattr(rig.blobs, call, down)
 
 
-async def of(house: Virtual, job: JobId) -> Attempt:
-    return (await house.attempts(job))[0]
+async def of(rig: VirtualTimeRig, job: JobId) -> Attempt:
+    return (await rig.attempts(job))[0]
 
 
 def charged_after(attempt: Attempt, since: datetime) -> float:
@@ -64,25 +58,25 @@ def test_an_outage_of_the_blob_store_charges_nothing_for_what_vanished(
     build: Callable[[], Built], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        house, _ = build()
-        async with house.running():
-            job = await house.submit(**WORTH)
-            await standing(house, job)
+        rig, _ = build()
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            await until_machine_recorded(rig, job)
             with monkeypatch.context() as patch:
-                shut(house, patch)
-                name, gone = (await of(house, job)).name, house.clock.now()
-                cloud_of(house).bare.pop(name)
-                cloud_of(house).kill(name)
-                await house.clock.sleep(4 * 3600)
+                shut(rig, patch)
+                name, gone = (await of(rig, job)).name, rig.clock.now()
+                cloud_of(rig).extra.pop(name)
+                cloud_of(rig).kill(name)
+                await rig.clock.sleep(4 * 3600)
 
             async def ended() -> bool:
-                return not (await of(house, job)).live
+                return not (await of(rig, job)).live
 
-            await house.eventually(ended)
-            known = await of(house, job)
+            await rig.eventually(ended)
+            known = await of(rig, job)
             assert (known.reason, charged_after(known, gone) < 120) == (Reason.PREEMPTED, True)
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -93,21 +87,21 @@ def test_training_attempt_survives_its_old_boot_deadline(
     """What trains outlives its old boot deadline where a listing leaves a machine out."""
 
     async def story() -> None:
-        house, store = build()
-        cloud_of(house).set_up.set()
-        async with house.running():
-            job = await house.submit(**WORTH, resources={"nodes": nodes})
-            await house.train([job])
-        await house.clock.sleep(house.provider.caps.boot_deadline_s)
-        begin_again(house, store)
-        monkeypatch.setattr(house.provider, "launcher", _says(launcher))
-        monkeypatch.setattr(house.provider, "list", _once_without(house, "-1" if nodes > 1 else ""))
-        async with house.running():
-            await house.clock.sleep(100)
-            assert (await of(house, job)).state is AttemptState.TRAINING
-        assert [call for call, _ in cloud_of(house).called if call == "destroy"] == []
+        rig, store = build()
+        cloud_of(rig).setup_allowed.set()
+        async with rig.running():
+            job = await rig.submit(**WORTH, resources={"nodes": nodes})
+            await rig.train([job])
+        await rig.clock.sleep(rig.provider.caps.boot_deadline_s)
+        begin_again(rig, store)
+        monkeypatch.setattr(rig.provider, "launcher", _says(launcher))
+        monkeypatch.setattr(rig.provider, "list", _once_without(rig, "-1" if nodes > 1 else ""))
+        async with rig.running():
+            await rig.clock.sleep(100)
+            assert (await of(rig, job)).state is AttemptState.TRAINING
+        assert [call for call, _ in cloud_of(rig).calls if call == "destroy"] == []
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def test_stopped_job_is_cancelled_though_its_machine_is_listed_as_gone(
@@ -116,21 +110,21 @@ def test_stopped_job_is_cancelled_though_its_machine_is_listed_as_gone(
     """A job that was stopped since is cancelled also where its machine is listed as gone."""
 
     async def story() -> None:
-        house, store = build()
-        cloud_of(house).set_up.set()
-        async with house.running():
-            job = await house.submit(**WORTH)
-            (first,) = await house.train([job])
-            (machine,) = [one for one in await house.provider.list() if one.handle.name == first.name]
-            await house.stop(job)
-            await house.until(job, lambda found: found.state is JobState.CANCELLED)
-        begin_again(house, store)
-        cloud_of(house).bare[machine.handle.id] = replace(machine, state=InstanceState.GONE)
-        async with house.running():
-            await house.until(job, lambda found: found.state is JobState.CANCELLED)
-        assert [one.reason for one in await house.attempts(job)] == [Reason.STOPPED]
+        rig, store = build()
+        cloud_of(rig).setup_allowed.set()
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            (first,) = await rig.train([job])
+            (machine,) = [one for one in await rig.provider.list() if one.handle.name == first.name]
+            await rig.stop(job)
+            await rig.until(job, lambda found: found.state is JobState.CANCELLED)
+        begin_again(rig, store)
+        cloud_of(rig).extra[machine.handle.id] = replace(machine, state=InstanceState.GONE)
+        async with rig.running():
+            await rig.until(job, lambda found: found.state is JobState.CANCELLED)
+        assert [one.reason for one in await rig.attempts(job)] == [Reason.STOPPED]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def test_alternating_listings_do_not_delay_the_boot_deadline(
@@ -139,23 +133,23 @@ def test_alternating_listings_do_not_delay_the_boot_deadline(
     """A cloud that leaves out machines by turns does not hold the boot deadline back."""
 
     async def story() -> None:
-        house, _ = build()
-        cloud = cloud_of(house)
-        cloud.mute, cloud.deaf = True, 10**9
-        every, turn = house.provider.list, 0
+        rig, _ = build()
+        cloud = cloud_of(rig)
+        cloud.creates_hang, cloud.lost_cancels = True, 10**9
+        every, turn = rig.provider.list, 0
 
         async def by_turns() -> Sequence[Observed]:
             nonlocal turn
             turn += 1
             return [one for one in await every() if one.handle.id.endswith("-1") is (turn % 2 == 0)]
 
-        monkeypatch.setattr(house.provider, "list", by_turns)
-        async with house.running():
-            job = await house.submit(**WORTH, resources={"nodes": 2})
-            await house.clock.sleep(cloud.deadline_s + 120)
-            assert (await of(house, job)).reason is Reason.INFRASTRUCTURE
+        monkeypatch.setattr(rig.provider, "list", by_turns)
+        async with rig.running():
+            job = await rig.submit(**WORTH, resources={"nodes": 2})
+            await rig.clock.sleep(cloud.caps.boot_deadline_s + 120)
+            assert (await of(rig, job)).reason is Reason.INFRASTRUCTURE
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 def _says(liveness: Liveness) -> Callable[..., Any]:
@@ -165,9 +159,9 @@ def _says(liveness: Liveness) -> Callable[..., Any]:
     return launcher
 
 
-def _once_without(house: Virtual, end: str) -> Callable[..., Any]:
+def _once_without(rig: VirtualTimeRig, end: str) -> Callable[..., Any]:
     """The second listing, since the first is the start's own."""
-    every, listings = house.provider.list, 0
+    every, listings = rig.provider.list, 0
 
     async def listing() -> Sequence[Observed]:
         nonlocal listings

@@ -1,6 +1,6 @@
 """Clouds whose launcher sets machines up: destroyed at once when wrong, never left half set up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -14,12 +14,11 @@ from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.money import usd
 from broker.domain.offer import Offer
-from tests.controllers.house import ENDLESS, QUICK, SAVE_RARELY, SILENT, House
-from tests.controllers.rented import Rented, cloud_of, name_of, standing
+from tests.support.rig.broker_rig import ENDLESS, QUICK, SAVE_RARELY, SILENT, BrokerRig, RigBuilder
+from tests.support.rig.launcher_cloud import LauncherCloud, cloud_of, name_of, until_machine_recorded
+from tests.support.rig.simulated_cloud import CloudFaults
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Final, Heartbeat, Outcome
-
-Build = Callable[..., House]
 
 
 @pytest.fixture(autouse=True)
@@ -38,261 +37,264 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_a_wrong_or_lost_machine_is_given_back_before_it_is_set_up(
-    house: Build, shown: dict[str, object], reason: Reason
+    build_rig: RigBuilder, shown: dict[str, object], reason: Reason
 ) -> None:
     """Its launcher is told, and the call that waits for it holds no slot."""
-    broker = house(Rented)
-    broker.intervals = replace(QUICK, creates=1)
-    cloud = cloud_of(broker)
-    cloud.mute = True
-    job = await broker.submit()
-    cloud.shown[name_of(job)] = shown
-    async with broker.running():
-        await standing(broker, job, 2)
-        cloud.mute = False
-        first = (await broker.attempts(job))[0]
+    rig = build_rig(LauncherCloud)
+    rig.intervals = replace(QUICK, creates=1)
+    cloud = cloud_of(rig)
+    cloud.creates_hang = True
+    job = await rig.submit()
+    cloud.faults.shown[name_of(job)] = shown
+    async with rig.running():
+        await until_machine_recorded(rig, job, 2)
+        cloud.creates_hang = False
+        first = (await rig.attempts(job))[0]
         assert (first.state, first.reason) == (AttemptState.ENDED, reason)
-        assert ("cancel", name_of(job)) in cloud.called
+        assert ("cancel", name_of(job)) in cloud.calls
         assert [o.handle.name for o in await cloud.list()] == [name_of(job, 2)]
-        cloud.set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        cloud.setup_allowed.set()
+        await rig.state_of(job, JobState.SUCCEEDED)
 
 
-async def test_a_stopped_launch_is_cancelled_and_destroyed(house: Build) -> None:
-    broker = house(Rented)
-    async with broker.running():
-        job = await broker.submit()
-        await standing(broker, job)
-        await broker.stop(job)
-        await broker.state_of(job, JobState.CANCELLED)
-        assert ("cancel", name_of(job)) in cloud_of(broker).called
-        assert await cloud_of(broker).list() == []
+async def test_a_stopped_launch_is_cancelled_and_destroyed(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud)
+    async with rig.running():
+        job = await rig.submit()
+        await until_machine_recorded(rig, job)
+        await rig.stop(job)
+        await rig.state_of(job, JobState.CANCELLED)
+        assert ("cancel", name_of(job)) in cloud_of(rig).calls
+        assert await cloud_of(rig).list() == []
 
 
-async def test_a_cancel_that_was_not_heard_is_sent_again(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancel_that_was_not_heard_is_sent_again(
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An attempt does not end while its launcher lives."""
     monkeypatch.setattr("broker.controllers.provisioning.creates_in_flight.ASK_AGAIN_S", 0.05)
-    broker = house(Rented)
-    cloud_of(broker).deaf = 3
-    async with broker.running():
-        job = await broker.submit()
-        await standing(broker, job)
-        await broker.stop(job)
-        await broker.state_of(job, JobState.CANCELLED)
-        assert [call for call, _ in cloud_of(broker).called].count("cancel") == 4
+    rig = build_rig(LauncherCloud)
+    cloud_of(rig).lost_cancels = 3
+    async with rig.running():
+        job = await rig.submit()
+        await until_machine_recorded(rig, job)
+        await rig.stop(job)
+        await rig.state_of(job, JobState.CANCELLED)
+        assert [call for call, _ in cloud_of(rig).calls].count("cancel") == 4
 
 
-async def test_a_create_that_takes_too_long_is_cancelled(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rented, "deadline_s", 0.3)
-    broker = house(Rented)
-    async with broker.running():
-        job = await broker.submit(retry={"max": 0})
-        done = await broker.state_of(job, JobState.FAILED)
+async def test_a_create_that_takes_too_long_is_cancelled(
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = build_rig(LauncherCloud, faults=CloudFaults(caps={"boot_deadline_s": 0.3}))
+    async with rig.running():
+        job = await rig.submit(retry={"max": 0})
+        done = await rig.state_of(job, JobState.FAILED)
         assert done.reason.startswith("boot deadline passed")
-        assert ("cancel", name_of(job)) in cloud_of(broker).called
-        assert await cloud_of(broker).list() == []
+        assert ("cancel", name_of(job)) in cloud_of(rig).calls
+        assert await cloud_of(rig).list() == []
 
 
-async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(house: Build) -> None:
+async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(build_rig: RigBuilder) -> None:
     """The only slot is taken, so that the second job's intent waits while the market moves."""
-    broker = house(Rented)
-    broker.intervals = replace(QUICK, creates=1)
-    market = broker.market
-    async with broker.running():
-        await standing(broker, await broker.submit())
-        job = await broker.submit()
-        await broker.until(job, lambda j: j.state is JobState.ACTIVE)
-        (waiting,) = await broker.attempts(job)
-        bought, now = waiting.line.offer, broker.clock.now()
+    rig = build_rig(LauncherCloud)
+    rig.intervals = replace(QUICK, creates=1)
+    market = rig.market
+    async with rig.running():
+        await until_machine_recorded(rig, await rig.submit())
+        job = await rig.submit()
+        await rig.until(job, lambda j: j.state is JobState.ACTIVE)
+        (waiting,) = await rig.attempts(job)
+        bought, now = waiting.line.offer, rig.clock.now()
         later = [replace(o, seen_at=now) for o in market.offers()]
-        broker.for_sale = [replace(o, usd_per_hour=o.usd_per_hour + 1) if o.id == bought.id else o for o in later]
-        cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        first, second = await broker.attempts(job)
+        rig.for_sale = [replace(o, usd_per_hour=o.usd_per_hour + 1) if o.id == bought.id else o for o in later]
+        cloud_of(rig).setup_allowed.set()
+        await rig.state_of(job, JobState.SUCCEEDED)
+        first, second = await rig.attempts(job)
         was = bought.usd_per_hour
         assert first.reason is Reason.QUOTE_EXPIRED
         assert first.create_sent_at is None
         assert f"from ${was:.4f}/h to ${was + 1:.4f}/h" in first.detail
         assert second.line.offer.id != first.line.offer.id
-        found = await broker.store.job(job)
+        found = await rig.store.job(job)
         assert found is not None
         assert found.retries_used == 0
 
 
-async def test_a_machine_that_its_cloud_has_stopped_is_noticed_and_destroyed(house: Build) -> None:
+async def test_a_machine_that_its_cloud_has_stopped_is_noticed_and_destroyed(build_rig: RigBuilder) -> None:
     """An eviction without notice, after which the machine still bills; test_liveness.py says how soon."""
-    broker = house(Rented, virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
-    cloud = cloud_of(broker)
-    cloud.set_up.set()
-    async with broker.running():
-        job = await broker.submit()
+    rig = build_rig(LauncherCloud, virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    cloud = cloud_of(rig)
+    cloud.setup_allowed.set()
+    async with rig.running():
+        job = await rig.submit()
 
         async def trains() -> bool:
-            return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+            return any(a.state is AttemptState.TRAINING for a in await rig.attempts(job))
 
-        await broker.eventually(trains)
+        await rig.eventually(trains)
         await cloud.evict(name_of(job))
-        await broker.eventually(lambda: _ended(broker, job))
-        (first, *_) = await broker.attempts(job)
+        await rig.eventually(lambda: _ended(rig, job))
+        (first, *_) = await rig.attempts(job)
         assert first.reason is Reason.PREEMPTED
-        assert ("destroy", name_of(job)) in cloud.called
+        assert ("destroy", name_of(job)) in cloud.calls
 
 
-async def _ended(broker: House, job: JobId) -> bool:
-    return not (await broker.attempts(job))[0].live
+async def _ended(rig: BrokerRig, job: JobId) -> bool:
+    return not (await rig.attempts(job))[0].live
 
 
-async def test_machine_of_a_failed_job_is_kept_for_its_owner(house: Build) -> None:
+async def test_machine_of_a_failed_job_is_kept_for_its_owner(build_rig: RigBuilder) -> None:
     """The machine of a failed job is kept until its owner has seen enough."""
-    broker = house(Rented, virtual=SILENT)
-    cloud = cloud_of(broker)
-    cloud.set_up.set()
-    async with broker.running():
-        job = await _failed_job(broker, keep_on_failure=3600)
-        await broker.eventually(lambda: _terminating(broker, job))
-        told = [e for e in await broker.events(job) if e.kind == "attempt.machine_kept"]
+    rig = build_rig(LauncherCloud, virtual=SILENT)
+    cloud = cloud_of(rig)
+    cloud.setup_allowed.set()
+    async with rig.running():
+        job = await _failed_job(rig, keep_on_failure=3600)
+        await rig.eventually(lambda: _terminating(rig, job))
+        told = [e for e in await rig.events(job) if e.kind == "attempt.machine_kept"]
         assert f"gpubroker ssh {job}" in told[0].message
-        await _looked_at_again(broker, job)
-        assert ("destroy", name_of(job)) not in cloud.called
-        await broker.stop(job)
-        await broker.state_of(job, JobState.CANCELLED)
+        await _looked_at_again(rig, job)
+        assert ("destroy", name_of(job)) not in cloud.calls
+        await rig.stop(job)
+        await rig.state_of(job, JobState.CANCELLED)
         assert await cloud.list() == []
 
 
-async def _looked_at_again(broker: House, job: JobId) -> None:
-    looks = (await broker.attempts(job))[0].epoch
+async def _looked_at_again(rig: BrokerRig, job: JobId) -> None:
+    looks = (await rig.attempts(job))[0].epoch
 
     async def often() -> bool:
-        return (await broker.attempts(job))[0].epoch > looks + 3
+        return (await rig.attempts(job))[0].epoch > looks + 3
 
-    await broker.eventually(often)
+    await rig.eventually(often)
 
 
-async def test_a_kept_machine_is_destroyed_and_paid_for_when_its_time_is_over(house: Build) -> None:
-    broker = house(Rented, virtual=SILENT)
-    cloud_of(broker).set_up.set()
-    async with broker.running():
-        job = await _failed_job(broker, keep_on_failure=1)
-        failed = await broker.state_of(job, JobState.FAILED)
-        (attempt,) = await broker.attempts(job)
+async def test_a_kept_machine_is_destroyed_and_paid_for_when_its_time_is_over(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud, virtual=SILENT)
+    cloud_of(rig).setup_allowed.set()
+    async with rig.running():
+        job = await _failed_job(rig, keep_on_failure=1)
+        failed = await rig.state_of(job, JobState.FAILED)
+        (attempt,) = await rig.attempts(job)
         assert attempt.terminating_since is not None
         assert attempt.charged_to is not None
         assert (attempt.charged_to - attempt.terminating_since).total_seconds() > 1
         assert failed.spent_usd == attempt.charged_usd
-        assert await cloud_of(broker).list() == []
+        assert await cloud_of(rig).list() == []
 
 
-async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(house: Build) -> None:
-    broker = house(Rented, virtual=SILENT)
-    cloud_of(broker).set_up.set()
-    async with broker.running():
-        job = await _failed_job(broker, keep_on_failure=3600)
-        await broker.eventually(lambda: _terminating(broker, job))
-        cloud_of(broker).shown[name_of(job)] = {"state": InstanceState.STOPPED}
-        failed = await broker.state_of(job, JobState.FAILED)
+async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud, virtual=SILENT)
+    cloud_of(rig).setup_allowed.set()
+    async with rig.running():
+        job = await _failed_job(rig, keep_on_failure=3600)
+        await rig.eventually(lambda: _terminating(rig, job))
+        cloud_of(rig).faults.shown[name_of(job)] = {"state": InstanceState.STOPPED}
+        failed = await rig.state_of(job, JobState.FAILED)
         assert failed.reason == "no such column"
 
 
-async def test_of_two_kept_machines_the_one_that_stands_is_kept(house: Build) -> None:
-    broker = house(Rented, virtual=SILENT)
-    cloud = cloud_of(broker)
-    cloud.set_up.set()
-    async with broker.running():
-        job = await _failed_job(broker, keep_on_failure=3600, resources={"nodes": 2})
-        await broker.eventually(lambda: _terminating(broker, job))
-        cloud.shown[f"{name_of(job)}-1"] = {"state": InstanceState.STOPPED}
-        await _looked_at_again(broker, job)
-        assert ("destroy", name_of(job)) not in cloud.called
-        cloud.shown[name_of(job)] = {"state": InstanceState.STOPPED}
-        await broker.state_of(job, JobState.FAILED)
+async def test_of_two_kept_machines_the_one_that_stands_is_kept(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud, virtual=SILENT)
+    cloud = cloud_of(rig)
+    cloud.setup_allowed.set()
+    async with rig.running():
+        job = await _failed_job(rig, keep_on_failure=3600, resources={"nodes": 2})
+        await rig.eventually(lambda: _terminating(rig, job))
+        cloud.faults.shown[f"{name_of(job)}-1"] = {"state": InstanceState.STOPPED}
+        await _looked_at_again(rig, job)
+        assert ("destroy", name_of(job)) not in cloud.calls
+        cloud.faults.shown[name_of(job)] = {"state": InstanceState.STOPPED}
+        await rig.state_of(job, JobState.FAILED)
         assert await cloud.list() == []
 
 
-async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(house: Build) -> None:
+async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(build_rig: RigBuilder) -> None:
     """Its cloud says that it runs, and its boot deadline is minutes away."""
-    broker = house(Rented, virtual={**SILENT, "boot_s": 3600})
-    cloud = cloud_of(broker)
-    cloud.set_up.set()
-    job = await broker.submit(retry={"max": 0})
-    cloud.shown[name_of(job)] = {"fault": "lambda: cannot pull x; check trainer.image"}
-    async with broker.running():
-        failed = await broker.state_of(job, JobState.FAILED)
-        (attempt,) = await broker.attempts(job)
+    rig = build_rig(LauncherCloud, virtual={**SILENT, "boot_s": 3600})
+    cloud = cloud_of(rig)
+    cloud.setup_allowed.set()
+    job = await rig.submit(retry={"max": 0})
+    cloud.faults.shown[name_of(job)] = {"fault": "lambda: cannot pull x; check trainer.image"}
+    async with rig.running():
+        failed = await rig.state_of(job, JobState.FAILED)
+        (attempt,) = await rig.attempts(job)
         assert (attempt.reason, attempt.first_beat_at) == (Reason.INFRASTRUCTURE, None)
         assert attempt.detail == "lambda: cannot pull x; check trainer.image"
         assert attempt.detail in failed.reason
-        told = [e.message for e in await broker.events(job) if attempt.detail in e.message]
+        told = [e.message for e in await rig.events(job) if attempt.detail in e.message]
         assert told
         assert await cloud.list() == []
 
 
-async def test_an_image_that_two_machines_are_refused_ends_the_job(house: Build) -> None:
+async def test_an_image_that_two_machines_are_refused_ends_the_job(build_rig: RigBuilder) -> None:
     """The second is of another offer; retries that are left are not paid for."""
-    broker = house(Rented)
-    cloud = cloud_of(broker)
-    job = await broker.submit(retry={"max": 5})
+    rig = build_rig(LauncherCloud)
+    cloud = cloud_of(rig)
+    job = await rig.submit(retry={"max": 5})
     said = "lambda: cannot pull x (output: manifest unknown)"
     for number in (1, 2):
-        cloud.shown[name_of(job, number)] = {"fault": said, "image_refused": True}
-    async with broker.running():
-        failed = await broker.state_of(job, JobState.FAILED)
-        first, second = await broker.attempts(job)
+        cloud.faults.shown[name_of(job, number)] = {"fault": said, "image_refused": True}
+    async with rig.running():
+        failed = await rig.state_of(job, JobState.FAILED)
+        first, second = await rig.attempts(job)
         assert (first.reason, second.reason) == (Reason.IMAGE, Reason.IMAGE)
         assert first.line.offer.id != second.line.offer.id
         assert failed.reason == said
         assert await cloud.list() == []
 
 
-async def test_what_sold_us_something_else_is_left_alone(house: Build) -> None:
-    broker = house(Rented)
-    cloud = cloud_of(broker)
-    job = await broker.submit()
-    cloud.shown[name_of(job)] = {"accelerator": "t4"}
-    async with broker.running():
-        await standing(broker, job, 2)
-        cloud.set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        first, second = await broker.attempts(job)
+async def test_what_sold_us_something_else_is_left_alone(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud)
+    cloud = cloud_of(rig)
+    job = await rig.submit()
+    cloud.faults.shown[name_of(job)] = {"accelerator": "t4"}
+    async with rig.running():
+        await until_machine_recorded(rig, job, 2)
+        cloud.setup_allowed.set()
+        await rig.state_of(job, JobState.SUCCEEDED)
+        first, second = await rig.attempts(job)
         assert first.reason is Reason.MISMATCH
         assert second.line.offer.id != first.line.offer.id
-        blocked = await broker.store.blocked_offers()
+        blocked = await rig.store.blocked_offers()
         assert "got t4" in blocked[first.line.offer.id]
-        other = await broker.submit()
-        await broker.state_of(other, JobState.SUCCEEDED)
-        assert (await broker.attempts(other))[0].line.offer.id != first.line.offer.id
+        other = await rig.submit()
+        await rig.state_of(other, JobState.SUCCEEDED)
+        assert (await rig.attempts(other))[0].line.offer.id != first.line.offer.id
 
 
-async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(house: Build) -> None:
+async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(build_rig: RigBuilder) -> None:
     """What was charged until it was seen to run is worked off; the ledger holds no less than the cloud's own bill."""
-    broker = house(Rented, virtual={"run_s": 2, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
-    cloud = cloud_of(broker)
-    await broker.market.step()
-    broker.for_sale = [replace(offer, billed_from="running") for offer in broker.market.offers()]
-    job = await broker.submit()
-    cloud.shown[name_of(job)] = {"state": InstanceState.STARTING}
-    async with broker.running():
-        await standing(broker, job)
+    rig = build_rig(LauncherCloud, virtual={"run_s": 2, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    cloud = cloud_of(rig)
+    await rig.market.step()
+    rig.for_sale = [replace(offer, billed_from="running") for offer in rig.market.offers()]
+    job = await rig.submit()
+    cloud.faults.shown[name_of(job)] = {"state": InstanceState.STARTING}
+    async with rig.running():
+        await until_machine_recorded(rig, job)
 
         async def charged() -> bool:
-            (attempt,) = await broker.attempts(job)
+            (attempt,) = await rig.attempts(job)
             return attempt.charged_usd >= usd(attempt.line.offer.usd_per_hour * 3 / 3600)
 
         async def known_to_run() -> bool:
-            return (await broker.attempts(job))[0].running_at is not None
+            return (await rig.attempts(job))[0].running_at is not None
 
         async def listed_since() -> bool:
             return cloud.listings > before + 1
 
-        await broker.eventually(charged)
+        await rig.eventually(charged)
         before = cloud.listings
-        await broker.eventually(listed_since)  # as starting, after all that was charged
+        await rig.eventually(listed_since)  # as starting, after all that was charged
         assert not await known_to_run()
-        runs = broker.clock.now()
-        del cloud.shown[name_of(job)]
-        await broker.eventually(known_to_run)
-        cloud.set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        (attempt,) = await broker.attempts(job)
+        runs = rig.clock.now()
+        del cloud.faults.shown[name_of(job)]
+        await rig.eventually(known_to_run)
+        cloud.setup_allowed.set()
+        await rig.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await rig.attempts(job)
         assert attempt.running_at is not None
         assert attempt.create_sent_at is not None
         assert attempt.create_sent_at + timedelta(seconds=1) < attempt.running_at <= runs
@@ -303,17 +305,17 @@ async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(ho
         assert usd(rate * ran) <= attempt.charged_usd < usd(rate * stood)
 
 
-async def test_two_machines_train_together_and_are_paid_for_and_destroyed(house: Build) -> None:
-    broker = house(Rented)
-    cloud = cloud_of(broker)
-    async with broker.running():
-        job = await broker.submit(resources={"nodes": 2})
-        await standing(broker, job)
-        cloud.set_up.set()
-        done = await broker.state_of(job, JobState.SUCCEEDED)
-        (attempt,) = await broker.attempts(job)
+async def test_two_machines_train_together_and_are_paid_for_and_destroyed(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud)
+    cloud = cloud_of(rig)
+    async with rig.running():
+        job = await rig.submit(resources={"nodes": 2})
+        await until_machine_recorded(rig, job)
+        cloud.setup_allowed.set()
+        done = await rig.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await rig.attempts(job)
         assert {handle.id for handle in attempt.handles} == {attempt.name, f"{attempt.name}-1"}
-        assert {machine for call, machine in cloud.called if call == "destroy"} == {h.id for h in attempt.handles}
+        assert {machine for call, machine in cloud.calls if call == "destroy"} == {h.id for h in attempt.handles}
         assert attempt.create_sent_at is not None
         assert attempt.charged_to is not None
         lasted = Decimal(ceil((attempt.charged_to - attempt.create_sent_at).total_seconds()))
@@ -321,88 +323,88 @@ async def test_two_machines_train_together_and_are_paid_for_and_destroyed(house:
         assert await cloud.list() == []
 
 
-async def test_one_of_two_machines_lost_ends_the_attempt(house: Build) -> None:
-    broker = house(Rented, virtual=SILENT)
-    cloud = cloud_of(broker)
-    cloud.set_up.set()
-    async with broker.running():
-        job = await broker.submit(resources={"nodes": 2})
+async def test_one_of_two_machines_lost_ends_the_attempt(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud, virtual=SILENT)
+    cloud = cloud_of(rig)
+    cloud.setup_allowed.set()
+    async with rig.running():
+        job = await rig.submit(resources={"nodes": 2})
 
         async def trains() -> bool:
-            return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+            return any(a.state is AttemptState.TRAINING for a in await rig.attempts(job))
 
-        await broker.eventually(trains)
-        del cloud.bare[f"{name_of(job)}-1"]
-        await broker.eventually(lambda: _ended(broker, job))
-        assert (await broker.attempts(job))[0].reason is Reason.PREEMPTED
+        await rig.eventually(trains)
+        del cloud.extra[f"{name_of(job)}-1"]
+        await rig.eventually(lambda: _ended(rig, job))
+        assert (await rig.attempts(job))[0].reason is Reason.PREEMPTED
 
 
-async def test_a_partial_launch_is_given_back_whole(house: Build) -> None:
-    broker = house(Rented, virtual=ENDLESS)
-    cloud = cloud_of(broker)
-    async with broker.running():
-        job = await broker.submit(resources={"nodes": 3})
-        await standing(broker, job)
-        del cloud.bare[f"{name_of(job)}-2"]
-        cloud.set_up.set()
-        await broker.until(job, lambda found: found.attempts > 1)
-        await broker.completed(job)
-        first = (await broker.attempts(job))[0]
+async def test_a_partial_launch_is_given_back_whole(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud, virtual=ENDLESS)
+    cloud = cloud_of(rig)
+    async with rig.running():
+        job = await rig.submit(resources={"nodes": 3})
+        await until_machine_recorded(rig, job)
+        del cloud.extra[f"{name_of(job)}-2"]
+        cloud.setup_allowed.set()
+        await rig.until(job, lambda found: found.attempts > 1)
+        await rig.completed(job)
+        first = (await rig.attempts(job))[0]
         assert (first.reason, first.detail) == (Reason.MISMATCH, "asked for 3 machines, got 2")
         assert await cloud.list() == []
 
 
-async def test_more_machines_than_were_bought_are_given_back(house: Build) -> None:
-    broker = house(Rented, virtual=ENDLESS)
-    cloud = cloud_of(broker)
-    async with broker.running():
-        job = await broker.submit()
-        await standing(broker, job)
-        second = replace(cloud.bare[name_of(job)].handle, id=f"{name_of(job)}-1")
-        cloud.bare[second.id] = Observed(handle=second, state=InstanceState.RUNNING)
-        cloud.set_up.set()
-        await broker.until(job, lambda found: found.attempts > 1)
-        await broker.completed(job)
-        assert (await broker.attempts(job))[0].reason is Reason.MISMATCH
+async def test_more_machines_than_were_bought_are_given_back(build_rig: RigBuilder) -> None:
+    rig = build_rig(LauncherCloud, virtual=ENDLESS)
+    cloud = cloud_of(rig)
+    async with rig.running():
+        job = await rig.submit()
+        await until_machine_recorded(rig, job)
+        second = replace(cloud.extra[name_of(job)].handle, id=f"{name_of(job)}-1")
+        cloud.extra[second.id] = Observed(handle=second, state=InstanceState.RUNNING)
+        cloud.setup_allowed.set()
+        await rig.until(job, lambda found: found.attempts > 1)
+        await rig.completed(job)
+        assert (await rig.attempts(job))[0].reason is Reason.MISMATCH
         assert await cloud.list() == []
 
 
-class Broken(Rented):
+class Broken(LauncherCloud):
     """Its code breaks before anything is asked of the cloud."""
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         raise ValueError("secret-of-the-cloud")
 
 
-async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(house: Build) -> None:
-    broker = house(Broken)
+async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(build_rig: RigBuilder) -> None:
+    rig = build_rig(Broken)
 
     async def told() -> bool:
-        return any("ValueError at simulated" in a.detail for a in await broker.attempts(job))
+        return any("ValueError at simulated" in a.detail for a in await rig.attempts(job))
 
-    async with broker.running():
-        job = await broker.submit()
-        await broker.eventually(told)
-        assert "secret-of-the-cloud" not in (await broker.attempts(job))[0].detail
-        await broker.stop(job)
-        await broker.state_of(job, JobState.CANCELLED)
+    async with rig.running():
+        job = await rig.submit()
+        await rig.eventually(told)
+        assert "secret-of-the-cloud" not in (await rig.attempts(job))[0].detail
+        await rig.stop(job)
+        await rig.state_of(job, JobState.CANCELLED)
 
 
-async def _failed_job(broker: House, **spec: Any) -> JobId:
+async def _failed_job(rig: BrokerRig, **spec: Any) -> JobId:
     """A job whose agent has written its last word, on a machine that goes on."""
-    job = await broker.submit(checkpoint=SAVE_RARELY, **spec)
+    job = await rig.submit(checkpoint=SAVE_RARELY, **spec)
 
     async def trains() -> bool:
-        return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+        return any(a.state is AttemptState.TRAINING for a in await rig.attempts(job))
 
-    await broker.eventually(trains)
+    await rig.eventually(trains)
     attempt = attempt_id(job, 1)
     last = Final(attempt=attempt, outcome=Outcome.DATA, message="no such column")
-    await broker.blobs.put(keys.final(attempt), last.model_dump_json().encode())
+    await rig.blobs.put(keys.final(attempt), last.model_dump_json().encode())
     beat = Heartbeat(attempt=attempt, boot="b", seq=99, phase="done")
-    await broker.blobs.put(keys.heartbeat(attempt, 0), beat.model_dump_json().encode())
+    await rig.blobs.put(keys.heartbeat(attempt, 0), beat.model_dump_json().encode())
     return job
 
 
-async def _terminating(broker: House, job: JobId) -> bool:
-    return (await broker.attempts(job))[0].state is AttemptState.TERMINATING
+async def _terminating(rig: BrokerRig, job: JobId) -> bool:
+    return (await rig.attempts(job))[0].state is AttemptState.TERMINATING

@@ -13,39 +13,38 @@ from broker.domain.instance import BootSpec
 from broker.domain.job import AttemptState, Job, JobState, Reason
 from broker.domain.offer import GpuAsk
 from broker.domain.spec import Retention as Days
-from tests.controllers.house import ENDLESS, INSTALLATION, House
+from tests.support.rig.broker_rig import ENDLESS, INSTALLATION, BrokerRig, RigBuilder
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Desired, Final, Manifest, Outcome
 
-Build = Callable[..., House]
 SPEC = b"of before"
 STANDS = {"boot_s": 1e6}
 """Machines that do nothing."""
 
 
-async def lost(here: House, number: int = 1) -> JobId:
+async def lost(rig: BrokerRig, number: int = 1) -> JobId:
     """A job that has no row of an attempt that was made."""
-    here.for_sale = ()
-    job = await here.submit()
-    await here.blobs.put(keys.spec(attempt_id(job, number)), SPEC)
+    rig.for_sale = ()
+    job = await rig.submit()
+    await rig.blobs.put(keys.spec(attempt_id(job, number)), SPEC)
     return job
 
 
-async def bought(here: House, job: JobId, number: int = 1) -> str:
+async def bought(rig: BrokerRig, job: JobId, number: int = 1) -> str:
     """The machine of such an attempt."""
     name = instance_name(INSTALLATION, attempt_id(job, number))
-    offers = await here.provider.offers(GpuAsk())
-    await here.provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": attempt_id(job, number)}))
+    offers = await rig.provider.offers(GpuAsk())
+    await rig.provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": attempt_id(job, number)}))
     return name
 
 
-async def saved(here: House, job: JobId, number: int = 1) -> str:
+async def saved(rig: BrokerRig, job: JobId, number: int = 1) -> str:
     own = attempt_id(job, number)
     key, manifest = (
         keys.checkpoint(job, own, 5, "n") + keys.MANIFEST,
         Manifest(job=job, attempt=own, step=5, kind="script", files=()),
     )
-    await here.blobs.put(key, manifest.model_dump_json().encode())
+    await rig.blobs.put(key, manifest.model_dump_json().encode())
     return key
 
 
@@ -53,105 +52,107 @@ def waits(words: str) -> Callable[[Job], bool]:
     return lambda job: job.state is JobState.QUEUED and words in job.reason
 
 
-async def test_it_goes_on_behind_what_was_made_and_from_its_checkpoint(house: Build) -> None:
-    here = house(virtual=ENDLESS)
-    job = await lost(here)
-    manifest = await saved(here, job)
-    here.for_sale = None
-    async with here.running():
-        await here.completed(job)
-    (attempt,) = await here.attempts(job)
+async def test_it_goes_on_behind_what_was_made_and_from_its_checkpoint(build_rig: RigBuilder) -> None:
+    rig = build_rig(virtual=ENDLESS)
+    job = await lost(rig)
+    manifest = await saved(rig, job)
+    rig.for_sale = None
+    async with rig.running():
+        await rig.completed(job)
+    (attempt,) = await rig.attempts(job)
     assert (attempt.number, attempt.resume_from) == (2, (manifest,))
-    assert await here.blobs.get(keys.spec(attempt_id(job, 1))) == SPEC
-    found = await here.until(job, lambda job: job.attempts == 2)
+    assert await rig.blobs.get(keys.spec(attempt_id(job, 1))) == SPEC
+    found = await rig.until(job, lambda job: job.attempts == 2)
     assert found.retries_used == 0
-    assert [e.kind for e in await here.events(job)].count("job.restored") == 1
+    assert [e.kind for e in await rig.events(job)].count("job.restored") == 1
 
 
 @pytest.mark.parametrize("number", [1, 3])
-async def test_it_waits_while_the_machine_of_such_an_attempt_stands(house: Build, number: int) -> None:
+async def test_it_waits_while_the_machine_of_such_an_attempt_stands(build_rig: RigBuilder, number: int) -> None:
     """Also where those before it were never sent, and left no trace."""
-    here = house(virtual=STANDS)
-    job = await lost(here, number)
-    name = await bought(here, job, number)
-    here.for_sale = None
-    async with here.running():
-        held = await here.until(job, waits(f"{name} at simulated exists and bills"))
+    rig = build_rig(virtual=STANDS)
+    job = await lost(rig, number)
+    name = await bought(rig, job, number)
+    rig.for_sale = None
+    async with rig.running():
+        held = await rig.until(job, waits(f"{name} at simulated exists and bills"))
         assert f"attempt {number} was bought after the backup" in held.reason
         assert "gpubroker sweep --once --destroy --spared" in held.reason
-        assert await here.machines() == [name]
-        here.body._instances.pop(name).over = True
-        await here.until(job, lambda job: job.attempts == number + 1)
-    (attempt,) = await here.attempts(job)
+        assert await rig.machines() == [name]
+        rig.body._instances.pop(name).over = True
+        await rig.until(job, lambda job: job.attempts == number + 1)
+    (attempt,) = await rig.attempts(job)
     assert attempt.number == number + 1
 
 
-async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(house: Build) -> None:
+async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(build_rig: RigBuilder) -> None:
     """Though nothing but a spec is left of them."""
-    here = house(virtual=ENDLESS)
-    job = await lost(here, 2)
-    here.for_sale = None
-    async with here.running():
-        await here.completed(job)
-    (attempt,) = await here.attempts(job)
+    rig = build_rig(virtual=ENDLESS)
+    job = await lost(rig, 2)
+    rig.for_sale = None
+    async with rig.running():
+        await rig.completed(job)
+    (attempt,) = await rig.attempts(job)
     assert attempt.number == 3
 
 
-async def test_it_waits_while_a_cloud_does_not_say_what_stands(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = house(virtual=STANDS)
-    job = await lost(here)
-    here.for_sale = None
+async def test_it_waits_while_a_cloud_does_not_say_what_stands(
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = build_rig(virtual=STANDS)
+    job = await lost(rig)
+    rig.for_sale = None
 
     async def away() -> Any:
         raise OutcomeUnknown("503")
 
-    async with here.running():
+    async with rig.running():
         with monkeypatch.context() as outage:
-            outage.setattr(here.provider, "list", away)
-            await here.until(job, waits("simulated did not answer; see gpubroker doctor"))
-            assert await here.attempts(job) == []
-        await here.until(job, lambda job: job.attempts == 2)
+            outage.setattr(rig.provider, "list", away)
+            await rig.until(job, waits("simulated did not answer; see gpubroker doctor"))
+            assert await rig.attempts(job) == []
+        await rig.until(job, lambda job: job.attempts == 2)
 
 
 async def test_it_waits_while_the_blob_store_does_not_tell_what_was_made(
-    house: Build, monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = house(virtual=STANDS)
-    here.for_sale = ()
-    job = await here.submit()
-    here.for_sale = None
+    rig = build_rig(virtual=STANDS)
+    rig.for_sale = ()
+    job = await rig.submit()
+    rig.for_sale = None
 
     async def down(key: str) -> bytes:
         raise BlobsUnavailable("down")
 
-    async with here.running():
+    async with rig.running():
         with monkeypatch.context() as outage:
-            outage.setattr(here.blobs, "get", down)
-            await here.until(job, waits("the blob store cannot be read"))
-            assert await here.attempts(job) == []
-        await here.until(job, lambda job: job.attempts == 1)
+            outage.setattr(rig.blobs, "get", down)
+            await rig.until(job, waits("the blob store cannot be read"))
+            assert await rig.attempts(job) == []
+        await rig.until(job, lambda job: job.attempts == 1)
 
 
 @pytest.mark.parametrize(("reason", "state"), [("stopped", JobState.CANCELLED), ("capped", JobState.CAPPED)])
 async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
-    house: Build, reason: str, state: JobState
+    build_rig: RigBuilder, reason: str, state: JobState
 ) -> None:
-    here = house(virtual=STANDS)
-    job = await lost(here)
-    await drained(here, job, reason)
-    here.for_sale = None
-    async with here.running():
-        ended = await here.state_of(job, state)
+    rig = build_rig(virtual=STANDS)
+    job = await lost(rig)
+    await drained(rig, job, reason)
+    rig.for_sale = None
+    async with rig.running():
+        ended = await rig.state_of(job, state)
     assert ended.reason == f"{reason} after the backup that this database comes from"
-    assert await here.attempts(job) == []
+    assert await rig.attempts(job) == []
 
 
-async def drained(here: House, job: JobId, reason: str) -> None:
+async def drained(rig: BrokerRig, job: JobId, reason: str) -> None:
     """What such a broker told the first attempt, and its last word."""
     own = attempt_id(job, 1)
     final, told = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
-    await here.blobs.put(keys.desired(own), told.model_dump_json().encode())
-    await here.blobs.put(keys.final(own), final.model_dump_json().encode())
+    await rig.blobs.put(keys.desired(own), told.model_dump_json().encode())
+    await rig.blobs.put(keys.final(own), final.model_dump_json().encode())
 
 
 @pytest.mark.parametrize(
@@ -163,50 +164,50 @@ async def drained(here: House, job: JobId, reason: str) -> None:
     ],
 )
 async def test_drain_unknown_to_the_database_is_read_from_the_machine(
-    house: Build, reason: str, states: tuple[JobState, ...]
+    build_rig: RigBuilder, reason: str, states: tuple[JobState, ...]
 ) -> None:
     """A drain that the database does not know of is what its machine was told."""
-    here = house(virtual=ENDLESS)
-    async with here.running():
-        job = await here.submit()
+    rig = build_rig(virtual=ENDLESS)
+    async with rig.running():
+        job = await rig.submit()
 
         async def trains() -> bool:
-            return any(attempt.state is AttemptState.TRAINING for attempt in await here.attempts(job))
+            return any(attempt.state is AttemptState.TRAINING for attempt in await rig.attempts(job))
 
-        await here.eventually(trains)
-        here.for_sale = ()
-        await drained(here, job, reason)
-        (machine,) = here.body._instances.values()
-        here.body._instances.clear()
+        await rig.eventually(trains)
+        rig.for_sale = ()
+        await drained(rig, job, reason)
+        (machine,) = rig.body._instances.values()
+        rig.body._instances.clear()
         machine.over = True
-        await here.state_of(job, *states)
-    (attempt,) = await here.attempts(job)
+        await rig.state_of(job, *states)
+    (attempt,) = await rig.attempts(job)
     assert attempt.reason is (Reason(reason) if reason else Reason.PREEMPTED)
 
 
 async def test_nothing_is_deleted_of_a_job_with_an_unknown_attempts_checkpoints(
-    house: Build, caplog: pytest.LogCaptureFixture
+    build_rig: RigBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its machine may train on, and save: the job was resumed after the backup."""
-    here = house()
-    here.costs = CostSettings(retention=Days(checkpoints_days=0, logs_days=0, data_days=0))
-    here.for_sale = ()
-    job = await here.submit()
+    rig = build_rig()
+    rig.costs = CostSettings(retention=Days(checkpoints_days=0, logs_days=0, data_days=0))
+    rig.for_sale = ()
+    job = await rig.submit()
     on_its_way = keys.checkpoint(job, attempt_id(job, 1), 6, "n") + "files/model"
-    await here.blobs.put(on_its_way, b"x")
-    there = {await saved(here, job), on_its_way}
-    async with here.running():
-        await here.stop(job)
-        await here.state_of(job, JobState.CANCELLED)
-        keeper = RetentionController(here.fleet("keeper").context)
+    await rig.blobs.put(on_its_way, b"x")
+    there = {await saved(rig, job), on_its_way}
+    async with rig.running():
+        await rig.stop(job)
+        await rig.state_of(job, JobState.CANCELLED)
+        keeper = RetentionController(rig.fleet("keeper").context)
 
         async def looked() -> bool:
             await keeper.step()
-            found = await here.store.job(job)
+            found = await rig.store.job(job)
             return found is not None and found.stored is not None
 
-        await here.eventually(looked)
+        await rig.eventually(looked)
         await keeper.step()
-    assert {blob.key for blob in await here.blobs.list(keys.checkpoints(job))} == there
-    assert (await here.until(job, lambda _: True)).deleted == {}
+    assert {blob.key for blob in await rig.blobs.list(keys.checkpoints(job))} == there
+    assert (await rig.until(job, lambda _: True)).deleted == {}
     assert f"the database does not know attempt {attempt_id(job, 1)}" in caplog.text

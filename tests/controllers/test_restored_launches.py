@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 
-from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.domain.errors import BlobsUnavailable
-from broker.domain.ids import InstanceName, JobId
-from broker.domain.instance import BootSpec, Observed
-from broker.domain.job import AttemptState, Handle, JobState, Reason
-from broker.domain.offer import Offer
+from broker.domain.ids import JobId
+from broker.domain.instance import Observed
+from broker.domain.job import AttemptState, JobState, Reason
 from broker.ports import Change
-from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
-from tests.controllers.house import ENDLESS, INSTALLATION, config
-from tests.controllers.virtual import WORTH, Virtual, told
 from tests.sim.backups import copied
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import ENDLESS, config
+from tests.support.rig.virtual_time import WORTH, VirtualTimeRig, run_in_virtual_time
 
-Build = Callable[[AttemptState], tuple[Virtual, "Saved", list[InstanceName]]]
-"""A house, its store, and the names that were created."""
+BuildOnBackup = Callable[[AttemptState], tuple[VirtualTimeRig, "Saved"]]
+"""A rig and its store."""
 
 
 class Saved(MemoryStore):
@@ -42,159 +39,149 @@ class Saved(MemoryStore):
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Build:
-    def of(at: AttemptState) -> tuple[Virtual, Saved, list[InstanceName]]:
-        created = []
-
-        class Noting(SimulatedProvider):
-            async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-                created.append(name)
-                return await super().create(name, offer, boot)
-
+def build(tmp_path: Path) -> BuildOnBackup:
+    def on_backup(at: AttemptState) -> tuple[VirtualTimeRig, Saved]:
         store, virtual = Saved(at), ENDLESS | {"beat_s": 5}
-        return Virtual(store=store, config=config(virtual=virtual), state=tmp_path, cloud=Noting), store, created
+        return VirtualTimeRig(store=store, config=config(virtual=virtual), state=tmp_path), store
 
-    return of
+    return on_backup
 
 
 @pytest.mark.parametrize("later_s", [0.0, 310.0], ids=["at once", "when its quote is old"])
-def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: Build, later_s: float) -> None:
+def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: BuildOnBackup, later_s: float) -> None:
     async def story() -> None:
-        house, store, created = build(AttemptState.PLANNED)
-        async with house.running():
-            job = await house.submit(**WORTH)
-            (attempt,) = await house.train([job])
-        await house.clock.sleep(later_s)
-        begin_again(house, store)
-        assert [one.state for one in await house.attempts(job)] == [AttemptState.PLANNED]
-        async with house.running():
-            await house.eventually(lambda: trains(house, job, 1))
-            assert await house.machines() == [attempt.name]
-        (again,) = await house.attempts(job)
+        rig, store = build(AttemptState.PLANNED)
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            (attempt,) = await rig.train([job])
+        await rig.clock.sleep(later_s)
+        begin_again(rig, store)
+        assert [one.state for one in await rig.attempts(job)] == [AttemptState.PLANNED]
+        async with rig.running():
+            await rig.eventually(lambda: trains(rig, job, 1))
+            assert await rig.machines() == [attempt.name]
+        (again,) = await rig.attempts(job)
         assert again.create_sent_at == attempt.created_at, "it is charged for all of the time that it may have stood"
-        assert created == [attempt.name]
+        assert rig.provider.created == [attempt.name]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("at", [AttemptState.PLANNED, AttemptState.LAUNCHING])
-def test_old_row_deadline_does_not_end_a_machine_missing_once(build: Build, at: AttemptState) -> None:
+def test_old_row_deadline_does_not_end_a_machine_missing_once(build: BuildOnBackup, at: AttemptState) -> None:
     """A machine that the first listing leaves out is not ended by the deadline of an old row."""
 
     async def story() -> None:
-        house, store, created = build(at)
-        async with house.running():
-            job = await house.submit(**WORTH)
-            (attempt,) = await house.train([job])
-        await house.clock.sleep(house.provider.caps.boot_deadline_s)
-        begin_again(house, store)
-        _leave_out_once(house)
-        async with house.running():
-            await house.eventually(lambda: trains(house, job, 1))
-            assert await house.machines() == [attempt.name]
-        assert created == [attempt.name]
+        rig, store = build(at)
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            (attempt,) = await rig.train([job])
+        await rig.clock.sleep(rig.provider.caps.boot_deadline_s)
+        begin_again(rig, store)
+        _leave_out_once(rig)
+        async with rig.running():
+            await rig.eventually(lambda: trains(rig, job, 1))
+            assert await rig.machines() == [attempt.name]
+        assert rig.provider.created == [attempt.name]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
 @pytest.mark.parametrize("at", [AttemptState.PLANNED, AttemptState.LAUNCHING])
-def test_what_has_finished_since_is_not_bought_again(build: Build, at: AttemptState) -> None:
+def test_what_has_finished_since_is_not_bought_again(build: BuildOnBackup, at: AttemptState) -> None:
     async def story() -> None:
-        house, store, created = build(at)
-        async with house.running():
-            job = await house.submit(**WORTH)
-            (attempt,) = await house.train([job])
-            await house.completed(job)
-        begin_again(house, store)
-        async with house.running():
-            ended = await house.until(job, lambda found: found.state is JobState.SUCCEEDED)
-        (known,) = await house.attempts(job)
+        rig, store = build(at)
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            (attempt,) = await rig.train([job])
+            await rig.completed(job)
+        begin_again(rig, store)
+        async with rig.running():
+            ended = await rig.until(job, lambda found: found.state is JobState.SUCCEEDED)
+        (known,) = await rig.attempts(job)
         assert (known.reason, known.charged_to) == (Reason.COMPLETED, known.absent_at)
         assert ended.spent_usd > 0, "it stood from when its create may have been sent"
-        assert created == [attempt.name]
+        assert rig.provider.created == [attempt.name]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
-def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Build) -> None:
+def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: BuildOnBackup) -> None:
     async def story() -> None:
-        house, store, created = build(AttemptState.LAUNCHING)
-        async with house.running():
-            job = await house.submit(**WORTH)
-            (first,) = await house.train([job])
-            house.body._instances[first.name].dies_at = house.clock.monotonic()
-            await house.until(job, lambda found: found.attempts == 2)
-            await house.eventually(lambda: trains(house, job, 2))
-            second = (await house.attempts(job))[1]
-        begin_again(house, store)
-        await _unreadable(house, job)
-        begin_again(house, store)
-        async with house.running():
-            held = await house.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
+        rig, store = build(AttemptState.LAUNCHING)
+        async with rig.running():
+            job = await rig.submit(**WORTH)
+            (first,) = await rig.train([job])
+            rig.body._instances[first.name].dies_at = rig.clock.monotonic()
+            await rig.until(job, lambda found: found.attempts == 2)
+            await rig.eventually(lambda: trains(rig, job, 2))
+            second = (await rig.attempts(job))[1]
+        begin_again(rig, store)
+        await _unreadable(rig, job)
+        begin_again(rig, store)
+        async with rig.running():
+            held = await rig.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
             assert f"{second.name} at simulated exists and bills" in held.reason
-        (known,) = await house.attempts(job)
+        (known,) = await rig.attempts(job)
         assert (known.state, known.reason) == (AttemptState.ENDED, Reason.PREEMPTED)
-        assert await house.machines() == [second.name]
-        assert created == [first.name, second.name]
+        assert await rig.machines() == [second.name]
+        assert rig.provider.created == [first.name, second.name]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
-def test_unsent_intent_followed_by_another_is_not_sent(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsent_intent_followed_by_another_is_not_sent(build: BuildOnBackup, monkeypatch: pytest.MonkeyPatch) -> None:
     """An intent that was never sent and that another has followed is not sent."""
 
     async def story() -> None:
-        house, store, created = build(AttemptState.PLANNED)
+        rig, store = build(AttemptState.PLANNED)
         with monkeypatch.context() as sold_out:
             answers = iter(["it has been sold out since"])
             sold_out.setattr("broker.lifecycle.decisions.intent_decision.outdated", lambda *_: next(answers, None))
-            async with house.running():
-                job = await house.submit(**WORTH)
-                await house.eventually(lambda: trains(house, job, 2))
-        second = (await house.attempts(job))[1]
-        begin_again(house, store)
-        async with house.running():
-            await house.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
-        assert created == await house.machines() == [second.name]
-        assert [one.reason for one in await house.attempts(job)] == [Reason.QUOTE_EXPIRED]
+            async with rig.running():
+                job = await rig.submit(**WORTH)
+                await rig.eventually(lambda: trains(rig, job, 2))
+        second = (await rig.attempts(job))[1]
+        begin_again(rig, store)
+        async with rig.running():
+            await rig.until(job, lambda found: found.state is JobState.QUEUED and "exists" in found.reason)
+        assert rig.provider.created == await rig.machines() == [second.name]
+        assert [one.reason for one in await rig.attempts(job)] == [Reason.QUOTE_EXPIRED]
 
-    told(story())
+    run_in_virtual_time(story())
 
 
-def begin_again(house: Virtual, store: Saved) -> None:
-    """The backup is restored, and a new process begins on it."""
+def begin_again(rig: VirtualTimeRig, store: Saved) -> None:
+    """Restore the backup and open the cloud again, as a new process does."""
     store.restore()
-    house.provider = house.cloud(
-        house.config, house.body, installation=INSTALLATION, state=house.state / "simulated", clock=house.clock
-    )
-    house.market = MarketPoller({"simulated": house.provider}, house.clock, MarketIntervals())
+    rig.reopen_cloud()
 
 
-def _leave_out_once(house: Virtual) -> None:
+def _leave_out_once(rig: VirtualTimeRig) -> None:
     """The next listing shows nothing of what stands."""
-    listing = house.provider.list
+    listing = rig.provider.list
 
     async def blank() -> Sequence[Observed]:
-        house.provider.list = listing  # type: ignore[method-assign]
+        rig.provider.list = listing  # type: ignore[method-assign]
         return []
 
-    house.provider.list = blank  # type: ignore[method-assign]
+    rig.provider.list = blank  # type: ignore[method-assign]
 
 
-async def trains(house: Virtual, job: JobId, number: int) -> bool:
-    attempts = await house.attempts(job)
+async def trains(rig: VirtualTimeRig, job: JobId, number: int) -> bool:
+    attempts = await rig.attempts(job)
     return len(attempts) == number and attempts[-1].state is AttemptState.TRAINING
 
 
-async def _unreadable(house: Virtual, job: JobId) -> None:
+async def _unreadable(rig: VirtualTimeRig, job: JobId) -> None:
     """While the blob store does not tell whether another one followed, nothing is created."""
 
     async def down(key: str) -> bytes:
         raise BlobsUnavailable("down")
 
-    get, house.blobs.get = house.blobs.get, down  # type: ignore[method-assign]
-    async with house.running():
-        await house.clock.sleep(60)
-        (attempt,) = await house.attempts(job)
+    get, rig.blobs.get = rig.blobs.get, down  # type: ignore[method-assign]
+    async with rig.running():
+        await rig.clock.sleep(60)
+        (attempt,) = await rig.attempts(job)
         assert attempt.state is AttemptState.LAUNCHING
-    house.blobs.get = get  # type: ignore[method-assign]
+    rig.blobs.get = get  # type: ignore[method-assign]

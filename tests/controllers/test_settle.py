@@ -1,6 +1,6 @@
 """The last charge meets a tick of billing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,33 +9,33 @@ import pytest
 from broker.domain.job import JobState
 from broker.domain.money import ZERO
 from broker.ports import Change, Charge
-from tests.controllers.house import QUICK, House
+from tests.support.rig.broker_rig import QUICK, RigBuilder
 
 
 async def test_a_settlement_that_billing_came_before_is_made_at_the_next_look(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not when the lease lapses: until then billing would go on, past the machine's end."""
-    broker = house()
-    broker.intervals = replace(QUICK, lease_s=600)
+    rig = build_rig()
+    rig.intervals = replace(QUICK, lease_s=600)
     lost: list[bool] = []
-    apply = broker.store.apply
+    apply = rig.store.apply
 
     async def after_billing(changes: Sequence[Change]) -> Sequence[bool]:
         settled = [change for change in changes if change.charge is not None and change.attempt is not None]
         if settled and not lost:
-            await broker.store.charge([_tick(settled[0])])
+            await rig.store.charge([_tick(settled[0])])
             held = await apply(changes)
             lost.append(held[changes.index(settled[0])])
             return held
         return await apply(changes)
 
-    monkeypatch.setattr(broker.store, "apply", after_billing)
-    async with broker.running():
-        job = await broker.submit()
-        await broker.state_of(job, JobState.SUCCEEDED)
+    monkeypatch.setattr(rig.store, "apply", after_billing)
+    async with rig.running():
+        job = await rig.submit()
+        await rig.state_of(job, JobState.SUCCEEDED)
         assert lost == [False]
-        (attempt,) = await broker.attempts(job)
+        (attempt,) = await rig.attempts(job)
         assert attempt.absent_at is not None
         assert attempt.charged_to is not None
         assert attempt.charged_to - attempt.absent_at < timedelta(seconds=60)

@@ -1,16 +1,14 @@
 """Many machines at a cloud that takes a call a second: none waits longer for its end than those calls take."""
 
-from dataclasses import replace
 from pathlib import Path
 
-from broker.domain.instance import Caps
 from broker.domain.job import AttemptState
 from broker.runtime.provider_gate import RateLimitedProvider
 from providers.simulated.config import SimulatedConfig
-from providers.simulated.provider import SimulatedProvider
 from tests.clouds.warp import LoopClock
-from tests.controllers.virtual import WORTH, Virtual, told
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.simulated_cloud import CloudFaults
+from tests.support.rig.virtual_time import WORTH, VirtualTimeRig, run_in_virtual_time
 
 MACHINES = 30
 CONFIG = SimulatedConfig.model_validate(
@@ -21,30 +19,25 @@ CONFIG = SimulatedConfig.model_validate(
 )  # fmt: skip
 
 
-class Slow(SimulatedProvider):
-    @property
-    def caps(self) -> Caps:
-        return replace(super().caps, calls_per_s=1.0, list_lag_s=15.0)
-
-
 def test_destroys_that_wait_for_their_turn_keep_it(tmp_path: Path) -> None:
     """Every other call is a listing. None is cut for its row's sake, and begins at the end of the queue again."""
 
     async def story() -> None:
-        house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Slow)
-        jobs = [await house.submit(**WORTH) for _ in range(MACHINES)]
-        house.provider = RateLimitedProvider(house.provider, house.clock)  # type: ignore[assignment]
-        async with house.running():
-            await house.train(jobs)
-            stopped = house.clock.monotonic()
+        faults = CloudFaults(caps={"calls_per_s": 1.0, "list_lag_s": 15.0})
+        rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, faults=faults)
+        jobs = [await rig.submit(**WORTH) for _ in range(MACHINES)]
+        rig.provider = RateLimitedProvider(rig.provider, rig.clock)  # type: ignore[assignment]
+        async with rig.running():
+            await rig.train(jobs)
+            stopped = rig.clock.monotonic()
             for job in jobs:
-                await house.stop(job)
-            while await house.machines():
-                await house.clock.sleep(1)
-            assert house.clock.monotonic() - stopped <= 2 * MACHINES + 20
-            await house.clock.sleep(120)
-            ends = [await house.attempts(job) for job in jobs]
+                await rig.stop(job)
+            while await rig.machines():
+                await rig.clock.sleep(1)
+            assert rig.clock.monotonic() - stopped <= 2 * MACHINES + 20
+            await rig.clock.sleep(120)
+            ends = [await rig.attempts(job) for job in jobs]
         assert [attempt.state for (attempt,) in ends] == [AttemptState.ENDED] * MACHINES
         assert [attempt.destroy_failures for (attempt,) in ends] == [0] * MACHINES
 
-    told(story())
+    run_in_virtual_time(story())

@@ -28,8 +28,8 @@ from providers.simulated.virtual_backend import VirtualBackend
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
 from tests.conformance.samples import running
-from tests.controllers.house import INSTALLATION
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import INSTALLATION
 from trainer.contract import object_keys as keys
 
 STRAY = AttemptId("a" * 13)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -12,13 +11,11 @@ from broker.notify.webhook.notifier import WebhookNotifier
 from broker.notify.webhook.signature import new_secret
 from broker.reporting.delivery import PROGRESS
 from broker.runtime.clock import SystemClock
-from tests.controllers.house import BOX, House
+from tests.support.rig.broker_rig import BOX, BrokerRig, RigBuilder
 from tests.unit.broker.notify.harness import receiving
 
-Build = Callable[..., House]
 
-
-async def test_a_webhook_hears_every_event_of_a_job_in_order(house: Build) -> None:
+async def test_a_webhook_hears_every_event_of_a_job_in_order(build_rig: RigBuilder) -> None:
     stumbles = 3
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -30,7 +27,7 @@ async def test_a_webhook_hears_every_event_of_a_job_in_order(house: Build) -> No
     clock = SystemClock()
     # None is sent again because this machine is slow.
     notifier = WebhookNotifier(BOX, clock, insecure_hosts=["127.0.0.1"], total_s=300)
-    built = house(**market)
+    built = build_rig(**market)
     built.notifiers = [notifier]
     async with receiving(answer) as receiver:
         secrets = {"url": f"http://127.0.0.1:{receiver.port}/", "signing": new_secret()}
@@ -39,17 +36,17 @@ async def test_a_webhook_hears_every_event_of_a_job_in_order(house: Build) -> No
             created_at=clock.now(),
         )  # fmt: skip
         assert await built.store.add_channel(channel)
-        async with built.running("one", "two") as broker:
-            jobs = [await broker.submit(resources={"spot": "only"}, retry={"max": 50}) for _ in range(3)]
+        async with built.running("one", "two") as rig:
+            jobs = [await rig.submit(resources={"spot": "only"}, retry={"max": 50}) for _ in range(3)]
             for job in jobs:
-                await broker.state_of(job, JobState.SUCCEEDED)
-            await _quiet(broker)
+                await rig.state_of(job, JobState.SUCCEEDED)
+            await _quiet(rig)
             told = [json.loads(body) for _, body in receiver.got]
             ids = [headers["webhook-id"] for headers, _ in receiver.got]
             for job in jobs:
                 heard = {one["data"]["seq"]: one for one in told if one["data"]["job_id"] == job}
                 assert list(heard) == sorted(heard)
-                events = {event.seq: event.kind for event in await broker.events(job)}
+                events = {event.seq: event.kind for event in await rig.events(job)}
                 assert {seq: one["type"] for seq, one in heard.items()}.items() <= events.items()
                 assert {kind for seq, kind in events.items() if seq not in heard} <= PROGRESS
                 assert len(heard) + sum(one["data"]["folded"] for one in heard.values()) == len(events)
@@ -58,12 +55,12 @@ async def test_a_webhook_hears_every_event_of_a_job_in_order(house: Build) -> No
     await notifier.close()
 
 
-async def _quiet(broker: House) -> None:
+async def _quiet(rig: BrokerRig) -> None:
     """Until the webhook waits for nothing."""
 
     async def done() -> bool:
-        (hook,) = [one for one in await broker.store.channels() if one.channel.id == "hook"]
+        (hook,) = [one for one in await rig.store.channels() if one.channel.id == "hook"]
         await asyncio.sleep(0)
         return hook.waiting == 0
 
-    await broker.eventually(done)
+    await rig.eventually(done)

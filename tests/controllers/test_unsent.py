@@ -1,6 +1,5 @@
 """A create that was prepared in vain: no cloud was asked, so nobody's death has to be proven before it is sent."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,16 +9,16 @@ from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
 from broker.domain.job import JobState, Reason
 from broker.domain.money import ZERO
-from tests.controllers.house import House
+from tests.support.rig.broker_rig import RigBuilder
 from trainer.contract import object_keys as keys
 
 
 async def test_what_was_never_sent_is_created_although_its_launcher_lives(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
-    broker = house()
-    put = broker.blobs.put
+    rig = build_rig()
+    put = rig.blobs.put
     refused: list[str] = []
 
     async def flaky(key: str, data: bytes, **how: Any) -> str:
@@ -28,7 +27,7 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
             raise BlobsUnavailable("the blob store does not answer")
         return await put(key, data, **how)
 
-    create, told = broker.provider.create, broker.provider.launcher
+    create, told = rig.provider.create, rig.provider.launcher
     sent: list[Any] = []
 
     async def creates(*asked: Any) -> Any:
@@ -38,45 +37,45 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
     async def alive(launched_by: str, name: InstanceName) -> Liveness:
         return await told(launched_by, name) if sent else Liveness.ALIVE
 
-    monkeypatch.setattr(broker.blobs, "put", flaky)
-    monkeypatch.setattr(broker.provider, "create", creates)
-    monkeypatch.setattr(broker.provider, "launcher", alive)
-    async with broker.running():
-        job = await broker.submit()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        assert [attempt.reason for attempt in await broker.attempts(job)] == [Reason.COMPLETED]
+    monkeypatch.setattr(rig.blobs, "put", flaky)
+    monkeypatch.setattr(rig.provider, "create", creates)
+    monkeypatch.setattr(rig.provider, "launcher", alive)
+    async with rig.running():
+        job = await rig.submit()
+        await rig.state_of(job, JobState.SUCCEEDED)
+        assert [attempt.reason for attempt in await rig.attempts(job)] == [Reason.COMPLETED]
         assert refused
         assert len(sent) == 1
 
 
 async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blob store takes no writes for longer than a boot may take, and than a quote holds."""
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
-    broker = house()
-    put, shut = broker.blobs.put, [True]
+    rig = build_rig()
+    put, shut = rig.blobs.put, [True]
 
     async def refusing(key: str, data: bytes, **how: Any) -> str:
         if shut[0]:
             raise BlobsUnavailable("s3: 403 InvalidAccessKeyId")
         return await put(key, data, **how)
 
-    monkeypatch.setattr(broker.blobs, "put", refusing)
-    async with broker.running():
-        job = await broker.submit(retry={"max": 0})
+    monkeypatch.setattr(rig.blobs, "put", refusing)
+    async with rig.running():
+        job = await rig.submit(retry={"max": 0})
 
         async def told(so_many: int) -> bool:
-            attempts = await broker.attempts(job)
+            attempts = await rig.attempts(job)
             return len(attempts) >= so_many and attempts[-1].detail.startswith("create was not sent")
 
         for number in (1, 2):
-            await broker.eventually(lambda so_many=number: told(so_many), within_s=30)  # type: ignore[misc]
-            broker.clock.forward(broker.provider.caps.boot_deadline_s + broker.intervals.quote_ttl_s)
+            await rig.eventually(lambda so_many=number: told(so_many), within_s=30)  # type: ignore[misc]
+            rig.clock.forward(rig.provider.caps.boot_deadline_s + rig.intervals.quote_ttl_s)
         shut[0] = False
-        found = await broker.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=30)
+        found = await rig.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=30)
         assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
-        *unsent, last = await broker.attempts(job)
+        *unsent, last = await rig.attempts(job)
         assert {one.reason for one in unsent} == {Reason.QUOTE_EXPIRED}
         assert {(one.charged_usd, one.create_sent_at) for one in unsent} == {(ZERO, None)}
         assert "create was not sent: s3: 403" in unsent[0].detail
@@ -84,28 +83,26 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
 
 
 async def test_what_no_grant_could_be_made_for_costs_no_money_either(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its spec is written last, so that one which lies there tells of a cloud that may have been asked."""
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
-    broker = house()
+    rig = build_rig()
 
     async def refused(*_: Any, **__: Any) -> Any:
         raise BlobsUnavailable("STS: AccessDenied")
 
-    monkeypatch.setattr(broker.blobs, "grant", refused)
-    async with broker.running():
-        job = await broker.submit(retry={"max": 0})
+    monkeypatch.setattr(rig.blobs, "grant", refused)
+    async with rig.running():
+        job = await rig.submit(retry={"max": 0})
 
         async def told() -> bool:
-            return any("AccessDenied" in attempt.detail for attempt in await broker.attempts(job))
+            return any("AccessDenied" in attempt.detail for attempt in await rig.attempts(job))
 
-        await broker.eventually(told)
-        (first,) = await broker.attempts(job)
-        assert await broker.blobs.get(keys.spec(first.id)) is None, (
-            "another process takes it for a create that was sent"
-        )
-        broker.clock.forward(broker.intervals.quote_ttl_s)
-        await broker.until(job, lambda found: found.attempts == 2)
-        first, *_ = await broker.attempts(job)
+        await rig.eventually(told)
+        (first,) = await rig.attempts(job)
+        assert await rig.blobs.get(keys.spec(first.id)) is None, "another process takes it for a create that was sent"
+        rig.clock.forward(rig.intervals.quote_ttl_s)
+        await rig.until(job, lambda found: found.attempts == 2)
+        first, *_ = await rig.attempts(job)
     assert (first.reason, first.charged_usd, first.create_sent_at) == (Reason.QUOTE_EXPIRED, ZERO, None)

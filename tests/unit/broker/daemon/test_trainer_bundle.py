@@ -9,9 +9,9 @@ import tarfile
 import tomllib
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -22,15 +22,15 @@ from broker.daemon.config import DaemonConfig
 from broker.daemon.trainer_bundle import RECIPE, TrainerSource, bundle, image_of
 from broker.domain.errors import InvalidInput, Rejected
 from broker.domain.ids import Installation
-from broker.domain.instance import Caps, TrainerBundle, TrainerImage
+from broker.domain.instance import TrainerBundle, TrainerImage
 from broker.domain.spec import JobSpec
 from broker.ports import Leased
 from broker.runtime.clock import SystemClock
 from broker.runtime.secret_box import SecretBox
-from providers.simulated.provider import SimulatedProvider
 from tests.conformance.samples import make_attempt, make_job
-from tests.controllers.house import House, config
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import BrokerRig, config
+from tests.support.rig.simulated_cloud import CloudFaults
 
 ROOT = Path(__file__).parents[4]
 IMAGE = "ghcr.io/team/trainer@sha256:" + "0a" * 32
@@ -137,46 +137,39 @@ async def test_with_an_image_nothing_is_uploaded(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ the boot
 
 
-class Rented(SimulatedProvider):
-    """Virtual machines whose caps are those of a cloud that rents."""
-
-    rented = Caps(spot=True, notices="imds", agent_start_s=300.0, self_stop="os_shutdown")
-
-    @property
-    def caps(self) -> Caps:
-        return self.rented
-
-
-class Sudden(Rented):
-    rented = replace(Rented.rented, notices="off", self_stop="none")
+RENTED = {
+    "notices": "imds", "agent_start_s": 300.0, "self_stop": "os_shutdown", "trust": "secure", "simulated": False,
+    "reaches_local_files": False,
+}  # fmt: skip
+"""`Caps` of a cloud that rents."""
 
 
 @pytest.mark.parametrize(
-    ("cloud", "given"),
+    ("caps", "given"),
     [
-        (Rented, {"GPUBROKER_SELF_STOP": "os_shutdown", "GPUBROKER_NOTICES": "imds"}),
-        (Sudden, {"GPUBROKER_SELF_STOP": "none", "GPUBROKER_NOTICES": "off"}),
-        (SimulatedProvider, {}),
+        (RENTED, {"GPUBROKER_SELF_STOP": "os_shutdown", "GPUBROKER_NOTICES": "imds"}),
+        (RENTED | {"notices": "off", "self_stop": "none"}, {"GPUBROKER_SELF_STOP": "none", "GPUBROKER_NOTICES": "off"}),
+        ({}, {}),
     ],
 )
 async def test_only_rented_machines_are_given_a_trainer(
-    tmp_path: Path, cloud: type[SimulatedProvider], given: dict[str, str]
+    tmp_path: Path, caps: dict[str, Any], given: dict[str, str]
 ) -> None:
-    house = House(store=MemoryStore(SystemClock()), config=config(), state=tmp_path, cloud=cloud)
-    source = TrainerSource(house.blobs, TrainerImage(reference=IMAGE))
-    boot = Boot(context=house.fleet("one").context, box=SecretBox(bytes(32)), trainer=source)
+    rig = BrokerRig(store=MemoryStore(SystemClock()), config=config(), state=tmp_path, faults=CloudFaults(caps=caps))
+    source = TrainerSource(rig.blobs, TrainerImage(reference=IMAGE))
+    boot = Boot(context=rig.fleet("one").context, box=SecretBox(bytes(32)), trainer=source)
     job = make_job()
     made = await boot.prepare(Leased(attempt=make_attempt(job), job=job))
-    await house.provider.close()
+    await rig.provider.close()
     assert (made.trainer is not None) == bool(given)
     assert given.items() <= made.env.items()
     assert ("GPUBROKER_NOTICES" in made.env) == bool(given)
 
 
 async def test_a_machine_without_an_image_installs_what_a_job_asks_for(tmp_path: Path) -> None:
-    house = House(store=MemoryStore(SystemClock()), config=config(), state=tmp_path, cloud=Rented)
-    source = TrainerSource(house.blobs, TrainerImage(reference=IMAGE))
-    boot = Boot(context=house.fleet("one").context, box=SecretBox(bytes(32)), trainer=source)
+    rig = BrokerRig(store=MemoryStore(SystemClock()), config=config(), state=tmp_path, faults=CloudFaults(caps=RENTED))
+    source = TrainerSource(rig.blobs, TrainerImage(reference=IMAGE))
+    boot = Boot(context=rig.fleet("one").context, box=SecretBox(bytes(32)), trainer=source)
     given = []
     tracked = {"mlflow": {"uri": "https://mlflow.example.org"}}
     for metrics, fp8 in (({}, False), (tracked, False), (tracked, True)):
@@ -185,7 +178,7 @@ async def test_a_machine_without_an_image_installs_what_a_job_asks_for(tmp_path:
         job = make_job(spec=JobSpec.model_validate({"name": "n", "cap_usd": 1, "train": train}))
         made = await boot.prepare(Leased(attempt=make_attempt(job), job=job))
         given.append(made.env.get("GPUBROKER_EXTRAS"))
-    await house.provider.close()
+    await rig.provider.close()
     assert given == [None, "trackers", "trackers fp8"]
 
 
