@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("seed", "of all that is drawn"),
     ):
         parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
-    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="houses at a time")
+    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="installations at a time")
     parser.add_argument("--ci", action="store_true", help="what every change has to pass; the seed is its commit")
     told = parser.parse_args(arguments)
     if vars(told).pop("ci"):

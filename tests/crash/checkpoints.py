@@ -20,7 +20,7 @@ from broker.domain.ids import Installation
 from broker.lifecycle.recovery import furthest_first
 from tests.crash.gate import Gate, Point
 from tests.crash.proxy import HttpProxy
-from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Nursery, blob_store, nursery_of
+from tests.crash.services import BUCKET, ENDPOINT, KEYS, Nursery, blob_store, nursery_of
 from tests.crash.trainee import GO, LOCK, TOLD, Order
 from tests.crash.waits import Within
 from trainer.contract import object_keys as keys

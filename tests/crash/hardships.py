@@ -7,12 +7,12 @@ import signal
 from collections.abc import Sequence
 from decimal import Decimal
 
+from tests.crash.daemon_rig import DaemonRig
 from tests.crash.gate import Moment, Point
-from tests.crash.house import House
 from tests.crash.nursery import LEASE_S, watched
-from tests.crash.rig import Rig
 from tests.crash.scenes import Flow, Totals
-from tests.crash.seat import LOOK_S, SETTLE_S, Seat
+from tests.crash.services import SharedServices
+from tests.crash.supervised_daemon import LOOK_S, SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 MIGRATED = re.compile(r"schema_migrations")
@@ -25,144 +25,144 @@ MARK = "sweep-report-only"
 # ----------------------------------------------------------------------------------------------------------- the home
 
 
-async def home_effects(rig: Rig) -> list[str]:
+async def home_effects(services: SharedServices) -> list[str]:
     """What a daemon does to the files of a new home, from its first start until it serves."""
-    async with House(rig, new=True) as house:
-        house.seat.orders["die_at"] = -1
-        house.seat.start()
-        await house.seat.serves()
-        return watched(house.seat.home).read_text().splitlines()
+    async with DaemonRig(services, new=True) as rig:
+        rig.daemon.orders["die_at"] = -1
+        rig.daemon.start()
+        await rig.daemon.serves()
+        return watched(rig.daemon.home).read_text().splitlines()
 
 
-async def killed_at_file(rig: Rig, effect: int, totals: Totals) -> None:
+async def killed_at_file(services: SharedServices, effect: int, totals: Totals) -> None:
     """One life in a new home, killed right before that effect of its first start."""
-    async with House(rig, new=True) as house:
-        house.seat.orders["die_at"] = effect
-        house.seat.start()
-        await house.submit()
-        totals.add(house, await house.settle(), 1)
-        left = [file.name for file in house.seat.home.iterdir() if DRAFT.search(file.name)]
+    async with DaemonRig(services, new=True) as rig:
+        rig.daemon.orders["die_at"] = effect
+        rig.daemon.start()
+        await rig.submit()
+        totals.add(rig, await rig.settle(), 1)
+        left = [file.name for file in rig.daemon.home.iterdir() if DRAFT.search(file.name)]
         totals.broken += [f"{name} was left half written in the home" for name in left]
 
 
 # ------------------------------------------------------------------------------------------------------- the database
 
 
-async def migrations(rig: Rig) -> list[Point]:
+async def migrations(services: SharedServices) -> list[Point]:
     """Every commit of an empty database's first start, under an old home."""
-    async with House(rig, template=None) as house:
-        house.seat.start()
-        await house.seat.serves()
-        found = [point for point in house.seat.gate.seen if MIGRATED.search(point.name)]
+    async with DaemonRig(services, template=None) as rig:
+        rig.daemon.start()
+        await rig.daemon.serves()
+        found = [point for point in rig.daemon.gate.seen if MIGRATED.search(point.name)]
     return [Point(name=p.name, number=p.number, moment=moment) for p in found for moment in ("before", "after")]
 
 
-async def killed_in_migration(rig: Rig, point: Point, totals: Totals) -> None:
+async def killed_in_migration(services: SharedServices, point: Point, totals: Totals) -> None:
     """The next start goes on with the migrations, and still knows that this database is new: it only reports."""
-    async with House(rig, template=None) as house:
-        house.seat.gate.kill_at = point
-        house.seat.start()
-        await house.submit()
-        totals.add(house, await house.settle(), house.seat.gate.killed)
-        if not (house.seat.home / MARK).exists():
+    async with DaemonRig(services, template=None) as rig:
+        rig.daemon.gate.kill_at = point
+        rig.daemon.start()
+        await rig.submit()
+        totals.add(rig, await rig.settle(), rig.daemon.gate.killed)
+        if not (rig.daemon.home / MARK).exists():
             totals.broken.append(f"{point}: the sweep of a new database under an old home is at work")
 
 
 # ----------------------------------------------------------------------------------------------------- at a passage
 
 
-async def ended_at(rig: Rig, point: Point, totals: Totals) -> None:
+async def ended_at(services: SharedServices, point: Point, totals: Totals) -> None:
     """SIGTERM while that passes: it is neither broken off nor waited for."""
-    async with House(rig) as house:
-        gate, seat = house.seat.gate, house.seat
+    async with DaemonRig(services) as rig:
+        gate, daemon = rig.daemon.gate, rig.daemon
 
         async def terminate() -> None:
-            seat.signal(signal.SIGTERM)
+            daemon.signal(signal.SIGTERM)
 
         gate.hold_at, gate.hold = point, terminate
-        seat.start()
-        await house.submit()
-        totals.add(house, await house.settle(), gate.held)
+        daemon.start()
+        await rig.submit()
+        totals.add(rig, await rig.settle(), gate.held)
         totals.missed += not gate.held
 
 
-async def born_late(rig: Rig, again: Moment | None, totals: Totals) -> None:
+async def born_late(services: SharedServices, again: Moment | None, totals: Totals) -> None:
     """Killed while its create is on the way, which arrives only when the job rests: a machine of an attempt that has
     ended, and its money settled. `again`: killed once more, when that machine is destroyed."""
-    async with House(rig) as house:
-        gate, seat, come, settled = house.seat.gate, house.seat, asyncio.Event(), dict[str, Decimal]()
+    async with DaemonRig(services) as rig:
+        gate, daemon, come, settled = rig.daemon.gate, rig.daemon, asyncio.Event(), dict[str, Decimal]()
 
         async def keep() -> None:
-            seat.end()
-            while not (house.acknowledged and await house.rests(house.acknowledged[0])):  # noqa: ASYNC110
+            daemon.end()
+            while not (rig.acknowledged and await rig.rests(rig.acknowledged[0])):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
             if again is not None:
                 gate.kill_at = Point(name="cloud:destroy", number=gate.count("cloud:destroy") + 1, moment=again)
-            settled.update(await house.charged())
+            settled.update(await rig.charged())
             await asyncio.sleep(UNBORN_S)
             come.set()
 
         gate.hold_at, gate.hold = Point(name="cloud:create", number=1, moment="before"), keep
-        seat.start()
-        await house.submit()
-        async with Within(2 * SETTLE_S, "the job rests, and its create comes through", seat.told):
+        daemon.start()
+        await rig.submit()
+        async with Within(2 * SETTLE_S, "the job rests, and its create comes through", daemon.told):
             await come.wait()
-        before = len(rig.cloud.of(house.installation))
-        async with Within(SETTLE_S, "the machine is born late", seat.told):
-            while len(rig.cloud.of(house.installation)) == before:  # noqa: ASYNC110
+        before = len(services.cloud.of(rig.installation))
+        async with Within(SETTLE_S, "the machine is born late", daemon.told):
+            while len(services.cloud.of(rig.installation)) == before:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
-        late = rig.cloud.of(house.installation)[-1]
+        late = services.cloud.of(rig.installation)[-1]
         late.late = True
-        unpaid = await house.unpaid(late, settled, less_s=float(again == "after"))
-        verdict = await house.settle()
+        unpaid = await rig.unpaid(late, settled, less_s=float(again == "after"))
+        verdict = await rig.settle()
         verdict.underbilled += unpaid
-        verdict.overbilled += await house.paid_before_birth(late, settled)
-        totals.add(house, verdict, 1 + gate.killed)
+        verdict.overbilled += await rig.paid_before_birth(late, settled)
+        totals.add(rig, verdict, 1 + gate.killed)
 
 
-async def frozen_at(rig: Rig, point: Point, totals: Totals) -> None:
+async def frozen_at(services: SharedServices, point: Point, totals: Totals) -> None:
     """Two brokers; whichever comes to that point first is frozen there until its leases are the other's. What it had
     sent arrives only then, and it goes on as if nothing had been."""
-    async with House(rig, seats=2) as house:
-        for seat in house.seats:
-            seat.gate.hold_at = point
-            seat.gate.hold = lambda seat=seat: _freeze(house.seats, seat)  # type: ignore[misc]
-            seat.start()
-        for seat in house.seats:
-            await seat.serves()
-        await house.submit()
-        verdict = await house.settle()
-        held = sum(seat.gate.held for seat in house.seats)
-        totals.add(house, verdict, held)
+    async with DaemonRig(services, daemons=2) as rig:
+        for daemon in rig.daemons:
+            daemon.gate.hold_at = point
+            daemon.gate.hold = lambda daemon=daemon: _freeze(rig.daemons, daemon)  # type: ignore[misc]
+            daemon.start()
+        for daemon in rig.daemons:
+            await daemon.serves()
+        await rig.submit()
+        verdict = await rig.settle()
+        held = sum(daemon.gate.held for daemon in rig.daemons)
+        totals.add(rig, verdict, held)
         totals.missed += not held
 
 
-async def _freeze(seats: Sequence[Seat], seat: Seat) -> None:
-    for one in seats:
+async def _freeze(daemons: Sequence[SupervisedDaemon], daemon: SupervisedDaemon) -> None:
+    for one in daemons:
         one.gate.hold_at = None
-    seat.signal(signal.SIGSTOP)
+    daemon.signal(signal.SIGSTOP)
     await asyncio.sleep(FROZEN_S)
-    seat.signal(signal.SIGCONT)
+    daemon.signal(signal.SIGCONT)
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk
 
 
-async def filled(rig: Rig, times: int, seed: int, totals: Totals) -> None:
+async def filled(services: SharedServices, times: int, seed: int, totals: Totals) -> None:
     """The home's disk is full for a while; every other time the daemon is killed meanwhile, and has to start on it."""
     draw = random.Random(f"full/{seed}")
-    async with House(rig) as house:
-        seat = house.seat
-        seat.start()
-        await seat.serves()
+    async with DaemonRig(services) as rig:
+        daemon = rig.daemon
+        daemon.start()
+        await daemon.serves()
         kills = 0
-        async with Flow(house):
+        async with Flow(rig):
             for number in range(times):
                 await asyncio.sleep(draw.uniform(0, 1.0))
-                seat.disk(full=True)
+                daemon.disk(full=True)
                 await asyncio.sleep(draw.uniform(0, 1.0))
                 if number % 2:
-                    kills += seat.signal(signal.SIGKILL)
+                    kills += daemon.signal(signal.SIGKILL)
                     await asyncio.sleep(draw.uniform(0, 2.0))
-                seat.disk(full=False)
-        totals.add(house, await house.settle(), kills)
+                daemon.disk(full=False)
+        totals.add(rig, await rig.settle(), kills)

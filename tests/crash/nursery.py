@@ -21,8 +21,8 @@ from broker.daemon.log_setup import set_up
 from broker.domain.ids import Installation
 from broker.lifecycle.decisions import launch_decision
 from broker.runtime.provider_gate import gated
-from tests.crash.cloud import NAME, PaperProvider
 from tests.crash.forks import keep
+from tests.crash.loopback_cloud import NAME, LoopbackProvider
 
 LEASE_S = 1.5
 BUSY = "busy"
@@ -53,8 +53,8 @@ def _furnish(clouds: dict[str, str]) -> None:
     Several clouds have gates, as rented ones have."""
     intervals_of = broker.daemon.app.intervals_of
 
-    def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
-        return {name: PaperProvider(url, installation, state / name, name) for name, url in clouds.items()}
+    def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, LoopbackProvider]:
+        return {name: LoopbackProvider(url, installation, state / name, name) for name, url in clouds.items()}
 
     def shorter(config: DaemonConfig) -> Intervals:
         return replace(intervals_of(config), lease_s=LEASE_S)

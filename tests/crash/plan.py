@@ -10,7 +10,6 @@ from broker.runtime.clock import SystemClock
 from tests.crash import checkpoints, hardships
 from tests.crash.gate import Moment, Point
 from tests.crash.lives import LIVES
-from tests.crash.rig import Rig, opened
 from tests.crash.scenes import (
     ROUND,
     Say,
@@ -24,13 +23,14 @@ from tests.crash.scenes import (
     postgres_killed,
     sampled,
 )
+from tests.crash.services import SharedServices, open_services
 from tests.crash.waits import during
 
 AGAIN: Sequence[Moment | None] = (None, "before", "after")
 """When the daemon is killed as well, at the destruction of a machine that came late."""
 
-FULL_HOUSES = 2
-"""With several jobs, and some with two daemons: so many at a time do two cores no harm."""
+BUSY_INSTALLATIONS = 2
+"""Installations with several jobs, some with two daemons, that two cores run at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Plan:
     births: int = 0
     seed: int = 0
     lanes: int = 2
-    """Houses at a time, where they do not share what is killed."""
+    """Installations at a time, where they do not share what is killed."""
     preempts: float = 0.1
     """Share of the machines that the cloud takes away while kills come at random."""
 
@@ -63,9 +63,9 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
     if plan.checkpoints:
         totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
     if plan.points or plan.lives or plan.homes or plan.migrations or plan.terms or plan.freezes or plan.births:
-        async with opened(seed=plan.seed) as rig:
-            await _at_points(plan, rig, totals, say)
-    several = min(plan.lanes, FULL_HOUSES)
+        async with open_services(seed=plan.seed) as services:
+            await _at_points(plan, services, totals, say)
+    several = min(plan.lanes, BUSY_INSTALLATIONS)
     scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
         (plan.random, several, killed_at_random),
         (plan.cuts, several, cut_at_random),
@@ -74,49 +74,55 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
         (plan.postgres, 1, postgres_killed),
     )
     if any(count for count, _, _ in scenes):
-        async with opened(seed=plan.seed, preempts=plan.preempts) as rig:
+        async with open_services(seed=plan.seed, preempts=plan.preempts) as services:
             for count, lanes, scene in scenes:
                 rounds = [(i, min(ROUND, count - i)) for i in range(0, count, ROUND)]
                 await _in_lanes(
-                    plan, rounds, _round(rig, scene, plan.seed, totals), totals, say, lanes=lanes, name=scene.__name__
+                    plan,
+                    rounds,
+                    _round(services, scene, plan.seed, totals),
+                    totals,
+                    say,
+                    lanes=lanes,
+                    name=scene.__name__,
                 )
     return totals
 
 
-async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
-    """What happens at a place that is known: each in a house of its own."""
-    found = await enumerate_points(rig)
+async def _at_points(plan: Plan, services: SharedServices, totals: Totals, say: Say) -> None:
+    """Run the scenes that happen at a known place, each in an installation of its own."""
+    found = await enumerate_points(services)
     chosen = _some(found, plan.points, plan)
     if plan.points:
         say(f"{len(found)} points of one life, {len(chosen)} of them now")
     if plan.lives:
-        others = await _others(plan, rig, totals, say)
+        others = await _others(plan, services, totals, say)
         chosen += (own := _some(others, plan.lives, plan))
         say(f"{len(others)} points of {len(LIVES) - 1} other lives, {len(own)} of them now")
-    await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
-    effects = list(enumerate(await hardships.home_effects(rig))) if plan.homes else []
-    steps = await hardships.migrations(rig) if plan.migrations else []
+    await _in_lanes(plan, chosen, lambda one: kill_at(services, one, totals), totals, say)
+    effects = list(enumerate(await hardships.home_effects(services))) if plan.homes else []
+    steps = await hardships.migrations(services) if plan.migrations else []
     once = [point for point in found if point.number == 1]
     scenes: tuple[tuple[str, Sequence[Any], int, Callable[[Any], Awaitable[None]]], ...] = (
-        ("killed before", effects, plan.homes, lambda one: hardships.killed_at_file(rig, one[0], totals)),
-        ("killed", steps, plan.migrations, lambda one: hardships.killed_in_migration(rig, one, totals)),
-        ("SIGTERM", once, plan.terms, lambda one: hardships.ended_at(rig, one, totals)),
-        ("frozen", once, plan.freezes, lambda one: hardships.frozen_at(rig, one, totals)),
-        ("born late", AGAIN, plan.births, lambda one: hardships.born_late(rig, one, totals)),
+        ("killed before", effects, plan.homes, lambda one: hardships.killed_at_file(services, one[0], totals)),
+        ("killed", steps, plan.migrations, lambda one: hardships.killed_in_migration(services, one, totals)),
+        ("SIGTERM", once, plan.terms, lambda one: hardships.ended_at(services, one, totals)),
+        ("frozen", once, plan.freezes, lambda one: hardships.frozen_at(services, one, totals)),
+        ("born late", AGAIN, plan.births, lambda one: hardships.born_late(services, one, totals)),
     )
     for name, places, count, act in scenes:
         # Three pairs of brokers want more connections than the PostgreSQL that they share has.
-        lanes = min(plan.lanes, FULL_HOUSES) if name == "frozen" else plan.lanes
+        lanes = min(plan.lanes, BUSY_INSTALLATIONS) if name == "frozen" else plan.lanes
         drawn = _drawn(places, count, f"{name}/{plan.seed}")
         await _in_lanes(plan, drawn, act, totals, say, lanes=lanes, name=name)
 
 
-async def _others(plan: Plan, rig: Rig, totals: Totals, say: Say) -> list[Point]:
+async def _others(plan: Plan, services: SharedServices, totals: Totals, say: Say) -> list[Point]:
     """Points of all lives but the plain one, life by life."""
     found: dict[str, list[Point]] = {name: [] for name in LIVES if name}
 
     async def look(name: str) -> None:
-        found[name] = await enumerate_points(rig, name)
+        found[name] = await enumerate_points(services, name)
 
     await _in_lanes(plan, list(found), look, totals, say, name="undisturbed:")
     return [point for points in found.values() for point in points]
@@ -137,9 +143,9 @@ def _drawn(places: Sequence[Any], count: int, seed: str) -> list[Any]:
 
 
 def _round(
-    rig: Rig, scene: Callable[..., Awaitable[None]], seed: int, totals: Totals
+    services: SharedServices, scene: Callable[..., Awaitable[None]], seed: int, totals: Totals
 ) -> Callable[[tuple[int, int]], Awaitable[None]]:
-    return lambda part: scene(rig, part[1], seed * 1_000_000 + part[0], totals)
+    return lambda part: scene(services, part[1], seed * 1_000_000 + part[0], totals)
 
 
 async def _in_lanes(

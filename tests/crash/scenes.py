@@ -1,4 +1,4 @@
-"""How daemons, their database and their connections end here, each in a house that must outlive it."""
+"""Scenes in which daemons, their database and their connections end; the installation must survive each."""
 
 import asyncio
 import random
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.crash.checkpoints import Found
+from tests.crash.daemon_rig import DaemonRig, Verdict
 from tests.crash.gate import Point, bare
-from tests.crash.house import House, Verdict
 from tests.crash.lives import LIVES, astray, bought_twice, life_of, not_left
 from tests.crash.nursery import LEASE_S
-from tests.crash.rig import Rig
-from tests.crash.seat import LOOK_S
+from tests.crash.services import SharedServices
+from tests.crash.supervised_daemon import LOOK_S
 
 OFTEN = ("commit:claim_", "commit:forget", "blob:get", "blob:list", "blob:head", "cloud:list", "cloud:offers")
 """What changes nothing anybody could lose, and comes by all the time: its first passage is a point, no other."""
@@ -25,7 +25,7 @@ TRIES = 5
 PASSAGES = 3
 """Of every other name: so many passages of one life are points."""
 ROUND = 10
-"""Kills in one house, before it is looked at as a whole."""
+"""Kills in one installation before it is audited."""
 JOBS = 3
 """Under way at a time where kills come at random."""
 
@@ -65,9 +65,9 @@ class Totals:
         self.missed += len(found.missed)
         self.broken += found.broken
 
-    def add(self, house: House, verdict: Verdict, kills: int) -> None:
+    def add(self, rig: DaemonRig, verdict: Verdict, kills: int) -> None:
         self.kills += kills
-        self.jobs += len(house.acknowledged)
+        self.jobs += len(rig.acknowledged)
         self.lost_jobs += len(verdict.lost_jobs)
         self.double_jobs += len(verdict.double_jobs)
         self.double_live += len(verdict.double_live)
@@ -83,20 +83,20 @@ class Totals:
 # -------------------------------------------------------------------------------------------------------------- points
 
 
-async def enumerate_points(rig: Rig, name: str = "") -> list[Point]:
+async def enumerate_points(services: SharedServices, name: str = "") -> list[Point]:
     """Every passage of a life in which nobody is killed, from the daemon's first start to its jobs' end, at both
     moments; of another one than the plain one, what it does of its own."""
     for _ in range(TRIES):
-        async with House(rig) as house:
-            house.seat.start()
-            await LIVES[name].act(house)
-            verdict = await house.settle()
+        async with DaemonRig(services) as rig:
+            rig.daemon.start()
+            await LIVES[name].act(rig)
+            verdict = await rig.settle()
             assert not verdict.broken, (name, verdict.broken)
-            trouble = await astray(house, name) if name else []
+            trouble = await astray(rig, name) if name else []
         if not trouble:
             return [
                 Point(name=one.name, number=one.number, moment=moment)
-                for one in _chosen(house.seat.gate.seen, name)
+                for one in _chosen(rig.daemon.gate.seen, name)
                 for moment in ("before", "after")
             ]
     raise AssertionError(f"{name} is not what it is to be, {TRIES} times: {trouble}")
@@ -112,21 +112,21 @@ def _chosen(seen: Sequence[Point], name: str) -> list[Point]:
     return [point for point in own if point.number == 1 and not bare(point.name).startswith((*OFTEN, *ALIKE))]
 
 
-async def kill_at(rig: Rig, point: Point, totals: Totals) -> None:
+async def kill_at(services: SharedServices, point: Point, totals: Totals) -> None:
     """One life, killed there."""
-    async with House(rig) as house:
-        gate = house.seat.gate
+    async with DaemonRig(services) as rig:
+        gate = rig.daemon.gate
         gate.kill_at = point
-        house.seat.start()
+        rig.daemon.start()
         stuck = []
         try:
-            await LIVES[life_of(point)].act(house)
+            await LIVES[life_of(point)].act(rig)
         except TimeoutError as e:
             stuck.append(str(e))
-        verdict = await house.settle()
-        verdict.lost_jobs += [*stuck, *await not_left(house, life_of(point))]
-        verdict.double_live += bought_twice(house) if life_of(point) else []
-        totals.add(house, verdict, gate.killed)
+        verdict = await rig.settle()
+        verdict.lost_jobs += [*stuck, *await not_left(rig, life_of(point))]
+        verdict.double_live += bought_twice(rig) if life_of(point) else []
+        totals.add(rig, verdict, gate.killed)
         if not gate.killed:
             totals.miss(str(point))
 
@@ -149,8 +149,8 @@ def commit() -> str:
 class Flow:
     """Jobs that people submit for as long as the block lasts, so many under way at a time."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, rig: DaemonRig) -> None:
+        self._house = rig
         self._tasks: list[asyncio.Task[None]] = []
         self._over = False
 
@@ -169,75 +169,77 @@ class Flow:
                 await asyncio.sleep(LOOK_S)
 
 
-async def killed_at_random(rig: Rig, kills: int, seed: int, totals: Totals, *, cuts: float = 0.0) -> None:
+async def killed_at_random(
+    services: SharedServices, kills: int, seed: int, totals: Totals, *, cuts: float = 0.0
+) -> None:
     """kill -9 at any time, also while it starts; `cuts`: share of its passages that are broken off besides."""
     draw = random.Random(f"random/{seed}")
-    async with House(rig) as house:
-        seat = house.seat
-        seat.gate.draw = draw
-        seat.start()
-        await seat.serves()
-        seat.gate.cuts = cuts
+    async with DaemonRig(services) as rig:
+        daemon = rig.daemon
+        daemon.gate.draw = draw
+        daemon.start()
+        await daemon.serves()
+        daemon.gate.cuts = cuts
         done = 0
-        async with Flow(house):
+        async with Flow(rig):
             while done < kills:
                 await asyncio.sleep(draw.uniform(0, 2.0))
                 if draw.random() < 0.3:
-                    seat.database.cut()
-                done += seat.signal(signal.SIGKILL)
-        seat.gate.cuts = 0.0
-        totals.add(house, await house.settle(), done)
+                    daemon.database.cut()
+                done += daemon.signal(signal.SIGKILL)
+        daemon.gate.cuts = 0.0
+        totals.add(rig, await rig.settle(), done)
 
 
-async def cut_at_random(rig: Rig, rounds: int, seed: int, totals: Totals) -> None:
+async def cut_at_random(services: SharedServices, rounds: int, seed: int, totals: Totals) -> None:
     """Connections break at any time, half-way through a commit too; nobody is killed."""
     draw = random.Random(f"cuts/{seed}")
-    async with House(rig) as house:
-        seat = house.seat
-        seat.gate.draw, seat.gate.cuts = draw, 0.02
-        seat.start()
-        async with Flow(house):
+    async with DaemonRig(services) as rig:
+        daemon = rig.daemon
+        daemon.gate.draw, daemon.gate.cuts = draw, 0.02
+        daemon.start()
+        async with Flow(rig):
             for _ in range(rounds):
                 await asyncio.sleep(draw.uniform(0, 1.0))
-                seat.database.cut()
-        seat.gate.cuts = 0.0
-        totals.add(house, await house.settle(), 0)
+                daemon.database.cut()
+        daemon.gate.cuts = 0.0
+        totals.add(rig, await rig.settle(), 0)
 
 
 # ------------------------------------------------------------------------------------------------------- the database
 
 
-async def postgres_killed(rig: Rig, kills: int, seed: int, totals: Totals) -> None:
+async def postgres_killed(services: SharedServices, kills: int, seed: int, totals: Totals) -> None:
     """SIGKILL of the postmaster and its backends; whoever used it goes on by itself."""
     draw = random.Random(f"postgres/{seed}")
-    async with House(rig) as house:
-        house.seat.start()
-        await house.seat.serves()
-        async with Flow(house):
+    async with DaemonRig(services) as rig:
+        rig.daemon.start()
+        await rig.daemon.serves()
+        async with Flow(rig):
             for _ in range(kills):
                 await asyncio.sleep(draw.uniform(0, 1.5))
-                await rig.kill_postgres()
-                await rig.postgres_answers()
-        totals.add(house, await house.settle(), kills)
+                await services.kill_postgres()
+                await services.postgres_answers()
+        totals.add(rig, await rig.settle(), kills)
 
 
 # -------------------------------------------------------------------------------------------------------------- fights
 
 
-async def fought(rig: Rig, fights: int, seed: int, totals: Totals) -> None:
+async def fought(services: SharedServices, fights: int, seed: int, totals: Totals) -> None:
     """Two brokers on one database. One is frozen until all that it leased is the other's, and then goes on; the other
     is killed meanwhile in every third fight."""
     draw = random.Random(f"fights/{seed}")
-    async with House(rig, seats=2) as house:
-        for seat in house.seats:
-            seat.start()
-        for seat in house.seats:
-            await seat.serves()
+    async with DaemonRig(services, daemons=2) as rig:
+        for daemon in rig.daemons:
+            daemon.start()
+        for daemon in rig.daemons:
+            await daemon.serves()
         stops = 0
-        async with Flow(house):
+        async with Flow(rig):
             for number in range(fights):
                 await asyncio.sleep(draw.uniform(0, 0.7))
-                first, second = draw.sample(house.seats, 2)
+                first, second = draw.sample(rig.daemons, 2)
                 await first.serves()
                 first.signal(signal.SIGSTOP)
                 stops += 1
@@ -245,4 +247,4 @@ async def fought(rig: Rig, fights: int, seed: int, totals: Totals) -> None:
                 if number % 3 == 2:
                     second.signal(signal.SIGKILL)
                 first.signal(signal.SIGCONT)
-        totals.add(house, await house.settle(), stops)
+        totals.add(rig, await rig.settle(), stops)

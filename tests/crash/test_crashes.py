@@ -9,11 +9,10 @@ import psutil
 import pytest
 
 from broker.domain.ids import Installation, InstanceName
-from tests.crash.cloud import FakeCloud, Listed, Stand
+from tests.crash.daemon_rig import DaemonRig, overlapping
 from tests.crash.gate import Gate, Moment, Point
-from tests.crash.house import House, together
+from tests.crash.loopback_cloud import Listed, LoopbackCloud, SoldMachine
 from tests.crash.proxy import PostgresProxy
-from tests.crash.rig import Rig, nursery_of, opened
 from tests.crash.scenes import (
     Totals,
     commit,
@@ -25,6 +24,7 @@ from tests.crash.scenes import (
     postgres_killed,
     sampled,
 )
+from tests.crash.services import SharedServices, nursery_of, open_services
 from tests.crash.waits import Within
 
 TESTS = 10
@@ -32,14 +32,14 @@ TESTS = 10
 
 
 @pytest.fixture(scope="module")
-async def rig() -> AsyncIterator[Rig]:
-    async with opened(seed=int(commit(), 16), preempts=0.1) as rig:
-        yield rig
+async def services() -> AsyncIterator[SharedServices]:
+    async with open_services(seed=int(commit(), 16), preempts=0.1) as services:
+        yield services
 
 
 @pytest.fixture(scope="module")
-async def points(rig: Rig) -> list[Point]:
-    found = await enumerate_points(rig)
+async def points(services: SharedServices) -> list[Point]:
+    found = await enumerate_points(services)
     return sampled(found, commit(), len(found) // TESTS)
 
 
@@ -49,35 +49,37 @@ def whole(totals: Totals) -> bool:
 
 
 @pytest.mark.parametrize("number", range(TESTS))
-async def test_a_daemon_killed_at_an_effect_or_commit(rig: Rig, points: list[Point], number: int) -> None:
+async def test_a_daemon_killed_at_an_effect_or_commit(
+    services: SharedServices, points: list[Point], number: int
+) -> None:
     totals = Totals()
-    await kill_at(rig, points[number], totals)
+    await kill_at(services, points[number], totals)
     assert whole(totals), points[number]
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_daemon_killed_at_any_time(rig: Rig, seed: int) -> None:
+async def test_a_daemon_killed_at_any_time(services: SharedServices, seed: int) -> None:
     totals = Totals()
-    await killed_at_random(rig, 5, seed, totals)
+    await killed_at_random(services, 5, seed, totals)
     assert whole(totals)
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_a_broker_frozen_past_its_leases_while_another_goes_on(rig: Rig, seed: int) -> None:
+async def test_a_broker_frozen_past_its_leases_while_another_goes_on(services: SharedServices, seed: int) -> None:
     totals = Totals()
-    await fought(rig, 2, seed, totals)
+    await fought(services, 2, seed, totals)
     assert whole(totals)
 
 
-async def test_connections_that_break(rig: Rig) -> None:
+async def test_connections_that_break(services: SharedServices) -> None:
     totals = Totals()
-    await cut_at_random(rig, 5, 0, totals)
+    await cut_at_random(services, 5, 0, totals)
     assert whole(totals)
 
 
-async def test_postgres_killed(rig: Rig) -> None:
+async def test_postgres_killed(services: SharedServices) -> None:
     totals = Totals()
-    await postgres_killed(rig, 5, 0, totals)
+    await postgres_killed(services, 5, 0, totals)
     assert whole(totals)
 
 
@@ -85,17 +87,17 @@ async def test_postgres_killed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("moment", "rows"), [("before", 0), ("after", 1)])
-async def test_a_commit_is_broken_off_where_it_was_said(rig: Rig, moment: Moment, rows: int) -> None:
+async def test_a_commit_is_broken_off_where_it_was_said(services: SharedServices, moment: Moment, rows: int) -> None:
     """`before`: the server has not heard of it. `after`: it is done, and its client does not know."""
     name = f"proxied_{moment}"
     ended: list[str] = []
     gate = Gate(end=lambda: ended.append(name), kill_at=Point(name="commit:insert into t", number=1, moment=moment))
-    proxy = PostgresProxy(gate, rig.socket)
-    await rig.administer(f"CREATE DATABASE {name}")
+    proxy = PostgresProxy(gate, services.socket)
+    await services.administer(f"CREATE DATABASE {name}")
     async with AsyncExitStack() as stack:
         await proxy.start()
         stack.push_async_callback(proxy.stop)
-        direct = await asyncpg.connect(rig.dsn(name))
+        direct = await asyncpg.connect(services.dsn(name))
         stack.push_async_callback(direct.close)
         await direct.execute("CREATE TABLE t (x int)")
         client = await asyncpg.connect(f"postgresql://gpubroker@127.0.0.1:{proxy.port}/{name}?sslmode=disable")
@@ -107,8 +109,8 @@ async def test_a_commit_is_broken_off_where_it_was_said(rig: Rig, moment: Moment
         assert len(await direct.fetch("SELECT x FROM t")) == rows
 
 
-async def test_the_points_of_a_life_are_its_effects_and_commits(rig: Rig) -> None:
-    names = {str(point) for point in await enumerate_points(rig)}
+async def test_the_points_of_a_life_are_its_effects_and_commits(services: SharedServices) -> None:
+    names = {str(point) for point in await enumerate_points(services)}
     for what in ("commit:apply(launching)#1", "cloud:create#1", "cloud:destroy#1", "blob:put spec.json#1"):
         assert {f"before {what}", f"after {what}"} <= names
 
@@ -131,34 +133,34 @@ async def test_what_takes_too_long_says_what_it_was() -> None:
             await asyncio.Event().wait()
 
 
-async def test_what_the_cloud_saw_is_told(rig: Rig) -> None:
+async def test_what_the_cloud_saw_is_told(services: SharedServices) -> None:
     """Two machines of one job at once are found, one after the other are not."""
-    first = Stand(id="a", name=None, attempt="one", born=0.0, destroyed=2.0)  # type: ignore[arg-type]
-    second = Stand(id="b", name=None, attempt="two", born=1.5)  # type: ignore[arg-type]
-    assert together([first, second], {"one": "job", "two": "job"}) == ["a and b of job job"]
-    assert together([first, second], {"one": "job", "two": "other"}) == []
+    first = SoldMachine(id="a", name=None, attempt="one", born=0.0, destroyed=2.0)  # type: ignore[arg-type]
+    second = SoldMachine(id="b", name=None, attempt="two", born=1.5)  # type: ignore[arg-type]
+    assert overlapping([first, second], {"one": "job", "two": "job"}) == ["a and b of job job"]
+    assert overlapping([first, second], {"one": "job", "two": "other"}) == []
 
 
-async def test_a_machine_that_nobody_answers_for_is_told(rig: Rig) -> None:
-    async with House(rig) as house:
-        name = f"gb-{house.installation}-aaaaaaaaaaaaa"
-        rig.cloud.stands[name] = Stand(id=name, name=name, attempt="none", born=0.0)  # type: ignore[arg-type]
-        verdict = await house.audited()
-        rig.cloud.stands.pop(name)
+async def test_a_machine_that_nobody_answers_for_is_told(services: SharedServices) -> None:
+    async with DaemonRig(services) as rig:
+        name = f"gb-{rig.installation}-aaaaaaaaaaaaa"
+        services.cloud.sold[name] = SoldMachine(id=name, name=name, attempt="none", born=0.0)  # type: ignore[arg-type]
+        verdict = await rig.audited()
+        services.cloud.sold.pop(name)
     assert [verdict.orphans, len(verdict.underbilled)] == [[f"{name} is of no attempt"], 1]
 
 
-async def test_what_is_charged_beyond_the_proof_of_absence_is_told(rig: Rig) -> None:
+async def test_what_is_charged_beyond_the_proof_of_absence_is_told(services: SharedServices) -> None:
     """A quarter too much, of what is charged in whole seconds by the rows themselves."""
-    async with House(rig) as house:
-        house.seat.start()
-        await house.submit()
-        verdict = await house.settle()
-        await house.ask(
+    async with DaemonRig(services) as rig:
+        rig.daemon.start()
+        await rig.submit()
+        verdict = await rig.settle()
+        await rig.ask(
             "INSERT INTO ledger (job_id, attempt_id, kind, usd, note) SELECT job_id, attempt_id, 'charge', "
             "sum(usd) / 4, '' FROM ledger WHERE kind = 'charge' GROUP BY 1, 2"
         )
-        raised = await house.audited()
+        raised = await rig.audited()
     assert verdict.broken == []
     assert len(raised.overbilled) == len(raised.broken) >= 1
 
@@ -166,8 +168,8 @@ async def test_what_is_charged_beyond_the_proof_of_absence_is_told(rig: Rig) -> 
 def test_a_machine_is_due_until_one_process_could_know_that_it_is_gone() -> None:
     """Listings that still show it do not count, nor two of different processes."""
     installation, name = Installation("aaaaaaaa"), InstanceName("gb-aaaaaaaa-bbbbbbbbbbbbb")
-    cloud = FakeCloud({}, "")
-    cloud.stands["a"] = Stand(id="a", name=name, attempt="one", born=0.0, destroyed=2.0)
+    cloud = LoopbackCloud({}, "")
+    cloud.sold["a"] = SoldMachine(id="a", name=name, attempt="one", born=0.0, destroyed=2.0)
     seen = [(1.0, "x", ""), (2.1, "x", ""), (2.2, "x", "a"), (2.3, "x", ""), (2.4, "y", ""), (2.5, "x", "")]
     cloud.listings[installation] = [
         Listed(at=at, caller=caller, running=frozenset(running)) for at, caller, running in seen

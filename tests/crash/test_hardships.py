@@ -15,57 +15,57 @@ from tests.crash.hardships import (
     killed_in_migration,
     migrations,
 )
-from tests.crash.rig import Rig, opened
 from tests.crash.scenes import Totals, commit
+from tests.crash.services import SharedServices, open_services
 
 
 @pytest.fixture(scope="module")
-async def rig() -> AsyncIterator[Rig]:
-    async with opened(seed=int(commit(), 16)) as rig:
-        yield rig
+async def services() -> AsyncIterator[SharedServices]:
+    async with open_services(seed=int(commit(), 16)) as services:
+        yield services
 
 
-async def test_a_daemon_killed_while_its_home_is_made(rig: Rig) -> None:
+async def test_a_daemon_killed_while_its_home_is_made(services: SharedServices) -> None:
     """Before its key is in its place; the other effects are in `python -m tests.crash --ci`."""
-    effects, totals = await home_effects(rig), Totals()
+    effects, totals = await home_effects(services), Totals()
     (link,) = (number for number, effect in enumerate(effects) if effect == "os.link master.key")
-    await killed_at_file(rig, link, totals)
+    await killed_at_file(services, link, totals)
     assert (totals.broken, totals.jobs) == ([], 1)
     for effect in ("os.rename installation", "os.rename client.json"):
         assert effect in effects
 
 
-async def test_daemon_killed_between_migrations_still_knows_a_new_database(rig: Rig) -> None:
+async def test_daemon_killed_between_migrations_still_knows_a_new_database(services: SharedServices) -> None:
     """A daemon killed between migrations still knows that the database is new."""
-    totals, points = Totals(), await migrations(rig)
-    await killed_in_migration(rig, points[1], totals)
+    totals, points = Totals(), await migrations(services)
+    await killed_in_migration(services, points[1], totals)
     assert points[1] == Point(name="commit:insert into schema_migrations", number=1, moment="after")
     assert (totals.broken, totals.kills) == ([], 1)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_a_daemon_asked_to_end_in_the_middle_of_a_create(rig: Rig, moment: Moment) -> None:
+async def test_a_daemon_asked_to_end_in_the_middle_of_a_create(services: SharedServices, moment: Moment) -> None:
     totals = Totals()
-    await ended_at(rig, Point(name="cloud:create", number=1, moment=moment), totals)
+    await ended_at(services, Point(name="cloud:create", number=1, moment=moment), totals)
     assert (totals.broken, totals.kills) == ([], 1)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_a_broker_frozen_in_the_middle_of_a_create(rig: Rig, moment: Moment) -> None:
+async def test_a_broker_frozen_in_the_middle_of_a_create(services: SharedServices, moment: Moment) -> None:
     """Its create arrives, or its answer, when the row is another broker's."""
     totals = Totals()
-    await frozen_at(rig, Point(name="cloud:create", number=1, moment=moment), totals)
+    await frozen_at(services, Point(name="cloud:create", number=1, moment=moment), totals)
     assert (totals.broken, totals.kills) == ([], 1)
 
 
-async def test_a_home_on_a_full_disk(rig: Rig) -> None:
+async def test_a_home_on_a_full_disk(services: SharedServices) -> None:
     totals = Totals()
-    await filled(rig, 2, 0, totals)
+    await filled(services, 2, 0, totals)
     assert (totals.broken, totals.kills) == ([], 1)
 
 
-async def test_machine_arriving_after_its_attempts_end_is_destroyed_and_paid(rig: Rig) -> None:
+async def test_machine_arriving_after_its_attempts_end_is_destroyed_and_paid(services: SharedServices) -> None:
     """Also by a daemon that is killed as soon as the cloud has destroyed it."""
     totals = Totals()
-    await born_late(rig, "after", totals)
+    await born_late(services, "after", totals)
     assert (totals.broken, totals.kills) == ([], 2)

@@ -8,8 +8,8 @@ import pytest
 from tests.crash import scenes
 from tests.crash.gate import Gate, Point
 from tests.crash.lives import LIVES, PLAIN, life_of
-from tests.crash.rig import Rig, opened
 from tests.crash.scenes import Totals, commit, enumerate_points, kill_at, sampled
+from tests.crash.services import SharedServices, open_services
 
 OTHERS = [name for name in LIVES if name]
 DEEDS = [
@@ -23,15 +23,15 @@ TESTS = 4
 
 
 @pytest.fixture(scope="module")
-async def rig() -> AsyncIterator[Rig]:
-    async with opened(seed=int(commit(), 16)) as rig:
-        yield rig
+async def services() -> AsyncIterator[SharedServices]:
+    async with open_services(seed=int(commit(), 16)) as services:
+        yield services
 
 
 @pytest.mark.parametrize("name", OTHERS)
-async def test_a_life_comes_by_what_it_is_for(rig: Rig, name: str) -> None:
+async def test_a_life_comes_by_what_it_is_for(services: SharedServices, name: str) -> None:
     """By the passages and the ends of its attempts that it names, or `enumerate_points` raises."""
-    points = await enumerate_points(rig, name)
+    points = await enumerate_points(services, name)
     assert {life_of(point) for point in points} == {name}
 
 
@@ -48,23 +48,25 @@ async def test_crash_points_are_named_and_held_calls_can_be_aborted() -> None:
     assert await gate.lets(name, gate.number(name), "before")
 
 
-async def test_a_life_that_becomes_another_one_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_life_that_becomes_another_one_is_told(
+    services: SharedServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(LIVES, "stopped", replace(LIVES["stopped"], act=PLAIN.act))
     monkeypatch.setattr(scenes, "TRIES", 1)
     with pytest.raises(AssertionError, match=r"did not come by commit:apply\(draining\)"):
-        await enumerate_points(rig, "stopped")
+        await enumerate_points(services, "stopped")
 
 
-async def test_a_create_whose_reply_is_lost_is_adopted(rig: Rig) -> None:
+async def test_a_create_whose_reply_is_lost_is_adopted(services: SharedServices) -> None:
     """One create and one machine, also where the daemon is killed before it can write that it knows nothing."""
     for moment in ("before", "after"):
         totals = Totals()
-        await kill_at(rig, Point(name="unheard/commit:apply(launching)", number=1, moment=moment), totals)
+        await kill_at(services, Point(name="unheard/commit:apply(launching)", number=1, moment=moment), totals)
         assert (totals.broken, totals.kills) == ([], 1)
 
 
 @pytest.mark.parametrize("number", range(TESTS))
-async def test_a_daemon_killed_where_people_or_the_cloud_do_something(rig: Rig, number: int) -> None:
+async def test_a_daemon_killed_where_people_or_the_cloud_do_something(services: SharedServices, number: int) -> None:
     totals, point = Totals(), sampled(DEEDS, commit(), len(DEEDS) // TESTS)[number]
-    await kill_at(rig, point, totals)
+    await kill_at(services, point, totals)
     assert (totals.broken, totals.jobs > 0) == ([], True), point

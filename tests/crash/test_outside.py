@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from broker.cli.main import app
 from broker.domain.ids import Installation, InstanceName
 from tests.cli.conftest import Ran
-from tests.crash.cloud import LAG_S, NAME, PaperProvider, Stand
+from tests.crash.daemon_rig import DaemonRig
 from tests.crash.gate import Point
 from tests.crash.hardships import MARK
-from tests.crash.house import House
-from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Rig, opened
-from tests.crash.seat import LOOK_S
+from tests.crash.loopback_cloud import LAG_S, NAME, LoopbackProvider, SoldMachine
+from tests.crash.services import BUCKET, ENDPOINT, KEYS, SharedServices, open_services
+from tests.crash.supervised_daemon import LOOK_S
 from tests.crash.waits import Within
 
 STRAY = "a" * 13
@@ -26,17 +26,17 @@ ENDS = ("--destroy", "--yes")
 
 
 @pytest.fixture(scope="module")
-async def rig() -> AsyncIterator[Rig]:
-    async with opened() as rig:
-        yield rig
+async def services() -> AsyncIterator[SharedServices]:
+    async with open_services() as services:
+        yield services
 
 
 @pytest.fixture(autouse=True)
-def clouds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def clouds(services: SharedServices, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command line finds them."""
 
-    def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
-        return {NAME: PaperProvider(rig.cloud.url, installation, state / NAME)}
+    def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, LoopbackProvider]:
+        return {NAME: LoopbackProvider(services.cloud.url, installation, state / NAME)}
 
     monkeypatch.setattr("providers.registry.build", build)
     for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
@@ -51,43 +51,43 @@ async def run(home: Path, *words: str) -> Ran:
     return Ran(code=done.exit_code, out=done.stdout, err=done.stderr)
 
 
-def stands(rig: Rig, name: str) -> Stand:
+def buy_by_hand(services: SharedServices, name: str) -> SoldMachine:
     """Somebody has bought it by hand."""
-    stand = Stand(id=name, name=InstanceName(name), attempt=name.rsplit("-", 1)[-1], born=0.0)
-    rig.cloud.stands[name] = stand
-    return stand
+    sold = SoldMachine(id=name, name=InstanceName(name), attempt=name.rsplit("-", 1)[-1], born=0.0)
+    services.cloud.sold[name] = sold
+    return sold
 
 
-async def gone(stand: Stand) -> None:
+async def gone(sold: SoldMachine) -> None:
     """Destroyed, and no listing shows it any more."""
-    async with Within(300, f"{stand.id} is gone"):
-        while time.monotonic() < stand.destroyed + LAG_S:  # noqa: ASYNC110 - another process destroys it
+    async with Within(300, f"{sold.id} is gone"):
+        while time.monotonic() < sold.destroyed + LAG_S:  # noqa: ASYNC110 - another process destroys it
             await asyncio.sleep(LOOK_S)
 
 
-async def working(house: House) -> Stand:
+async def working(rig: DaemonRig) -> SoldMachine:
     """A machine of its job, which stays: no destruction gets through."""
-    house.seat.gate.hold_at = Point(name="cloud:destroy", number=1, moment="before")
-    house.seat.gate.hold = asyncio.Event().wait
-    house.seat.start()
-    await house.submit()
-    async with Within(300, "a machine is bought", house.seat.told):
-        while not house.rig.cloud.alive(house.installation):  # noqa: ASYNC110 - another process buys it
+    rig.daemon.gate.hold_at = Point(name="cloud:destroy", number=1, moment="before")
+    rig.daemon.gate.hold = asyncio.Event().wait
+    rig.daemon.start()
+    await rig.submit()
+    async with Within(300, "a machine is bought", rig.daemon.told):
+        while not rig.services.cloud.alive(rig.installation):  # noqa: ASYNC110 - another process buys it
             await asyncio.sleep(LOOK_S)
-    return house.rig.cloud.alive(house.installation)[0]
+    return rig.services.cloud.alive(rig.installation)[0]
 
 
-async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(rig: Rig) -> None:
+async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: SharedServices) -> None:
     """An orphan is told and swept and what only looks like one is left alone."""
-    async with House(rig) as house:
-        mine, home = f"gb-{house.installation}-{STRAY}", house.seat.home
+    async with DaemonRig(services) as rig:
+        mine, home = f"gb-{rig.installation}-{STRAY}", rig.daemon.home
         twisted = [f"{mine}-copy", mine.upper(), f"{mine}b", mine[:-1], f"my{mine}", mine.replace("-", "_")]
-        twisted.append(f"gb-{'z' * len(house.installation)}-{STRAY}")
-        foreign = [stands(rig, name) for name in twisted]
-        orphan = stands(rig, mine)
+        twisted.append(f"gb-{'z' * len(rig.installation)}-{STRAY}")
+        foreign = [buy_by_hand(services, name) for name in twisted]
+        orphan = buy_by_hand(services, mine)
         told = await run(home, "doctor", "--orphans")
         assert (told.code, [one["name"] for one in told.document["orphans"]]) == (1, [mine])
-        house.seat.start()
+        rig.daemon.start()
         await gone(orphan)
         clean = await run(home, "doctor", "--orphans")
         assert (clean.code, clean.document["orphans"]) == (0, [])
@@ -96,45 +96,45 @@ async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(rig: Rig) 
         assert [one.name for one in foreign if one.destroyed != float("inf")] == []
 
 
-async def test_restored_database_only_reports_orphans_until_a_person_acts(rig: Rig) -> None:
+async def test_restored_database_only_reports_orphans_until_a_person_acts(services: SharedServices) -> None:
     """On a restored database orphans are only reported until a person ends them."""
-    async with House(rig) as house:
-        machine, home = await working(house), house.seat.home
-        await house.seat.leave()
-        await house.restore()
-        house.seat.start()
-        async with Within(300, "the log tells of what is only reported", house.seat.told):
-            while "only reported: this installation bought it" not in house.seat.log():  # noqa: ASYNC110
+    async with DaemonRig(services) as rig:
+        machine, home = await working(rig), rig.daemon.home
+        await rig.daemon.leave()
+        await rig.restore()
+        rig.daemon.start()
+        async with Within(300, "the log tells of what is only reported", rig.daemon.told):
+            while "only reported: this installation bought it" not in rig.daemon.log():  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         told = await run(home, "doctor", "--orphans")
         assert (told.code, [one["id"] for one in told.document["orphans"]]) == (1, [machine.id])
         assert "a backup" in told.document["orphans"][0]["next"]
-        assert machine in rig.cloud.alive(house.installation)
+        assert machine in services.cloud.alive(rig.installation)
         left = await run(home, "sweep", "--once", *ENDS)
         assert (left.code, [one["destroyed"] for one in left.document["machines"]]) == (1, [False])
-        assert machine in rig.cloud.alive(house.installation)
+        assert machine in services.cloud.alive(rig.installation)
         swept = await run(home, "sweep", "--once", *ENDS, "--spared")
         assert (swept.code, [one["destroyed"] for one in swept.document["machines"]]) == (0, [True])
         assert (await run(home, "doctor", "--orphans")).code == 0
 
 
-async def test_offline_sweep_acts_only_when_no_broker_lives(rig: Rig, tmp_path: Path) -> None:
+async def test_offline_sweep_acts_only_when_no_broker_lives(services: SharedServices, tmp_path: Path) -> None:
     """By the clouds' keys and the blob store alone: another home, and no database."""
-    blobs = {"blobs": f"s3://{BUCKET}", "blob_options": KEYS | {ENDPOINT: rig.moto}}
+    blobs = {"blobs": f"s3://{BUCKET}", "blob_options": KEYS | {ENDPOINT: services.moto}}
     (tmp_path / "gpubroker.yaml").write_text(yaml.safe_dump({"providers": {"local": None}, **blobs}))
-    async with House(rig) as house:
-        mine = f"gb-{house.installation}-{STRAY}"
-        machine, foreign = stands(rig, mine), stands(rig, f"{mine}-copy")
-        (house.seat.home / MARK).touch()  # so that it is not the daemon that ends it
-        sweep = ("sweep", "--once", *ENDS, "--installation", house.installation, "--watch")
-        house.seat.start()
-        await house.seat.serves()
-        async with Within(300, "the daemon has touched its lease", house.seat.told):
+    async with DaemonRig(services) as rig:
+        mine = f"gb-{rig.installation}-{STRAY}"
+        machine, foreign = buy_by_hand(services, mine), buy_by_hand(services, f"{mine}-copy")
+        (rig.daemon.home / MARK).touch()  # so that it is not the daemon that ends it
+        sweep = ("sweep", "--once", *ENDS, "--installation", rig.installation, "--watch")
+        rig.daemon.start()
+        await rig.daemon.serves()
+        async with Within(300, "the daemon has touched its lease", rig.daemon.told):
             lives = await run(tmp_path, *sweep, "60")
             while "a live broker" not in lives.document["judged_by"]:
                 lives = await run(tmp_path, *sweep, "60")
         assert (lives.code, [(one["name"], one["orphan"]) for one in lives.document["machines"]]) == (0, [(mine, "")])
-        await house.seat.leave()
+        await rig.daemon.leave()
         alone = await run(tmp_path, *sweep, "2")
         assert (alone.code, alone.document["judged_by"]) == (0, "the lease in the blob store")
         assert machine.destroyed < float("inf") == foreign.destroyed

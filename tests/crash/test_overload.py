@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from broker.api.app import REQUESTS
-from tests.crash.house import House
-from tests.crash.rig import opened
-from tests.crash.seat import SETTLE_S, Seat
+from tests.crash.daemon_rig import DaemonRig
+from tests.crash.services import open_services
+from tests.crash.supervised_daemon import SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 CALLERS = 2 * REQUESTS
@@ -47,37 +47,37 @@ class Refusing:
 
 async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> None:
     """A cloud that refuses slows no other and too many callers are told to come again."""
-    async with opened() as rig, Refusing().serves() as busy, House(rig) as house:
-        house.seat.orders["busy"] = busy.url
-        house.seat.start()
-        await house.seat.serves()
-        jobs = [await house.submit() for _ in range(3)]
-        told = await crowd(house.seat)
+    async with open_services() as services, Refusing().serves() as busy, DaemonRig(services) as rig:
+        rig.daemon.orders["busy"] = busy.url
+        rig.daemon.start()
+        await rig.daemon.serves()
+        jobs = [await rig.submit() for _ in range(3)]
+        told = await crowd(rig.daemon)
         assert set(told) == {(200, None), (503, "2")}
         assert told[200, None] >= REQUESTS
-        verdict = await house.settle()
-        assert (verdict.broken, len(house.acknowledged)) == ([], len(jobs))
+        verdict = await rig.settle()
+        assert (verdict.broken, len(rig.acknowledged)) == ([], len(jobs))
         # Each kind of call once, and one more for whatever was on its way at its first refusal: not at every look.
         assert set(busy.asked) >= {"/cloud/list", "/cloud/offers"}
         assert max(busy.asked.values()) <= 2, busy.asked
 
 
-async def crowd(seat: Seat) -> Counter[tuple[int, str | None]]:
+async def crowd(daemon: SupervisedDaemon) -> Counter[tuple[int, str | None]]:
     """What each of many is told, (status, Retry-After), when the daemon finds all of their requests at once."""
-    found = json.loads((seat.home / "client.json").read_text())
+    found = json.loads((daemon.home / "client.json").read_text())
     host, port = found["url"].removeprefix("http://").split(":")
     asks = (
         f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {found['token']}\r\nConnection: close\r\n\r\n"
     )
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(CALLERS)]
-    seat.signal(signal.SIGSTOP)
+    daemon.signal(signal.SIGSTOP)
     try:
         for _, writer in streams:
             writer.write(asks.encode())
             await writer.drain()
     finally:
-        seat.signal(signal.SIGCONT)
-    async with Within(SETTLE_S, f"{CALLERS} callers are answered", seat.told):
+        daemon.signal(signal.SIGCONT)
+    async with Within(SETTLE_S, f"{CALLERS} callers are answered", daemon.told):
         answers = await asyncio.gather(*(reader.read() for reader, _ in streams))
     for _, writer in streams:
         writer.close()

@@ -1,4 +1,8 @@
-"""One installation: a database, one or more daemons that are started again whenever they end, and jobs to lose."""
+"""One installation of real daemons: a database, daemons that are restarted whenever they end, and jobs.
+
+For tests of what is left after SIGKILL, SIGTERM, SIGSTOP, broken connections and full disks. A test of decisions that
+needs no process uses `tests.support.rig`, which is a hundred times faster.
+"""
 
 import asyncio
 import contextlib
@@ -15,10 +19,10 @@ import asyncpg
 from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import ApiError, DaemonUnreachable
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
-from tests.crash.cloud import Stand, Ways, usd_for
 from tests.crash.daemon import counting
-from tests.crash.rig import NO_ANSWER, TEMPLATE, Rig
-from tests.crash.seat import LOOK_S, SETTLE_S, Seat
+from tests.crash.loopback_cloud import CloudBehaviour, SoldMachine, usd_for
+from tests.crash.services import NO_ANSWER, TEMPLATE, SharedServices
+from tests.crash.supervised_daemon import LOOK_S, SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 CLOCK_S = 0.25
@@ -36,11 +40,11 @@ RESTING = ("succeeded", "failed", "capped", "cancelled")
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What a house has come to, each item in words."""
+    """Violations that an audit of a rig has found, each as a message."""
 
     lost_jobs: list[str] = field(default_factory=list)
     double_jobs: list[str] = field(default_factory=list)
-    """Made by a submission that was sent again because nobody had heard of the first one."""
+    """Jobs of a submission that was sent again because the first one was not answered."""
     double_live: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     underbilled: list[str] = field(default_factory=list)
@@ -52,50 +56,52 @@ class Verdict:
         return [line for lines in found for line in lines]
 
 
-class House:
-    """`async with House(rig, seats=2) as house:` its daemons run until the end of the block."""
+class DaemonRig:
+    """`async with DaemonRig(services, daemons=2) as rig:`. Its daemons run until the end of the block."""
 
-    def __init__(self, rig: Rig, *, seats: int = 1, template: str | None = TEMPLATE, new: bool = False) -> None:
-        """`template` None: an empty database. `new`: no daemon ever was in the home."""
-        rig.houses += 1
+    def __init__(
+        self, services: SharedServices, *, daemons: int = 1, template: str | None = TEMPLATE, new: bool = False
+    ) -> None:
+        """`template`: the database to copy; None: an empty one. `new`: no daemon ever ran in the home."""
+        services.installations += 1
         self._template, self._new = template, new
-        self.rig = rig
-        self.database = f"house_{rig.houses}"
+        self.services = services
+        self.database = f"installation_{services.installations}"
         self.installation = Installation(base32(secrets.token_bytes(5), INSTALLATION_LENGTH))
-        self.folder = rig.folder / self.database
-        self.seats = [Seat(rig, self.folder / f"home{n}") for n in range(seats)]
+        self.folder = services.folder / self.database
+        self.daemons = [SupervisedDaemon(services, self.folder / f"home{n}") for n in range(daemons)]
         self.acknowledged: list[str] = []
         self.ends: dict[str, str] = {}
-        """By job: how it has to end, where it must not succeed."""
+        """Final state of the jobs that must not succeed, by job."""
 
     @property
-    def seat(self) -> Seat:
-        return self.seats[0]
+    def daemon(self) -> SupervisedDaemon:
+        return self.daemons[0]
 
     @property
-    def ways(self) -> Ways:
-        """Of the cloud, with this house."""
-        return self.rig.cloud.ways[self.installation]
+    def behaviour(self) -> CloudBehaviour:
+        """How the cloud treats this installation."""
+        return self.services.cloud.behaviours[self.installation]
 
-    async def __aenter__(self) -> "House":
+    async def __aenter__(self) -> "DaemonRig":
         await self._create_database()
         master = secrets.token_bytes(32)
-        for seat in self.seats:
-            await seat.prepare(self.database, None if self._new else self.installation, master)
+        for daemon in self.daemons:
+            await daemon.prepare(self.database, None if self._new else self.installation, master)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for seat in self.seats:
-            await seat.stop()
-        await self.rig.postgres_answers()
+        for daemon in self.daemons:
+            await daemon.stop()
+        await self.services.postgres_answers()
         await self._drop_database()
 
     async def _create_database(self) -> None:
         like = f" TEMPLATE {self._template}" if self._template else ""
-        await self.rig.administer(f"CREATE DATABASE {self.database}{like}")
+        await self.services.administer(f"CREATE DATABASE {self.database}{like}")
 
     async def _drop_database(self) -> None:
-        await self.rig.administer(f"DROP DATABASE {self.database} WITH (FORCE)")
+        await self.services.administer(f"DROP DATABASE {self.database} WITH (FORCE)")
 
     async def restore(self) -> None:
         """The database is again as it was before the first daemon's start."""
@@ -116,11 +122,11 @@ class House:
 
     async def called(self, what: str, call: Callable[[AsyncClient], Awaitable[Answer]]) -> Answer:
         """Again and again until it is answered, since nobody answers while a daemon is being started."""
-        seat = self.seat
-        async with Within(SETTLE_S, f"{seat.home} answers {what}", seat.told):
+        daemon = self.daemon
+        async with Within(SETTLE_S, f"{daemon.home} answers {what}", daemon.told):
             while True:
                 with contextlib.suppress(OSError, ValueError, DaemonUnreachable, ApiError):
-                    async with seat.client() as client:
+                    async with daemon.client() as client:
                         return await call(client)
                 await asyncio.sleep(LOOK_S)
 
@@ -142,8 +148,8 @@ class House:
         """Waits until every job rests, and looks at what is left."""
         verdict = Verdict()
         if self._new:
-            await self.seat.serves()
-            self.installation = Installation((self.seat.home / "installation").read_text().strip())
+            await self.daemon.serves()
+            self.installation = Installation((self.daemon.home / "installation").read_text().strip())
         with contextlib.suppress(TimeoutError):
             await self._rest()
         jobs = dict(await self.ask("SELECT id, state FROM jobs"))
@@ -167,10 +173,10 @@ class House:
     async def _swept(self, verdict: Verdict) -> None:
         try:
             async with asyncio.timeout(SWEEP_S):
-                while self.rig.cloud.alive(self.installation):  # noqa: ASYNC110
+                while self.services.cloud.alive(self.installation):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            verdict.orphans += [f"{one.id} stands" for one in self.rig.cloud.alive(self.installation)]
+            verdict.orphans += [f"{machine.id} stands" for machine in self.services.cloud.alive(self.installation)]
 
     async def charged(self) -> dict[str, Decimal]:
         """Dollars by attempt."""
@@ -180,10 +186,10 @@ class House:
     async def audited(self, verdict: Verdict | None = None) -> Verdict:
         """The cloud's own log against the ledger."""
         verdict = verdict or Verdict()
-        stands = self.rig.cloud.of(self.installation)
+        machines = self.services.cloud.of(self.installation)
         job_of = dict(await self.ask("SELECT id, job_id FROM attempts"))
-        verdict.orphans += [f"{one.id} is of no attempt" for one in stands if one.attempt not in job_of]
-        verdict.double_live += together(stands, job_of)
+        verdict.orphans += [f"{machine.id} is of no attempt" for machine in machines if machine.attempt not in job_of]
+        verdict.double_live += overlapping(machines, job_of)
         await self._money(verdict)
         return verdict
 
@@ -196,7 +202,7 @@ class House:
         bills.
         """
         ledger = await self.charged()
-        for attempt, billed in self.rig.cloud.bill(self.installation).items():
+        for attempt, billed in self.services.cloud.bill(self.installation).items():
             least, usd = max(billed, self._least_usd(attempt)), ledger.get(attempt, Decimal(0))
             if usd < least:
                 verdict.underbilled.append(f"attempt {attempt}: ${usd} in the ledger, ${billed} billed, ${least} due")
@@ -205,7 +211,7 @@ class House:
             if ledger.get(attempt, Decimal(0)) > most:
                 verdict.overbilled.append(f"attempt {attempt}: ${ledger[attempt]} in the ledger, at most ${most} due")
 
-    async def unpaid(self, late: Stand, settled: Mapping[str, Decimal], *, less_s: float) -> list[str]:
+    async def unpaid(self, late: SoldMachine, settled: Mapping[str, Decimal], *, less_s: float) -> list[str]:
         """Waits until a machine that came after its attempt's end is gone and charged, on top of what the attempts had
         come to; else says so. `less_s`: by which it may be short, where nobody outlived the destruction."""
         with contextlib.suppress(TimeoutError):
@@ -218,7 +224,7 @@ class House:
                 return []
         return [f"{late.id} came late, and stood from {late.born:.1f} to {late.ended:.1f} s, uncharged"]
 
-    async def paid_before_birth(self, late: Stand, settled: Mapping[str, Decimal]) -> list[str]:
+    async def paid_before_birth(self, late: SoldMachine, settled: Mapping[str, Decimal]) -> list[str]:
         """What is charged for such a machine beyond the time from its birth, in words."""
         found = await self.ask(f"SELECT charged_usd, charged_to FROM attempts WHERE id = '{late.attempt}'")
         usd, charged_to = found[0]
@@ -226,30 +232,30 @@ class House:
         return [f"{late.id} came late, and ${usd} is charged, at most ${most} due"] if usd > most else []
 
     def _least_usd(self, attempt: str) -> Decimal:
-        cloud = self.rig.cloud
+        cloud = self.services.cloud
         unlisted = cloud.unlisted(self.installation, attempt)
-        born = min(one.born for one in cloud.of(self.installation) if one.attempt == attempt)
+        born = min(machine.born for machine in cloud.of(self.installation) if machine.attempt == attempt)
         return Decimal(0) if unlisted is None else usd_for(unlisted - born - CLOCK_S)
 
     async def ask(self, statement: str) -> list[tuple[Any, ...]]:
         async with Within(SETTLE_S, f"PostgreSQL answers {' '.join(statement.split())}", self._trouble):
-            connection = await asyncpg.connect(self.rig.dsn(self.database))
+            connection = await asyncpg.connect(self.services.dsn(self.database))
             try:
                 return [tuple(row) for row in await connection.fetch(statement)]
             finally:
                 await connection.close()
 
     def _trouble(self) -> str:
-        return "\n".join(f"{seat.home.name}: {seat.told()}" for seat in self.seats)
+        return "\n".join(f"{daemon.home.name}: {daemon.told()}" for daemon in self.daemons)
 
 
-def together(stands: Sequence[Stand], job_of: dict[str, str]) -> list[str]:
+def overlapping(machines: Sequence[SoldMachine], job_of: dict[str, str]) -> list[str]:
     """Machines of one job that stood at the same time, but for those that came late."""
-    found, last = [], dict[str, Stand]()
-    for stand in sorted((one for one in stands if not one.late), key=lambda one: one.born):
-        job = job_of.get(stand.attempt, stand.attempt)
+    found, last = [], dict[str, SoldMachine]()
+    for sold in sorted((machine for machine in machines if not machine.late), key=lambda machine: machine.born):
+        job = job_of.get(sold.attempt, sold.attempt)
         before = last.get(job)
-        if before is not None and stand.born < before.ended:
-            found.append(f"{before.id} and {stand.id} of job {job}")
-        last[job] = stand if before is None or stand.ended > before.ended else before
+        if before is not None and sold.born < before.ended:
+            found.append(f"{before.id} and {sold.id} of job {job}")
+        last[job] = sold if before is None or sold.ended > before.ended else before
     return found

@@ -1,7 +1,7 @@
-"""A cloud on loopback with a truth, a log and a bill of its own, and the provider by which a daemon speaks with it.
+"""A cloud behind HTTP on loopback with a log and a bill of its own, and the provider by which a daemon uses it.
 
-It is no help to its callers: a name that is bought twice is two machines, its listings are late both ways, and they
-show every machine of the account, whosever it is.
+It runs outside the daemons because it must outlive them; `tests.support.rig.simulated_cloud` is the one in process.
+A name that is bought twice is two machines, listings are late both ways, and show all machines of the account.
 """
 
 import contextlib
@@ -41,44 +41,44 @@ LAG_S = 0.5
 CALL_S = 5.0
 AGENT = VirtualConfig(run_s=0.4, steps=10, boot_s=0.05, beat_s=0.1, tick_s=0.02)
 ENDLESS = AGENT.model_copy(update={"run_s": 1000.0, "steps": 100_000})
-"""Trains for longer than anybody waits here, and comes on by a hundred steps a second."""
+"""Trains for longer than any test waits, at a hundred steps a second."""
 
 # --------------------------------------------------------------------------------------------------------------- truth
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """How a machine's agent does."""
+class AgentKind:
+    """How the agent of a machine behaves."""
 
     config: VirtualConfig = AGENT
     faulty: bool = False
-    """The user's program ends with an error where it would be through."""
+    """True: the user's program ends with an error instead of success."""
 
 
 @dataclass(kw_only=True)
-class Ways:
-    """How the cloud deals with one installation from now on."""
+class CloudBehaviour:
+    """How the cloud treats one installation from now on."""
 
-    kind: Kind = field(default_factory=Kind)
+    kind: AgentKind = field(default_factory=AgentKind)
     regions: tuple[str, ...] = ("here",)
-    """Where it offers machines."""
+    """Regions that offer machines."""
     sold_out: frozenset[str] = frozenset()
-    """Those of them that sell none after all."""
+    """Regions that refuse creates for lack of capacity."""
 
 
-class Agents(VirtualBackend):
-    """Their machines stay, and bill, when they are through: only the last beat says so, as a rented machine's does."""
+class LoopbackAgents(VirtualBackend):
+    """Agents whose machines stay, and bill, after the final report, as rented machines do."""
 
-    def __init__(self, blobs: ObstoreBlobs, kind: Kind, seed: int) -> None:
+    def __init__(self, blobs: ObstoreBlobs, kind: AgentKind, seed: int) -> None:
         super().__init__(blobs, SystemClock(), kind.config, seed=seed)
         self._faulty = kind.faulty
 
     def take(self, name: str) -> None:
-        """It is dead from now on."""
+        """End the machine now, without notice."""
         self._instances[name].dies_at = self._clock.monotonic()
 
     def saved(self, name: str) -> bool:
-        """It has a checkpoint."""
+        """Return True if the machine has committed a checkpoint."""
         return self._instances[name].saved is not None
 
     async def _advance(self, instance: _Instance, spec: AttemptSpec, now: float) -> None:
@@ -94,29 +94,29 @@ class Agents(VirtualBackend):
 
 
 def usd_for(seconds: float) -> Decimal:
-    """Begun seconds count whole."""
+    """Return the price of the seconds; a started second counts as a whole one."""
     return max(0, math.ceil(seconds)) * USD_PER_HOUR / 3600
 
 
 @dataclass(kw_only=True)
-class Stand:
-    """One machine as it truly stood; monotonic seconds."""
+class SoldMachine:
+    """A machine as the cloud records it; monotonic seconds."""
 
     id: str
     name: InstanceName
     attempt: str
     born: float
     region: str = "here"
-    kind: Kind = field(default_factory=Kind)
+    kind: AgentKind = field(default_factory=AgentKind)
     taken_at: float = math.inf
-    """When the cloud takes it away."""
+    """Time of the preemption; infinite: none."""
     destroyed: float = math.inf
     late: bool = False
-    """Created after its attempt's end, against all proofs: it is nobody's fault that it stands beside another."""
+    """True: created after its attempt's end was proven. It may exist at the same time as another machine of its job."""
 
     @property
     def born_at(self) -> datetime:
-        """By the wall clock."""
+        """Time of the create by the wall clock."""
         return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.born)
 
     @property
@@ -127,33 +127,33 @@ class Stand:
         return now < self.ended
 
     def usd(self, now: float) -> Decimal:
-        """What the cloud charges: whole seconds from birth to its end."""
+        """Return the charge of the cloud: whole seconds from the create to the end."""
         return usd_for(min(now, self.ended) - self.born)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """An answer: when, to which process of a broker, and the machines that it called running."""
+    """An answered listing: when, to which broker process, and the machines that it showed as running."""
 
     at: float
     caller: str
     running: frozenset[str]
 
 
-class FakeCloud:
-    """`preempts`: share of the machines that are taken away while they work."""
+class LoopbackCloud:
+    """The server. `preempts`: share of the machines that are taken away while they work."""
 
     def __init__(self, blobs_options: Mapping[str, str], bucket: str, *, seed: int = 0, preempts: float = 0.0) -> None:
         self._options, self._bucket = blobs_options, bucket
         self._seed, self._preempts = seed, preempts
-        self._bodies: dict[tuple[Installation, Kind], Agents] = {}
+        self._bodies: dict[tuple[Installation, AgentKind], LoopbackAgents] = {}
         self._runner: web.AppRunner | None = None
-        self.stands: dict[str, Stand] = {}
+        self.sold: dict[str, SoldMachine] = {}
         self.listings: dict[Installation, list[Listed]] = defaultdict(list)
-        self.ways: dict[Installation, Ways] = defaultdict(Ways)
+        self.behaviours: dict[Installation, CloudBehaviour] = defaultdict(CloudBehaviour)
         self.url = ""
 
-    async def __aenter__(self) -> "FakeCloud":
+    async def __aenter__(self) -> "LoopbackCloud":
         app = web.Application()
         app.router.add_get("/cloud/offers", self._offers)
         app.router.add_post("/cloud/create", self._create)
@@ -172,83 +172,83 @@ class FakeCloud:
             await body.close()
 
     async def _offers(self, request: web.Request) -> web.Response:
-        regions = self.ways[Installation(request.query["installation"])].regions
+        regions = self.behaviours[Installation(request.query["installation"])].regions
         return web.json_response({"usd_per_hour": str(USD_PER_HOUR), "regions": regions})
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = await request.json()
-        ways = self.ways[installation_of(asked["name"])]
-        if asked["region"] in ways.sold_out:
+        behaviour = self.behaviours[installation_of(asked["name"])]
+        if asked["region"] in behaviour.sold_out:
             return web.json_response({}, status=409)
-        number = sum(one.name == asked["name"] for one in self.stands.values())
-        stand = Stand(
+        number = sum(machine.name == asked["name"] for machine in self.sold.values())
+        sold = SoldMachine(
             id=f"{asked['name']}.{number}", name=InstanceName(asked["name"]), attempt=asked["attempt"],
-            born=time.monotonic(), region=asked["region"], kind=ways.kind,
+            born=time.monotonic(), region=asked["region"], kind=behaviour.kind,
         )  # fmt: skip
-        if unit(self._seed, "preempted", stand.id) < self._preempts:
-            stand.taken_at = stand.born + 0.1 + 0.4 * unit(self._seed, "taken", stand.id)
-        self.stands[stand.id] = stand
+        if unit(self._seed, "preempted", sold.id) < self._preempts:
+            sold.taken_at = sold.born + 0.1 + 0.4 * unit(self._seed, "taken", sold.id)
+        self.sold[sold.id] = sold
         machine = Machine(
-            name=InstanceName(stand.id), provider=NAME, region=stand.region, accelerator="l40s", gpus=1, spot=False,
-            lifetime_s=None if math.isinf(stand.taken_at) else stand.taken_at - stand.born,
+            name=InstanceName(sold.id), provider=NAME, region=sold.region, accelerator="l40s", gpus=1, spot=False,
+            lifetime_s=None if math.isinf(sold.taken_at) else sold.taken_at - sold.born,
         )  # fmt: skip
-        await self._body(stand).start(machine, BootSpec(env={"GPUBROKER_ATTEMPT": stand.attempt}))
-        return web.json_response({"id": stand.id})
+        await self._body(sold).start(machine, BootSpec(env={"GPUBROKER_ATTEMPT": sold.attempt}))
+        return web.json_response({"id": sold.id})
 
-    def _body(self, stand: Stand) -> Agents:
-        installation, kind = installation_of(stand.name), stand.kind
+    def _body(self, sold: SoldMachine) -> LoopbackAgents:
+        installation, kind = installation_of(sold.name), sold.kind
         if (installation, kind) not in self._bodies:
             blobs = ObstoreBlobs.open(
                 self._bucket, installation, options=dict(self._options), grants=GrantSettings(scope=False)
             )
-            self._bodies[installation, kind] = Agents(blobs, kind, self._seed)
+            self._bodies[installation, kind] = LoopbackAgents(blobs, kind, self._seed)
         return self._bodies[installation, kind]
 
-    def saved(self, stand: Stand) -> bool:
-        """Its agent has committed a checkpoint."""
-        return self._body(stand).saved(stand.id)
+    def saved(self, sold: SoldMachine) -> bool:
+        """Return True if the agent of the machine has committed a checkpoint."""
+        return self._body(sold).saved(sold.id)
 
-    def take(self, stand: Stand) -> None:
-        """Preempts it, without notice."""
-        stand.taken_at = time.monotonic()
-        self._body(stand).take(stand.id)
+    def take(self, sold: SoldMachine) -> None:
+        """Preempt the machine, without notice."""
+        sold.taken_at = time.monotonic()
+        self._body(sold).take(sold.id)
 
     async def _list(self, request: web.Request) -> web.Response:
         for body in self._bodies.values():
             await body.machines()  # raises what has broken an agent
         now, shown, asking = time.monotonic(), [], Installation(request.query["installation"])
-        for stand in self.stands.values():
-            late_s = LAG_S * unit(self._seed, "lag", stand.id)
-            if now >= stand.born + late_s and now < stand.destroyed + late_s:
-                state = "running" if now < stand.taken_at else "gone"
-                where = {"region": stand.region, "created_at": stand.born_at.isoformat()}
-                shown.append({"id": stand.id, "name": stand.name, "state": state} | where)
-        running = frozenset(one["id"] for one in shown if one["state"] == "running")
+        for sold in self.sold.values():
+            late_s = LAG_S * unit(self._seed, "lag", sold.id)
+            if now >= sold.born + late_s and now < sold.destroyed + late_s:
+                state = "running" if now < sold.taken_at else "gone"
+                where = {"region": sold.region, "created_at": sold.born_at.isoformat()}
+                shown.append({"id": sold.id, "name": sold.name, "state": state} | where)
+        running = frozenset(machine["id"] for machine in shown if machine["state"] == "running")
         self.listings[asking].append(Listed(at=now, caller=request.query["caller"], running=running))
         return web.json_response(shown)
 
     async def _destroy(self, request: web.Request) -> web.Response:
-        stand = self.stands.get((await request.json())["id"])
-        if stand is None or time.monotonic() >= stand.destroyed:
+        sold = self.sold.get((await request.json())["id"])
+        if sold is None or time.monotonic() >= sold.destroyed:
             return web.json_response({}, status=404)
-        stand.destroyed = time.monotonic()
+        sold.destroyed = time.monotonic()
         with contextlib.suppress(Gone):  # nothing runs on what was bought by hand
-            await self._body(stand).destroy(InstanceName(stand.id))
+            await self._body(sold).destroy(InstanceName(sold.id))
         return web.json_response({})
 
-    def of(self, installation: Installation) -> list[Stand]:
-        """Every machine that was ever sold to it."""
-        return [one for one in self.stands.values() if attempt_of(installation, one.name) is not None]
+    def of(self, installation: Installation) -> list[SoldMachine]:
+        """Return every machine that was ever sold to the installation."""
+        return [machine for machine in self.sold.values() if attempt_of(installation, machine.name) is not None]
 
-    def alive(self, installation: Installation) -> list[Stand]:
+    def alive(self, installation: Installation) -> list[SoldMachine]:
         now = time.monotonic()
-        return [one for one in self.of(installation) if one.live(now)]
+        return [machine for machine in self.of(installation) if machine.live(now)]
 
     def unlisted(self, installation: Installation, attempt: str) -> float | None:
         """When a broker could first know that the attempt's machines are gone: at the second listing in a row of one
         process that does not show them after they went. None: nobody looked so often."""
-        stands = [one for one in self.of(installation) if one.attempt == attempt]
-        ids, ended = {one.id for one in stands}, max(one.ended for one in stands)
+        machines = [machine for machine in self.of(installation) if machine.attempt == attempt]
+        ids, ended = {machine.id for machine in machines}, max(machine.ended for machine in machines)
         without: Counter[str] = Counter()
         for listed in self.listings[installation]:
             if listed.at >= ended:
@@ -258,10 +258,10 @@ class FakeCloud:
         return None
 
     def bill(self, installation: Installation) -> dict[str, Decimal]:
-        """Dollars by attempt."""
+        """Return the charges of the cloud in dollars, by attempt."""
         now, usd = time.monotonic(), defaultdict[str, Decimal](Decimal)
-        for stand in self.of(installation):
-            usd[stand.attempt] += stand.usd(now)
+        for sold in self.of(installation):
+            usd[sold.attempt] += sold.usd(now)
         return usd
 
 
@@ -272,7 +272,7 @@ def installation_of(name: InstanceName) -> Installation:
 # ------------------------------------------------------------------------------------------------------------ provider
 
 
-class PaperProvider:
+class LoopbackProvider:
     """`ports.Provider` of the cloud at `url`; `state` is a folder of its own."""
 
     dropped: Mapping[str, int] = {}
@@ -326,10 +326,10 @@ class PaperProvider:
         return [Handle(provider=self.name, id=sold["id"], name=name, region=offer.region)]
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
-        """The listing says all."""
+        """Do nothing: the listing has all facts."""
 
     async def cancel(self, name: InstanceName) -> None:
-        """A create here takes no time worth ending."""
+        """Do nothing: a create is too short to be cancelled."""
 
     async def list(self) -> Sequence[Observed]:
         shown = await self._ask(
@@ -337,11 +337,13 @@ class PaperProvider:
         )
         return [
             Observed(
-                handle=Handle(provider=self.name, id=one["id"], name=InstanceName(one["name"]), region=one["region"]),
-                state=InstanceState(one["state"]), accelerator="l40s", gpus=1, usd_per_hour=USD_PER_HOUR,
-                created_at=datetime.fromisoformat(one["created_at"]),
+                handle=Handle(
+                    provider=self.name, id=machine["id"], name=InstanceName(machine["name"]), region=machine["region"],
+                ),
+                state=InstanceState(machine["state"]), accelerator="l40s", gpus=1, usd_per_hour=USD_PER_HOUR,
+                created_at=datetime.fromisoformat(machine["created_at"]),
             )
-            for one in shown
+            for machine in shown
         ]  # fmt: skip
 
     async def destroy(self, handle: Handle) -> None:

@@ -1,4 +1,4 @@
-"""One daemon's place in a house: where it is started again whenever it ends."""
+"""A daemon that is started again whenever it ends."""
 
 import asyncio
 import base64
@@ -17,7 +17,7 @@ from broker.domain.ids import Installation
 from tests.crash.gate import Gate
 from tests.crash.nursery import READY
 from tests.crash.proxy import HttpProxy, PostgresProxy
-from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Rig
+from tests.crash.services import BUCKET, ENDPOINT, KEYS, SharedServices
 from tests.crash.waits import Within
 
 CONFIG: dict[str, Any] = {
@@ -35,14 +35,14 @@ SETTLE_S = 300.0
 """Within which all jobs must have ended; far more than it takes."""
 
 
-class Seat:
-    """One daemon's place: its home, its proxies, and whatever process sits there now."""
+class SupervisedDaemon:
+    """A daemon's home, its proxies, and the process that runs now."""
 
-    def __init__(self, rig: Rig, home: Path) -> None:
-        self._rig, self.home = rig, home
+    def __init__(self, services: SharedServices, home: Path) -> None:
+        self._services, self.home = services, home
         self.gate = Gate(end=self.end)
-        self.database = PostgresProxy(self.gate, rig.socket)
-        self.http = HttpProxy(self.gate, rig.cloud.url, rig.moto, rig.turn)
+        self.database = PostgresProxy(self.gate, services.socket)
+        self.http = HttpProxy(self.gate, services.cloud.url, services.moto, services.turn)
         self.starts = 0
         self.orders: dict[str, Any] = {}
         """More for the nursery, at every start; `die_at` at the next one only."""
@@ -74,7 +74,7 @@ class Seat:
 
     async def _keep(self) -> None:
         while True:
-            number = await self._rig.nursery.fork(home=str(self.home), cloud=self.http.url, **self.orders)
+            number = await self._services.nursery.fork(home=str(self.home), cloud=self.http.url, **self.orders)
             self.starts += 1
             self.orders.pop("die_at", None)
             self._number = number

@@ -1,4 +1,4 @@
-"""What all houses of a run share: a PostgreSQL, a blob store, a cloud, and a nursery of daemons."""
+"""Services that all rigs of a run share: a PostgreSQL, a blob store, a cloud, and the nursery that forks daemons."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,8 @@ from moto.server import ThreadedMotoServer
 from broker.store.embedded import server as embedded
 from broker.store.embedded.server import PORT, EmbeddedPostgres
 from broker.store.migrate import migrate
-from tests.crash.cloud import FakeCloud
 from tests.crash.gate import Gate
+from tests.crash.loopback_cloud import LoopbackCloud
 from tests.crash.proxy import HttpProxy
 from tests.crash.waits import Within
 
@@ -66,15 +66,15 @@ class Nursery:
 
 
 @dataclass(kw_only=True)
-class Rig:
+class SharedServices:
     postgres: EmbeddedPostgres
-    cloud: FakeCloud
+    cloud: LoopbackCloud
     moto: str
     turn: asyncio.Lock
     """At the blob store."""
     nursery: Nursery
     folder: Path
-    houses: int = 0
+    installations: int = 0
 
     def dsn(self, database: str) -> str:
         return urlunsplit(urlsplit(self.postgres.dsn)._replace(path=f"/{database}"))
@@ -118,7 +118,7 @@ class Rig:
 
 
 @asynccontextmanager
-async def opened(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[Rig]:
+async def open_services(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[SharedServices]:
     folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
     restart_s, embedded.RESTART_DELAY_S = embedded.RESTART_DELAY_S, RESTART_S
     async with AsyncExitStack() as stack:
@@ -131,12 +131,12 @@ async def opened(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[Rig]:
         await agents.start()
         stack.push_async_callback(agents.stop)
         at: Mapping[str, str] = KEYS | {ENDPOINT: agents.url}
-        cloud = await stack.enter_async_context(FakeCloud(at, f"s3://{BUCKET}", seed=seed, preempts=preempts))
+        cloud = await stack.enter_async_context(LoopbackCloud(at, f"s3://{BUCKET}", seed=seed, preempts=preempts))
         nursery = await stack.enter_async_context(nursery_of("tests.crash.nursery"))
-        rig = Rig(postgres=postgres, cloud=cloud, moto=url, turn=turn, nursery=nursery, folder=folder)
-        await rig.administer(f"CREATE DATABASE {TEMPLATE}")
-        await migrate(rig.dsn(TEMPLATE))
-        yield rig
+        services = SharedServices(postgres=postgres, cloud=cloud, moto=url, turn=turn, nursery=nursery, folder=folder)
+        await services.administer(f"CREATE DATABASE {TEMPLATE}")
+        await migrate(services.dsn(TEMPLATE))
+        yield services
 
 
 @asynccontextmanager
