@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HOUSES = 1_000
-"""Simulated ones in a round: minutes, since at the end of each a core waits for the other."""
+INSTALLATIONS = 1_000
+"""Simulated installations in a round. A round takes minutes, because at its end a core waits for the other."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -42,8 +42,8 @@ class Part:
         return self.goal is not None and int(sums.get(self.goal[0], 0)) >= self.goal[1]
 
 
-def _sim(number: int, houses: int, *more: str) -> Sequence[str]:
-    return ("tests.sim", "--seeds", f"{number * houses}:{(number + 1) * houses}", *more)
+def _sim(number: int, installations: int, *more: str) -> Sequence[str]:
+    return ("tests.sim", "--seeds", f"{number * installations}:{(number + 1) * installations}", *more)
 
 
 def _crash(number: int, *what: str) -> Sequence[str]:
@@ -52,8 +52,10 @@ def _crash(number: int, *what: str) -> Sequence[str]:
 
 ENDS = ("--homes", "14", "--migrations", "4", "--terms", "8", "--freezes", "8", "--disks", "4", "--births", "3")
 PARTS: Mapping[str, Part] = {
-    "sim": Part(command=lambda n: _sim(n, HOUSES), goal=("lifetimes", 1_000_000)),
-    "sim-without-hints": Part(command=lambda n: _sim(n, HOUSES, "--hints", "dropped"), goal=("lifetimes", 10_000)),
+    "sim": Part(command=lambda n: _sim(n, INSTALLATIONS), goal=("lifetimes", 1_000_000)),
+    "sim-without-hints": Part(
+        command=lambda n: _sim(n, INSTALLATIONS, "--hints", "dropped"), goal=("lifetimes", 10_000)
+    ),
     "crash-points": Part(command=lambda n: _crash(n, "--points", "all"), goal=("kills", 500)),
     "crash-random": Part(command=lambda n: _crash(n, "--random", "50", "--cuts", "10"), goal=("kills", 500)),
     "crash-ends": Part(command=lambda n: _crash(n, *ENDS), goal=("kills", 100)),

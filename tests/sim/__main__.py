@@ -1,4 +1,4 @@
-"""Simulates houses from their seeds, or plants mutants into the product; the last line is one JSON object.
+"""Simulates installations from their seeds, or plants mutants into the product; the last line is one JSON object.
 
 python -m tests.sim --seeds 0:10000
 python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
@@ -34,44 +34,44 @@ SPACE = 10_000
 """A commit's seeds begin at one of these, and are as many."""
 
 
-def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int | None) -> int:
-    """Runs each, or as many as it takes; tells of those that break an invariant."""
-    begun = told = time.monotonic()
+def run_seeds(seeds: range, *, lifetimes: int | None, hints: bool, processes: int | None) -> int:
+    """Run all seeds, or as many as have `lifetimes`; print the story of each that breaks an invariant."""
+    begun = reported_at = time.monotonic()
     done: list[Outcome] = []
     lived = 0
-    for one in many.houses(seeds, hints=hints, processes=processes):
-        done.append(one.outcome)
-        lived += one.outcome.lifetimes
-        if one.story:
-            print(one.story, flush=True)
-        for leak in too_long(one.outcome):
+    for result in many.results(seeds, hints=hints, processes=processes):
+        done.append(result.outcome)
+        lived += result.outcome.lifetimes
+        if result.story:
+            print(result.story, flush=True)
+        for leak in too_long(result.outcome):
             print(leak, flush=True)
         if lifetimes is not None and lived >= lifetimes:
             break
-        if time.monotonic() - told > PROGRESS_S:
-            told = time.monotonic()
-            so_far = summary(done, told - begun) | {"faults": ""}
-            print(f"seed {one.outcome.seed}: {json.dumps(so_far)}", flush=True)
+        if time.monotonic() - reported_at > PROGRESS_S:
+            reported_at = time.monotonic()
+            so_far = summary(done, reported_at - begun) | {"faults": ""}
+            print(f"seed {result.outcome.seed}: {json.dumps(so_far)}", flush=True)
     short = lifetimes is not None and lived < lifetimes
     if short:
         print(f"{len(seeds)} seeds have {lived} lifetimes, {lifetimes} were asked for; give more seeds")
-    told_last = summary(done, time.monotonic() - begun)
-    idle = never_struck(told_last) if lived >= MANY else []
+    totals = summary(done, time.monotonic() - begun)
+    idle = never_struck(totals) if lived >= MANY else []
     if idle:
         print(f"{', '.join(idle)}: drawn, and no job was struck; see faults.py")
-    print(json.dumps(told_last))
+    print(json.dumps(totals))
     return 1 if short or idle or any(outcome.violation or outcome.leaked for outcome in done) else 0
 
 
 def replay(seed: int, *, hints: bool) -> int:
-    """The whole story of one seed, or the shortest that breaks the same invariant."""
+    """Print the story of one seed, or the shortest that breaks the same invariant."""
     begun, outcome = time.monotonic(), simulate(seed, hints=hints)
     if outcome.violation is None:
         states = ", ".join(outcome.states)
         print("\n".join(outcome.trace))
         print(f"seed {seed}: held; {states}; {outcome.steps} steps; {outcome.hash[:16]}")
     else:
-        print(many.tell(outcome, hints=hints))
+        print(many.shortest_story(outcome, hints=hints))
     leaks = too_long(outcome)
     print("\n".join([*leaks, json.dumps(summary([outcome], time.monotonic() - begun))]))
     return 1 if outcome.violation or outcome.leaked else 0
@@ -98,8 +98,8 @@ def stories(seeds: range, file: Path, *, hints: bool, processes: int | None) -> 
 def seeds_of(text: str) -> range:
     """`FROM:TO`, without TO itself; of `commit`: others for every commit, the same ones for the same commit."""
     if text == "commit":
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-        start = int(found.stdout.strip() or "0", 16) % SPACE
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+        start = int(head.stdout.strip() or "0", 16) % SPACE
         return range(start, start + SPACE)
     first, _, last = text.partition(":")
     return range(int(first), int(last))
@@ -134,7 +134,7 @@ def main() -> int:
         return replay(asked.replay, hints=hints)
     if asked.stories is not None:
         return stories(asked.seeds, asked.stories, hints=hints, processes=asked.processes)
-    return houses(asked.seeds, lifetimes=asked.lifetimes, hints=hints, processes=asked.processes)
+    return run_seeds(asked.seeds, lifetimes=asked.lifetimes, hints=hints, processes=asked.processes)
 
 
 if __name__ == "__main__":

@@ -292,7 +292,7 @@ class Body(VirtualBackend):
     def mates(self, name: str) -> Sequence[int]:
         """Machines beside the first that work; one that was made too many has no agent."""
         cloud = self.world.cloud
-        own = [i for i in cloud.more if i.startswith(f"{name}-") and i not in cloud.surplus and i not in self.stopped]
+        own = [i for i in cloud.extra if i.startswith(f"{name}-") and i not in cloud.surplus and i not in self.stopped]
         return [int(i.removeprefix(f"{name}-")) for i in own]
 
     async def haunt(self, name: str, for_s: float) -> None:

@@ -1,5 +1,4 @@
-"""The cloud of the simulation: the simulated market and its virtual machines, with the truth on record, and each
-broker's own door to it, at which calls get lost, late, doubled and refused."""
+"""The cloud of the simulation, and each broker's connection to it: calls get lost, late, doubled and refused."""
 
 import asyncio
 import math
@@ -17,12 +16,12 @@ from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
 from providers.simulated.market import unit
-from providers.simulated.provider import SimulatedProvider
 from tests.sim.bodies import Body
 from tests.sim.loop import EPOCH, Process
 from tests.sim.measures import attempt_of_machine
 from tests.sim.prices import BARE, KIND
 from tests.support.memory_store.state import with_columns
+from tests.support.rig.simulated_cloud import SimulatedCloud
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -31,14 +30,14 @@ T = TypeVar("T")
 FOREIGN = ("gb-other-aaaaaaaaaaaaa", "gb-test-aaaa", "gb-test-aaaaaaaaaaaaa-2", "xgb-test-aaaaaaaaaaaaa", "gb-test")
 """Somebody else's machines, whose names look like ours."""
 AGENT_START_S = 40.0
-"""In every second house launchers start the agents, as SkyPilot does by SSH. By then one has beaten, or never will."""
+"""Seconds to the first heartbeat where launchers start the agents, as SkyPilot does by SSH: with every second seed."""
 EARLY = (AttemptState.PLANNED, AttemptState.LAUNCHING)
 SWEEPS: ContextVar[bool] = ContextVar("sweeps", default=False)
 """Set in the sweep's own task, and so in each destroy that it begins."""
 
 
 @dataclass(kw_only=True)
-class Stand:
+class MachineRecord:
     """One machine of ours, as it truly stood; virtual seconds."""
 
     id: str
@@ -48,15 +47,13 @@ class Stand:
     ended: float | None = None
 
 
-class Cloud(SimulatedProvider):
-    """Sells several machines as one, and lists machines of others beside ours."""
+class DrawnCloud(SimulatedCloud):
+    """Sells several machines as one purchase, and lists machines of others. The seed draws its habits and faults."""
 
     world: "World"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.more: dict[str, Observed] = {}
-        """All but the first machine of several, by id."""
         self.terminated: dict[str, Observed] = {}
         """Every second cloud lists what was destroyed for an hour."""
         self.surplus: set[str] = set()
@@ -113,21 +110,22 @@ class Cloud(SimulatedProvider):
 
     def _another(self, first: Handle, node: int, offer: Offer) -> Handle:
         handle = replace(first, id=f"{first.name}-{node}")
-        if handle.id not in self.more:
+        if handle.id not in self.extra:
             self.world.body.stopped.pop(handle.id, None)
-            self.more[handle.id] = Observed(
-                handle=handle, state=InstanceState.RUNNING, accelerator=offer.accelerator, gpus=offer.gpus,
-                spot=offer.spot,
-            )  # fmt: skip
+            self.add_machine(first, node, accelerator=offer.accelerator, gpus=offer.gpus, spot=offer.spot)
             self.world.watch.stands_up(handle.id)
             self.world.watch.billed(handle.id)
         return handle
 
     async def list(self) -> Sequence[Observed]:
-        machines = [*await super().list(), *map(self._halted, self.more.values())]
-        there = {machine.handle.id for machine in machines}
-        over = [machine for own, machine in self.terminated.items() if own not in there]
-        return [*map(self._priced, map(self._dated, machines)), *over, *self._foreign]
+        machines = await super().list()
+        listed = {machine.handle.id for machine in machines}
+        terminated = [machine for machine_id, machine in self.terminated.items() if machine_id not in listed]
+        return [*machines, *terminated, *self._foreign]
+
+    def as_listed(self, machine: Observed) -> Observed:
+        extra = machine.handle.id in self.extra
+        return self._priced(self._dated(self._halted(machine) if extra else machine))
 
     def _halted(self, machine: Observed) -> Observed:
         """One of several whose host has stopped it is listed so within a list lag, and bills."""
@@ -159,14 +157,13 @@ class Cloud(SimulatedProvider):
             self.world.fail("foreign_untouched", f"destroy of {handle.name}")
         if unit(self._config.seed, "lists terminated") < 0.5 and handle.id in self.standing():
             self.terminated[handle.id] = Observed(handle=handle, state=InstanceState.GONE)
-        if handle.id in self.more:
-            del self.more[handle.id]
-            self.world.note("cloud", f"destroyed {handle.id}")
-            self.world.watch.died(handle.id, self.world.loop.time())
-            return
-        if handle.id != handle.name:
+        extra = handle.id in self.extra
+        if not extra and handle.id != handle.name:
             raise Gone(f"{handle.id} is not there")
         await super().destroy(handle)
+        if extra:
+            self.world.note("cloud", f"destroyed {handle.id}")
+            self.world.watch.died(handle.id, self.world.loop.time())
 
     def answered_for(self, machine_id: str, own: Attempt) -> bool:
         """By its attempt, which keeps none beside those that it has recorded."""
@@ -177,7 +174,7 @@ class Cloud(SimulatedProvider):
         """Ids of all machines of ours that bill."""
         body = self._body
         assert isinstance(body, Body)
-        return (*body.standing(), *self.more)
+        return (*body.standing(), *self.extra)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -192,7 +189,7 @@ class Launch:
     work: asyncio.Task[Sequence[Handle]] | None = None
 
 
-class CloudDoor:
+class CloudConnection:
     """`ports.Provider` of one process."""
 
     name = "simulated"

@@ -1,5 +1,5 @@
 """A machine's way to the blob store: the calls of obstore that the trainer's own checkpoint code makes, without
-threads or chance. `trainers` puts them in place while a house runs."""
+threads or chance. `trainers` puts them in place while a simulation runs."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -146,7 +146,7 @@ class _Obstore:
 
 @contextmanager
 def trainers(clock: Callable[[], float]) -> Iterator[None]:
-    """Their store, their disks, their clock and their nonces are the house's. `clock`: virtual seconds."""
+    """Their store, their disks, their clock and their nonces are the simulation's. `clock`: virtual seconds."""
     numbers = iter(range(1 << 32))
 
     def nonce(length: int) -> str:

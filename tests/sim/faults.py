@@ -84,7 +84,7 @@ OF_JOBS = (
     "preempt", "preempt", "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop",
     "raise_cap", "late_machine", "rot", "host_stops",
 )  # fmt: skip
-"""One of these is drawn for each job, beside what befalls the house."""
+"""One of these is drawn for each job, in addition to what befalls the installation."""
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
@@ -108,13 +108,15 @@ KINDS = (
 
 
 def jobs_of(seed: int) -> int:
-    """How many are submitted to a house."""
+    """Return the number of jobs that are submitted."""
     return rng(seed, "jobs").choice(JOBS)
 
 
 def plan_of(seed: int) -> tuple[Fault, ...]:
-    """At least three faults of the house, and one for each job; in some all brokers are away for a while or a backup is
-    restored, trainers fail, or one machine of several stops."""
+    """Return the faults of a seed: at least three of the installation, and one for each job.
+
+    With some seeds all brokers are away for a while, a backup is restored, trainers fail, or a machine stops.
+    """
     draw = rng(seed, "plan")
     found = [_instant(draw, OF_JOBS, draw.uniform(0, CALM_S * 0.7)) for _ in range(jobs_of(seed))]
     for _ in range(draw.randint(3, 14)):
@@ -139,7 +141,7 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
 
 
 def _sometimes(seed: int, kind: str) -> list[Fault]:
-    """In every sixth house one to three times."""
+    """With every sixth seed one to three times."""
     draw = rng(seed, kind)
     if draw.random() >= 1 / 6:
         return []
@@ -165,7 +167,7 @@ class Weather:
     _draws: dict[str, int] = field(default_factory=dict)
 
     def hits(self, kind: str, broker: int | None = None, *, job: JobId | None = None) -> bool:
-        """Whether it strikes this call. `job`: whose alone it is; None: the whole house's."""
+        """Whether it strikes this call. `job`: whose alone it is; None: the whole installation's."""
         struck = bool(self.now[kind]) and self.lasts(kind, broker)
         if struck:
             self.strikes.note(kind, job)
@@ -190,14 +192,19 @@ class Weather:
 
 
 def at_work(plan: Sequence[Fault], since: float, until: float) -> int:
-    """How many faults of the house happened, or lasted, in a span; those of one job are counted where they strike."""
-    house = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock", "away", "restored"))
-    return sum(one.at <= until and one.at + one.for_s >= since for one in house)
+    """Return how many faults of the installation happened, or lasted, in a span.
+
+    Faults of one job are counted where they strike.
+    """
+    shared = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock", "away", "restored"))
+    return sum(one.at <= until and one.at + one.for_s >= since for one in shared)
 
 
 def excusing(plan: Sequence[Fault], brokers: int) -> tuple[Fault, ...]:
-    """Of a plan what excuses a house of so many brokers. That one of them is cut off from the cloud does not, while
-    another reaches it: whatever keeps that one from its work excuses by itself."""
+    """Return the faults of a plan that excuse an installation of so many brokers.
+
+    A broker that is cut off from the cloud is no excuse while another one is not.
+    """
     cuts = [one for one in plan if one.kind == "cloud.cut"]
 
     def alone(cut: Fault) -> bool:

@@ -154,7 +154,7 @@ class Happenings:
         """Something befalls a machine that stands."""
         world = self._world
         if fault.kind in ("lose_node", "node_stops"):
-            nodes = await self._one_of(lambda: sorted(world.cloud.more.keys() - world.cloud.surplus), fault)
+            nodes = await self._one_of(lambda: sorted(world.cloud.extra.keys() - world.cloud.surplus), fault)
             if nodes is not None:
                 await (self._lose_node(nodes) if fault.kind == "lose_node" else self._halt_node(nodes, fault))
             return
@@ -194,7 +194,7 @@ class Happenings:
     async def _lose_node(self, lost: str) -> None:
         world, now = self._world, self._world.loop.time()
         world.struck("lose_node", lost)
-        del world.cloud.more[lost]
+        del world.cloud.extra[lost]
         world.note("cloud", f"lost {lost}")
         world.watch.died(lost, now)
         world.watch.lost(attempt_of_machine(lost), now)

@@ -10,7 +10,7 @@ from tests.sim.mutants import MUTANTS, Hunt, Mutant, hunt
 
 CAUGHT = Path(__file__).with_name("caught.json")
 """The seed and the invariant that caught each mutant, by the mutant's name. Whatever the product does otherwise makes
-another house of a seed: so these are only where to look first."""
+another simulation of a seed: so these are only where to look first."""
 
 
 def mutants(seeds: Sequence[int], only: str | None, *, known: bool, note: bool) -> int:

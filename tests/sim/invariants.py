@@ -27,7 +27,7 @@ from broker.lifecycle.state_machine import ATTEMPT_RULES, JOB_RULES
 from broker.ports import Change, JobFilter
 from providers.local.machine import Machine
 from tests.sim.bodies import FAILURES
-from tests.sim.cloud import Stand
+from tests.sim.cloud import MachineRecord
 from tests.sim.faults import disturbed_s
 from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
@@ -65,7 +65,7 @@ class Watch:
         self._told_since: dict[AttemptId, float] = {}
         self._held: dict[AttemptId, float] = {}
         """Until when the machine of each was kept for people."""
-        self.stands: list[Stand] = []
+        self.stands: list[MachineRecord] = []
         self.born_at: dict[str, float] = {}
         """Each machine, by its id: when it last came to stand."""
         self.measures = Measures()
@@ -299,7 +299,7 @@ class Watch:
         assert attempt is not None
         price = attempt.line.offer.usd_per_hour
         self.born_at[machine_id] = self._world.loop.time()
-        self.stands.append(Stand(id=machine_id, attempt=own, usd_per_hour=price, born=self.born_at[machine_id]))
+        self.stands.append(MachineRecord(id=machine_id, attempt=own, usd_per_hour=price, born=self.born_at[machine_id]))
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()

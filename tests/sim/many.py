@@ -1,4 +1,4 @@
-"""Many houses at a time, in processes of their own; what they come to does not depend on how many those are."""
+"""Simulates many seeds in parallel processes. The results do not depend on the number of processes."""
 
 import multiprocessing
 import os
@@ -11,22 +11,22 @@ from tests.sim.outcome import Outcome
 from tests.sim.run import quiet, shrink, simulate
 
 CHUNK = 4
-"""Houses that a process takes at once."""
+"""Seeds that a process takes at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """One house. `story`: of a broken invariant, with the fewest faults that still break it; else empty."""
+class SimulationResult:
+    """Result of one seed. `story`: of a broken invariant, with the fewest faults that still break it; or empty."""
 
     outcome: Outcome
     story: str
 
 
-def houses(seeds: Iterable[int], *, hints: bool, processes: int | None = None) -> Iterator[Told]:
-    """In the order of the seeds. Without `processes`: one for each core."""
+def results(seeds: Iterable[int], *, hints: bool, processes: int | None = None) -> Iterator[SimulationResult]:
+    """Yield the results in the order of the seeds. `processes`: None for one on each core."""
     workers = pool(processes or os.cpu_count() or 1)
     try:
-        yield from workers.map(partial(house, hints=hints), seeds, chunksize=CHUNK)
+        yield from workers.map(partial(result_of, hints=hints), seeds, chunksize=CHUNK)
     finally:
         workers.shutdown(cancel_futures=True)
 
@@ -36,13 +36,13 @@ def pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), quiet)
 
 
-def house(seed: int, *, hints: bool) -> Told:
+def result_of(seed: int, *, hints: bool) -> SimulationResult:
     outcome = simulate(seed, hints=hints)
-    story = "" if outcome.violation is None else tell(outcome, hints=hints)
-    return Told(outcome=outcome.without_trace(), story=story)
+    story = "" if outcome.violation is None else shortest_story(outcome, hints=hints)
+    return SimulationResult(outcome=outcome.without_trace(), story=story)
 
 
-def tell(outcome: Outcome, *, hints: bool) -> str:
+def shortest_story(outcome: Outcome, *, hints: bool) -> str:
     """What broke, and the shortest way there."""
     assert outcome.violation is not None
     name, message = outcome.violation

@@ -9,7 +9,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState
 from broker.ports import Clock, Provider
 from broker.runtime.provider_gate import RateLimitedProvider
-from tests.sim.cloud import CloudDoor
+from tests.sim.cloud import CloudConnection
 from tests.sim.measures import attempt_of_machine
 from trainer.contract import object_keys as keys
 
@@ -28,7 +28,7 @@ class OmittingGate(RateLimitedProvider):
     and shows nobody what it was told then.
     """
 
-    def __init__(self, world: "World", door: CloudDoor, clock: Clock) -> None:
+    def __init__(self, world: "World", door: CloudConnection, clock: Clock) -> None:
         super().__init__(cast(Provider, door), clock)
         self._world, self._process = world, door.process
         self._left_out: set[str] = set()

@@ -1,4 +1,4 @@
-"""What became of one house, and of many."""
+"""The outcome of one simulated installation, and the summary of many."""
 
 import hashlib
 from collections import Counter
@@ -74,7 +74,7 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     for outcome in done:
         faults.update(outcome.strikes)
     return {
-        "houses": len(done),
+        "installations": len(done),
         "jobs": sum(len(outcome.states) for outcome in done),
         "lifetimes": lifetimes,
         "faultless": len(lives) - lifetimes,
@@ -93,11 +93,11 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
 
 
 def too_long(outcome: Outcome) -> list[str]:
-    """Each leak that fails a run, in one line, by what is measured."""
-    said = "a machine that nobody wanted stood for"
-    return [f"seed {outcome.seed}: leak_age: {said} {age:.1f} s while somebody could act" for age in outcome.long_leaks]
+    """Return one line for each leak above the goal."""
+    what = "a machine that nobody wanted stood for"
+    return [f"seed {outcome.seed}: leak_age: {what} {age:.1f} s while somebody could act" for age in outcome.long_leaks]
 
 
-def never_struck(told: Mapping[str, Any]) -> list[str]:
-    """Kinds of faults of a `summary` that found nothing to strike."""
-    return [kind for kind, struck in told["faults"].items() if not struck]
+def never_struck(totals: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of faults of a `summary` that struck no job."""
+    return [kind for kind, struck in totals["faults"].items() if not struck]

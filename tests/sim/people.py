@@ -16,7 +16,7 @@ from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.domain.workload import Workload
 from providers.simulated.market import rng
-from tests.sim.doors import StoreDoor
+from tests.sim.connections import StoreConnection
 from tests.sim.faults import CALM_S, TAIL_S, Fault
 from tests.sim.loop import EPOCH, Process
 from tests.sim.measures import attempt_of_machine
@@ -50,7 +50,7 @@ class People:
         if draw.random() < HEIRS and (origin := self._origin(draw)) is not None:
             job = replace(job, spec=job.spec.model_copy(update={"init_from": f"job/{origin}"}))
         world.asked += 1
-        door: Any = StoreDoor(world, Process("people"), 0, world.store.as_tenant(PEOPLE))
+        door: Any = StoreConnection(world, Process("people"), 0, world.store.as_tenant(PEOPLE))
         again = True
         while again:
             job = replace(job, id=job_id(draw.randbytes(9)))  # as every request does; keys tell of the same
@@ -122,7 +122,7 @@ class People:
 
 
 def policy_of(seed: int, jobs: int) -> Policy | None:
-    """Of every third house: what all its jobs may hold and spend together. A house lasts for less than a day."""
+    """Return a policy on what all jobs hold and spend, with one seed in seven. A simulation takes less than a day."""
     draw = rng(seed, "policy")
     if draw.random() > 0.15:
         return None
@@ -132,7 +132,7 @@ def policy_of(seed: int, jobs: int) -> Policy | None:
         thresholds=tuple(Threshold(at=Decimal("0.9"), action=action) for action in actions),
     )  # fmt: skip
     return Policy(
-        name="house", budgets=(budget,) if draw.random() < 0.7 else (),
+        name="all", budgets=(budget,) if draw.random() < 0.7 else (),
         max_jobs=draw.choice((None, 2, 4)), max_gpus=draw.choice((None, 16, 32, 64)),
         approval_above_usd=Decimal(1000),
     )  # fmt: skip

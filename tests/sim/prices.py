@@ -46,7 +46,7 @@ class Span:
 
 
 class Prices:
-    """Of all spot machines of a house alike: the price that they were bought for times what moves, up to on-demand."""
+    """Prices of all spot machines: what they were bought for times a factor that moves, up to the on-demand price."""
 
     def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
         steps = [step for number, fault in enumerate(f for f in plan if f.kind == KIND)

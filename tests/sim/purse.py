@@ -1,5 +1,7 @@
-"""Parts of invariant 4: what policies let all jobs of a house hold and spend together, and that each attempt pays for
-what its cloud bills, and for no more than what could be known."""
+"""Parts of invariant 4: the limits of policies on what all jobs hold and spend together, and the charges of attempts.
+
+Each attempt pays for what its cloud bills, and for no more than what the broker could know.
+"""
 
 import math
 from collections import Counter
@@ -15,7 +17,7 @@ from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO, LedgerKind
 from broker.domain.offer import Offer
 from broker.ports import Charge
-from tests.sim.cloud import Stand
+from tests.sim.cloud import MachineRecord
 from tests.sim.faults import disturbed_s, lasted_s
 from tests.sim.loop import Process
 from tests.sim.prices import CLOCK_S, Charged, dearest, least
@@ -47,7 +49,7 @@ def highest(offer: Offer) -> Decimal:
 
 
 class Purse:
-    """A house lasts for less than a budget's window."""
+    """A simulation lasts for less than a budget's window."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -222,7 +224,7 @@ class Purse:
                 seconds += max(0.0, min(until, known) - one.born)
         return Decimal(str(seconds))
 
-    def settled(self, attempt: Attempt, stands: Sequence[Stand], settler: Process) -> None:
+    def settled(self, attempt: Attempt, stands: Sequence[MachineRecord], settler: Process) -> None:
         """Its last charge is made. `stands`: its machines, as the cloud bills them."""
         ledger = [entry for entry in self._world.state.ledger[attempt.job_id] if entry.attempt_id == attempt.id]
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
@@ -235,14 +237,14 @@ class Purse:
             self._world.fail("charged_in_full", told)
         self._not_overbilled(attempt, stands)
 
-    def _cost(self, one: Stand) -> Decimal:
+    def _cost(self, one: MachineRecord) -> Decimal:
         ended = self._world.loop.time() if one.ended is None else one.ended
         return one.usd_per_hour * Decimal(str(round(ended - one.born, 3))) / 3600
 
     def _moves(self, attempt: Attempt) -> bool:
         return self._world.prices.moves and attempt.line.offer.price_moves
 
-    def _least(self, attempt: Attempt, stands: Sequence[Stand], settler: Process) -> Decimal:
+    def _least(self, attempt: Attempt, stands: Sequence[MachineRecord], settler: Process) -> Decimal:
         """What its machines cost, of which a price that no listing has shown yet cannot be known; nor, of more machines
         than were bought, those that nobody was shown at once who could tell; nor how long one stood that did nothing,
         and so did not end itself, and went while all brokers were away."""
@@ -256,7 +258,7 @@ class Purse:
         spans, rises = [*prices.spans(offer, charges, sent, now)], [*prices.rises(offer, charges, sent)]
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
-    def _as_known(self, one: Stand) -> Stand:
+    def _as_known(self, one: MachineRecord) -> MachineRecord:
         """Agents do not count the time in which they could not read the lease, and begin anew with their machine."""
         left, back = self._world.happenings.away or (math.inf, math.inf)
         if one.ended is None or not left <= one.ended <= back:
@@ -279,7 +281,7 @@ class Purse:
 
         return any(could(one, shown[one.id]) for one in self._world.brokers() if one.id in shown)
 
-    def _not_overbilled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
+    def _not_overbilled(self, attempt: Attempt, stands: Sequence[MachineRecord]) -> None:
         """For every machine, from the row that announced the create to where all brokers knew that none is left."""
         begun, offer = self._sent[attempt.id], attempt.line.offer
         gone = max((one.ended for one in stands if one.ended is not None), default=begun)

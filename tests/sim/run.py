@@ -1,4 +1,4 @@
-"""Runs of single houses; `python -m tests.sim` makes many."""
+"""Runs of single seeds; `python -m tests.sim` makes many."""
 
 import gc
 import logging
@@ -15,7 +15,7 @@ MOST_TRIES = 60
 
 
 def simulate(seed: int, plan: Sequence[Fault] | None = None, *, hints: bool = True) -> Outcome:
-    """One house from its first job until everything is over, or an invariant breaks. `hints`: False loses them all."""
+    """Simulate one installation until all jobs have ended or an invariant breaks. `hints`: False drops all of them."""
     chosen = plan_of(seed) if plan is None else tuple(plan)
     worlds = [World(seed, chosen, hints=hints)]
     outcome = worlds[0].run()

@@ -1,4 +1,4 @@
-"""A taste of the simulation for every run of the tests; `make reliability` does more. See README.md here."""
+"""A short simulation in every run of the tests; `make reliability` does more. See README.md here."""
 
 import importlib
 import json
@@ -23,21 +23,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def _run(*words: str) -> Mapping[str, Any]:
-    """The last line, which is one JSON object."""
+    """Run `tests.sim` and return the JSON object of its last line."""
     command = [sys.executable, "-m", "tests.sim", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    totals: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return totals
 
 
-def test_every_invariant_holds_in_a_sample_of_houses() -> None:
-    told = _run("--seeds", "commit", "--lifetimes", "20")
-    assert told["violations"] == 0
-    assert told["lifetimes"] >= 20
-    assert told["faults_mean"] >= 1
-    assert told["leaks_long"] == 0
-    assert 0 <= told["leak_age_p50"] <= told["leak_age_p99"] <= told["leak_age_max"]
+def test_every_invariant_holds_in_a_sample_of_seeds() -> None:
+    totals = _run("--seeds", "commit", "--lifetimes", "20")
+    assert totals["violations"] == 0
+    assert totals["lifetimes"] >= 20
+    assert totals["faults_mean"] >= 1
+    assert totals["leaks_long"] == 0
+    assert 0 <= totals["leak_age_p50"] <= totals["leak_age_p99"] <= totals["leak_age_max"]
 
 
 def test_one_seed_is_the_same_story_in_two_processes() -> None:
@@ -45,9 +45,9 @@ def test_one_seed_is_the_same_story_in_two_processes() -> None:
 
 
 def test_jobs_end_where_every_hint_is_lost() -> None:
-    told = _run("--seeds", "commit", "--lifetimes", "10", "--hints", "dropped")
-    assert told["lifetimes"] + told["faultless"] == told["jobs"]
-    assert told["violations"] == told["leaks_long"] == 0
+    totals = _run("--seeds", "commit", "--lifetimes", "10", "--hints", "dropped")
+    assert totals["lifetimes"] + totals["faultless"] == totals["jobs"]
+    assert totals["violations"] == totals["leaks_long"] == 0
 
 
 def test_every_invariant_names_a_mutant_and_every_mutant_an_invariant() -> None:
@@ -60,8 +60,8 @@ def test_every_invariant_names_a_mutant_and_every_mutant_an_invariant() -> None:
 def test_a_machine_that_leaks_for_too_long_is_told_by_name() -> None:
     ages = (3.0, LEAK_GOAL_S, LEAK_GOAL_S + 0.1)
     outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=ages)
-    (told,) = too_long(outcome)
-    assert told.startswith("seed 7: leak_age:")
+    (line,) = too_long(outcome)
+    assert line.startswith("seed 7: leak_age:")
     assert summary([outcome], 1.0)["leaks_long"] == 1
 
 
@@ -72,8 +72,10 @@ def test_a_run_with_a_leak_that_no_fault_explains_fails(
     outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=(age_s,))
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     commands = importlib.import_module("tests.sim.__main__")
-    monkeypatch.setattr(commands.many, "houses", lambda *_, **__: iter([many.Told(outcome=outcome, story="")]))
-    assert commands.houses(range(7, 8), lifetimes=None, hints=True, processes=1) == status
+    monkeypatch.setattr(
+        commands.many, "results", lambda *_, **__: iter([many.SimulationResult(outcome=outcome, story="")])
+    )
+    assert commands.run_seeds(range(7, 8), lifetimes=None, hints=True, processes=1) == status
 
 
 def test_a_fault_that_finds_nothing_to_strike_is_named() -> None:

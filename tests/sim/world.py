@@ -1,5 +1,5 @@
-"""A whole house in virtual time: one to three brokers with the production wiring on one store, one cloud, one blob
-store, and people who submit, stop and pay more. Everything follows from the seed and the plan of faults."""
+"""An installation in virtual time: one to three brokers with the production wiring on one store, cloud and blob store,
+and people who submit, stop and pay more. Everything follows from the seed and the plan of faults."""
 
 import asyncio
 import logging
@@ -12,25 +12,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from broker.controllers.base.context import ControllerContext, Intervals
+from broker.controllers.base.context import Intervals
 from broker.controllers.fleet import Fleet
 from broker.controllers.market.poller import MarketIntervals, MarketPoller
 from broker.controllers.termination.orphan_sweep import Sweep
-from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
+from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.ports import Blobs, Lane, Store
 from broker.runtime.clock import DatabaseClock
-from broker.runtime.secret_box import SecretBox
 from providers.local.machine import Machine
 from providers.simulated.config import SimulatedConfig
 from providers.simulated.market import rng
 from tests.sim import people
 from tests.sim.backups import Backups
 from tests.sim.bodies import Body
-from tests.sim.cloud import SWEEPS, Cloud, CloudDoor, Launch
+from tests.sim.cloud import SWEEPS, CloudConnection, DrawnCloud, Launch
+from tests.sim.connections import BlobConnection, NoHints, Objects, StoreConnection
 from tests.sim.daemon import Errors, daemon
 from tests.sim.disk import trainers
-from tests.sim.doors import BlobDoor, Deaf, Objects, StoreDoor
 from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, excusing, jobs_of, lasted_s
 from tests.sim.happenings import Happenings
 from tests.sim.invariants import CANARY, INVARIANTS, Watch
@@ -41,10 +40,10 @@ from tests.sim.outcome import Outcome
 from tests.sim.prices import Prices
 from tests.sim.strikes import Strikes
 from tests.support.memory_store.store import MemoryStore
+from tests.support.rig.broker_rig import BOX, CLOUD, INSTALLATION, build_fleet
 from trainer.contract import object_keys as keys
 from trainer.contract.documents import Limits
 
-BOX = SecretBox(bytes(32))
 DRAIN_S = 6000.0
 """After the last fault everything is over by then."""
 TICK_S = 10.0
@@ -63,7 +62,7 @@ class Slot:
 
 
 class World:
-    installation = Installation("test")
+    installation = INSTALLATION
     intervals = Intervals(
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=20, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
         replace_s=30, sold_out_s=60, stored_s=60,
@@ -105,17 +104,17 @@ class World:
         self.store = MemoryStore(clock)
         self.state = self.store._state
         if not hints:
-            self.state.hints = Deaf()
+            self.state.hints = NoHints()
         config = self._config()
-        self.body = Body(cast(Blobs, BlobDoor(self, None)), clock, config.virtual, seed=seed)
-        self.cloud = Cloud(config, self.body, installation=self.installation, state=self.folder, clock=clock)
+        self.body = Body(cast(Blobs, BlobConnection(self, None)), clock, config.virtual, seed=seed)
+        self.cloud = DrawnCloud(config, self.body, installation=self.installation, state=self.folder, clock=clock)
         self.body.world = self.cloud.world = self
         self.slots = self._seats()
         self.weather = Weather(seed=seed, strikes=self.strikes, brokers=len(self.slots))
         self.excuses = excusing(plan, len(self.slots))
 
     def _seats(self) -> list[Slot]:
-        """In every fourth house they disagree about the time."""
+        """Return the places of the brokers. With every fourth seed their clocks disagree."""
         clock_skew_message = self._draw.random() < 0.25
         brokers = self._draw.choice((1, 1, 2, 2, 3))
         return [self._slot(n, self._draw.uniform(-3600, 3600) if clock_skew_message else 0.0) for n in range(brokers)]
@@ -243,15 +242,14 @@ class World:
         process = Process(f"b{slot.number}.{slot.starts}", skew_s=slot.skew_s)
         slot.process = self._processes[process.id] = process
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
-        store = cast(Store, StoreDoor(self, process, slot.number, self.store))
+        store = cast(Store, StoreConnection(self, process, slot.number, self.store))
         clock = DatabaseClock(store, slot.clock)
-        provider = slot.gate = OmittingGate(self, CloudDoor(self, process, clock, slot.number), clock)
-        context = ControllerContext(
-            installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
-            store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), intervals=self.intervals, limits=self.limits,
+        provider = slot.gate = OmittingGate(self, CloudConnection(self, process, clock, slot.number), clock)
+        market = MarketPoller({CLOUD: provider}, clock, MarketIntervals(poll_s=self.intervals.market_s))
+        fleet = build_fleet(
+            owner=process.id, store=store, blobs=cast(Blobs, BlobConnection(self, slot.number)), provider=provider,
+            clock=clock, offers=market.offers, troubles=market.troubles, intervals=self.intervals, limits=self.limits,
         )  # fmt: skip
-        market = MarketPoller({"simulated": provider}, clock, MarketIntervals(poll_s=self.intervals.market_s))
-        fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
         _mark_sweeps(fleet)
         self.note(process.id, "starts")
         task = self.loop.create_task(daemon(clock, market, fleet), context=context_of(process))

@@ -1,4 +1,4 @@
-"""Each broker's own doors to the database and to the blob store, at which calls fail before or after their effect."""
+"""Each broker's own connections to the database and to the blob store; calls fail before or after their effect."""
 
 import inspect
 from bisect import bisect_left, insort
@@ -48,7 +48,7 @@ class Objects:
             self._keys.remove(key)
 
 
-class BlobDoor:
+class BlobConnection:
     """`ports.Blobs` of one broker, or with `broker` None of the machines. What a listing knows of an object's date no
     port tells; a mutant asks `modified`."""
 
@@ -120,14 +120,14 @@ class BlobDoor:
             raise BlobsUnavailable("the blob store's answer was lost")
 
 
-class Deaf(Hints):
+class NoHints(Hints):
     """Every hint is lost: no NOTIFY comes through."""
 
     def hint(self, topic: str) -> None:
         """Nobody is woken."""
 
 
-class StoreDoor:
+class StoreConnection:
     """The memory store as one process sees it; every method of `ports.Store` and `ports.TenantStore`."""
 
     def __init__(self, world: "World", process: Process, broker: int, inner: Any) -> None:
@@ -136,8 +136,8 @@ class StoreDoor:
         self._broker = broker
         self._inner = inner
 
-    def as_tenant(self, tenant: Tenant) -> "StoreDoor":
-        return StoreDoor(self._world, self._process, self._broker, self._inner.as_tenant(tenant))
+    def as_tenant(self, tenant: Tenant) -> "StoreConnection":
+        return StoreConnection(self._world, self._process, self._broker, self._inner.as_tenant(tenant))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._inner, name)
