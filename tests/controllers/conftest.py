@@ -31,11 +31,11 @@ async def build_rig(store: Store) -> AsyncIterator[RigBuilder]:
     states = []
 
     def build(
-        cloud: type[SimulatedCloud] = SimulatedCloud, *, faults: CloudFaults | None = None, **market: Any
+        cloud: type[SimulatedCloud] = SimulatedCloud, *, cloud_faults: CloudFaults | None = None, **market: Any
     ) -> BrokerRig:
         states.append(new_state())
         return BrokerRig(
-            store=store, config=config(**market), state=states[-1], cloud=cloud, faults=faults or CloudFaults()
+            store=store, config=config(**market), state=states[-1], cloud=cloud, faults=cloud_faults or CloudFaults()
         )
 
     yield build

@@ -32,7 +32,7 @@ async def test_a_machine_is_not_adopted_before_its_agent_runs(build_rig: RigBuil
 async def test_a_launcher_that_dies_between_leaves_no_bare_machine(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = build_rig(LauncherCloud, faults=CloudFaults(caps={"agent_start_s": 0.3}))
+    rig = build_rig(LauncherCloud, cloud_faults=CloudFaults(caps={"agent_start_s": 0.3}))
     async with rig.running():
         job = await rig.submit()
         await until_machine_recorded(rig, job)

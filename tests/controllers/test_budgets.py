@@ -60,7 +60,7 @@ async def test_only_what_there_is_room_for_is_bought(build_rig: RigBuilder, stor
 
 
 async def test_room_for_gpus_is_for_those_of_all_machines(build_rig: RigBuilder, store: Store) -> None:
-    rig = build_rig(faults=CloudFaults(caps={"multi_node": True}))
+    rig = build_rig(cloud_faults=CloudFaults(caps={"multi_node": True}))
     await rig.market.step()
     small = next(offer for offer in rig.market.offers() if offer.gpus == 1 and not offer.spot)
     cheap = replace(small, id=f"{small.id}/2", gpus=2, usd_per_hour=small.usd_per_hour / 2)

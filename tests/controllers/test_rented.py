@@ -86,7 +86,7 @@ async def test_a_cancel_that_was_not_heard_is_sent_again(
 async def test_a_create_that_takes_too_long_is_cancelled(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = build_rig(LauncherCloud, faults=CloudFaults(caps={"boot_deadline_s": 0.3}))
+    rig = build_rig(LauncherCloud, cloud_faults=CloudFaults(caps={"boot_deadline_s": 0.3}))
     async with rig.running():
         job = await rig.submit(retry={"max": 0})
         done = await rig.state_of(job, JobState.FAILED)

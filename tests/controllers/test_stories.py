@@ -151,7 +151,7 @@ class CountsEmptyListings(SimulatedCloud):
 async def test_the_time_that_listings_lag_is_not_charged(build_rig: RigBuilder) -> None:
     """A destroyed machine is absent once a listing does not show it, though the proof takes a whole lag longer."""
     lag_s = 100.0
-    rig = build_rig(CountsEmptyListings, faults=CloudFaults(caps={"list_lag_s": lag_s}), virtual=ENDLESS)
+    rig = build_rig(CountsEmptyListings, cloud_faults=CloudFaults(caps={"list_lag_s": lag_s}), virtual=ENDLESS)
     cloud, job = rig.provider, await rig.submit()
     assert isinstance(cloud, CountsEmptyListings)
 

@@ -204,7 +204,7 @@ class BrokerRig:
 
 
 RigBuilder = Callable[..., BrokerRig]
-"""Builds a `BrokerRig` on the test's store: `build(cloud, faults=..., **changes of config)`."""
+"""Builds a `BrokerRig` on the test's store: `build(cloud, cloud_faults=..., **changes of config)`."""
 
 
 def config(**changes: Any) -> SimulatedConfig:

@@ -91,7 +91,7 @@ class LauncherCloud(SimulatedCloud):
 
     async def evict(self, name: InstanceName) -> None:
         """End a machine's agent and list the machine as stopped: it is ours until it is destroyed."""
-        (machine,) = [o for o in await self.list() if o.handle.name == name]
+        (machine,) = [o for o in await self.list() if o.handle.id == name]
         await SimulatedProvider.destroy(self, machine.handle)
         self.extra[name] = replace(machine, state=InstanceState.STOPPED)
 
