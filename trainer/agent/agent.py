@@ -19,7 +19,7 @@ from trainer.agent.process.child import kill_descendants
 from trainer.agent.process.host_check import HostNotUsable
 from trainer.agent.script_runner import ScriptRunner
 from trainer.agent.train_runner import TrainRunner
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import AttemptSpec, Outcome
 from trainer.core.errors import EXIT
 from trainer.core.parent_death import adopt_orphans, make_undumpable
@@ -82,7 +82,7 @@ class Agent:
         await prepare.insist(lifecycle.renew, prepare.PATIENCE_S)
         spec = await prepare.read_spec(lifecycle.objects, self._env.attempt)
         self._state.spec, self._state.limits = spec, spec.limits
-        if await lifecycle.objects.read(keys.final(self._env.attempt)) is not None:
+        if await lifecycle.objects.read(object_keys.final(self._env.attempt)) is not None:
             raise UnusableInput(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
         if missing := [name for name in spec.secrets if name not in lifecycle.secrets]:
             raise UnusableInput(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")

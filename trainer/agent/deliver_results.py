@@ -6,14 +6,14 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from trainer.agent.base import prepare
-from trainer.checkpoint import protocol as checkpoint
-from trainer.contract import object_keys as keys
+from trainer.checkpoint import protocol
+from trainer.contract import object_keys
 from trainer.contract.output import OutputConfig
-from trainer.core import disk_space as room
+from trainer.core import disk_space
 from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
-from trainer.publish import publisher as publish
+from trainer.publish import publisher
 
-RESULTS = (*(f"{name}/" for name in publish.FOLDERS), *publish.BESIDE)
+RESULTS = (*(f"{name}/" for name in publisher.FOLDERS), *publisher.BESIDE)
 PAUSES_S = (5.0, 30.0)
 """Pauses in seconds before a failed delivery is repeated."""
 LIMIT_S = 3600.0
@@ -25,7 +25,7 @@ async def verified(objects: Objects, manifest: str) -> bool:
 
     Raises: ObjectStoreError.
     """
-    return await prepare.insist(lambda: checkpoint.verified(objects, manifest), prepare.PATIENCE_S)
+    return await prepare.insist(lambda: protocol.verified(objects, manifest), prepare.PATIENCE_S)
 
 
 async def deliver(
@@ -53,7 +53,7 @@ async def deliver(
         async with within(LIMIT_S):
             await _fetch(objects, manifest, folder)
             for pause_s in (*pauses_s, None):
-                done, failed = await publish.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
+                done, failed = await publisher.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
                 for line in done:
                     report("published", line)
                 if not failed:
@@ -81,14 +81,14 @@ def _rest(output: OutputConfig, failed: list[str]) -> OutputConfig:
 
 async def _fetch(objects: Objects, key: str, folder: Path) -> None:
     """Download the results without the training state. Raises: BadContent, ObjectStoreError, OSError."""
-    manifest, source = await checkpoint.read_manifest(objects, key), keys.files_prefix(key)
+    manifest, source = await protocol.read_manifest(objects, key), object_keys.files_prefix(key)
     files = [file for file in manifest.files if file.path.startswith(RESULTS)]
     try:
         for file in files:
             await objects.download(source + file.path, folder / file.path, size=file.bytes, sha256=file.sha256)
     except (ObjectStoreError, OSError) as e:
-        if room.is_full(e):
+        if disk_space.is_full(e):
             raise OSError(
-                f"they could not be fetched: {room.disk_full_message(folder, sum(f.bytes for f in files))}"
+                f"they could not be fetched: {disk_space.disk_full_message(folder, sum(f.bytes for f in files))}"
             ) from None
         raise

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from trainer.agent.base.prepare import UnusableInput
 from trainer.agent.base.state import AgentState
 from trainer.agent.dead_man_switch import DeadMan
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Desired, Outcome
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
@@ -40,8 +40,8 @@ class DesiredStateWatcher:
             await self._renew()
         except UnusableInput as e:
             self._log(f"the renewed grant is ignored: {e}")
-        self._follow(await self._objects.read(keys.desired(self._state.env.attempt)))
-        lease = await self._objects.read(keys.BROKER_LEASE)
+        self._follow(await self._objects.read(object_keys.desired(self._state.env.attempt)))
+        lease = await self._objects.read(object_keys.BROKER_LEASE)
         self._deadman.observe(lease, time.monotonic())
         if self._deadman.expired:
             stale = round(self._deadman.stale_s)

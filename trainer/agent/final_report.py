@@ -5,13 +5,13 @@ import contextlib
 import sys
 from collections.abc import Callable
 
-from trainer.agent import deliver_results as deliver
+from trainer.agent import deliver_results
 from trainer.agent.base import prepare
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
 from trainer.agent.upload.heartbeat import Beater, redacted
 from trainer.agent.upload.log_shipper import Shipper
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Final, Outcome
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
@@ -50,14 +50,14 @@ class FinalReport:
         self._state.phase, self._state.message = "done", message
         self._beater.now()
         with contextlib.suppress(TimeoutError):
-            async with self._state.in_time(deliver.LIMIT_S):
+            async with self._state.in_time(deliver_results.LIMIT_S):
                 while not await self._is_written():  # noqa: ASYNC110
                     await asyncio.sleep(self._state.limits.heartbeat_s)
 
     async def _is_written(self) -> bool:
         """Return True if `final.json` exists, and False if the store cannot be read."""
         with contextlib.suppress(ObjectStoreError):
-            return await self._objects.read(keys.final(self._env.attempt)) is not None
+            return await self._objects.read(object_keys.final(self._env.attempt)) is not None
         return False
 
     async def write(self, outcome: Outcome, message: str, code: int | None, *, pulled: bool) -> Outcome:
@@ -73,7 +73,9 @@ class FinalReport:
                 sent, received = self._objects.sent_bytes, self._objects.received_bytes
                 final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
                 data = final.model_dump_json().encode()
-                await prepare.insist(lambda: self._objects.create(keys.final(self._env.attempt), data), patience_s)
+                await prepare.insist(
+                    lambda: self._objects.create(object_keys.final(self._env.attempt), data), patience_s
+                )
         except ObjectStoreError as e:
             print(f"final.json cannot be written: {e}", file=sys.stderr)
             return Outcome.INFRASTRUCTURE
@@ -115,4 +117,4 @@ class FinalReport:
             return False
         self._state.phase = "saving"
         await asyncio.sleep((PULLED_BEATS if pulled else FOLLOW_BEATS) * self._state.limits.heartbeat_s)
-        return await self._objects.read(keys.final(self._env.attempt)) is None
+        return await self._objects.read(object_keys.final(self._env.attempt)) is None

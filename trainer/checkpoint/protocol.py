@@ -18,8 +18,7 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trainer.contract import checkpoint_format as checkpoint_plan
-from trainer.contract import object_keys as keys
+from trainer.contract import checkpoint_format, object_keys
 from trainer.contract.base import Document
 from trainer.contract.checkpoint_format import BadFormat, RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, Manifest, ManifestFile
@@ -54,7 +53,7 @@ class Origin:
     @property
     def folder(self) -> str:
         """Folder of this attempt's checkpoints, with the closing slash."""
-        return f"{keys.checkpoints(self.job)}{self.attempt}/"
+        return f"{object_keys.checkpoints(self.job)}{self.attempt}/"
 
 
 async def commit(
@@ -74,7 +73,7 @@ async def commit(
     Raises: ObjectStoreError, BadContent; uploaded files then stay uncommitted and are never used.
     """
     began = time.monotonic() - taken_s
-    target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4), complete=complete)
+    target = object_keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4), complete=complete)
     files = await _send(objects, target, folder, sent)
     return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
@@ -93,7 +92,7 @@ async def offer(
 
     Raises: ObjectStoreError.
     """
-    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
+    target = object_keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
     offered = Offered(files=tuple(await _send(objects, target, folder, sent)))
     await objects.write(f"{target}{PART}{part.node}.json", offered.model_dump_json().encode())
     return sum(f.bytes for f in offered.files)
@@ -119,7 +118,7 @@ async def commit_parts(
     manifest of this checkpoint cannot be used.
     """
     began = time.monotonic() - taken_s
-    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
+    target = object_keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
     files = await _send(objects, target, folder, sent)
     for node in range(1, part.nodes):
         key = f"{target}{PART}{node}.json"
@@ -132,7 +131,7 @@ async def commit_parts(
         except ValidationError:
             raise BadContent(f"{key} cannot be read") from None
     stored = set(await objects.keys(target))
-    if absent := [f.path for f in files if target + keys.FILES + f.path not in stored]:
+    if absent := [f.path for f in files if target + object_keys.FILES + f.path not in stored]:
         raise ObjectStoreError(f"{target}{absent[0]} was offered and is absent")
     return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
@@ -140,7 +139,7 @@ async def commit_parts(
 async def _send(objects: Objects, target: str, folder: Path, sent: Callable[[int], None]) -> list[ManifestFile]:
     """Upload every file of the folder."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
-    gate, below = asyncio.Semaphore(PARALLEL), target + keys.FILES
+    gate, below = asyncio.Semaphore(PARALLEL), target + object_keys.FILES
 
     async def send(path: Path) -> ManifestFile:
         name = path.relative_to(folder).as_posix()
@@ -186,7 +185,7 @@ async def _seal(
         complete=complete,
         save_s=round(time.monotonic() - began, 3),
     )
-    key = target + keys.MANIFEST
+    key = target + object_keys.MANIFEST
     if await objects.create(key, manifest.model_dump_json().encode()):
         return key, manifest
     # The reply to an earlier attempt may be lost, and its time differs.
@@ -201,7 +200,7 @@ async def own(objects: Objects, origin: Origin) -> list[str]:
 
     Raises: ObjectStoreError.
     """
-    return [*keys.manifests(reversed(await objects.keys(origin.folder)))]
+    return [*object_keys.manifests(reversed(await objects.keys(origin.folder)))]
 
 
 async def read_manifest(objects: Objects, key: str) -> Manifest:
@@ -226,7 +225,7 @@ async def verified(objects: Objects, key: str) -> bool:
         manifest = await read_manifest(objects, key)
     except BadContent:
         return False
-    folder = keys.files_prefix(key)
+    folder = object_keys.files_prefix(key)
     sizes = await objects.sizes(folder)
     return manifest.complete and all(sizes.get(folder + file.path) == file.bytes for file in manifest.files)
 
@@ -234,7 +233,7 @@ async def verified(objects: Objects, key: str) -> bool:
 async def remove_after(objects: Objects, origin: Origin, step: int) -> None:
     """Delete this attempt's checkpoints after `step`, because a rollback abandoned them. Raises: ObjectStoreError."""
     for key in await own(objects, origin):
-        if keys.step_of(key) > step:
+        if object_keys.step_of(key) > step:
             await objects.delete(key)
 
 
@@ -254,13 +253,13 @@ async def restore(
     Raises: ObjectStoreError.
     """
     if jumps:
-        candidates = [key for key in candidates if keys.step_of(key) <= jumps[-1].step]
+        candidates = [key for key in candidates if object_keys.step_of(key) <= jumps[-1].step]
     for key in candidates:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             manifest = await _fetch(objects, key, folder, kind)
-            if jumps and not checkpoint_plan.has_due_row_skips(folder, jumps):
+            if jumps and not checkpoint_format.has_due_row_skips(folder, jumps):
                 raise BadContent("it comes from before the training went back")
         except BadContent as e:
             log(f"checkpoint {key} cannot be used: {e}; falling back to the one before it")
@@ -276,7 +275,7 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
         raise BadContent(f"its version is {manifest.version}, this trainer knows {CONTRACT_VERSION}; take a newer one")
     if manifest.kind != kind:
         raise BadContent(f"it is a {manifest.kind} checkpoint, and this is a {kind} job")
-    source = keys.files_prefix(key)
+    source = object_keys.files_prefix(key)
     gate = asyncio.Semaphore(PARALLEL)
 
     async def get(file: ManifestFile) -> None:
@@ -289,7 +288,7 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
     await side_by_side([get(f) for f in manifest.files])
     if kind == "train":
         try:
-            await asyncio.to_thread(checkpoint_plan.verify, folder)
+            await asyncio.to_thread(checkpoint_format.verify, folder)
         except BadFormat as e:
             raise BadContent(str(e)) from None
     return manifest
@@ -305,14 +304,14 @@ async def prune(
 
     Raises: ObjectStoreError; the next call deletes the rest.
     """
-    listed = await objects.keys(keys.checkpoints(origin.job))
-    own_keys = [k for k in listed if (earlier or k.startswith(origin.folder)) and not keys.is_in_token_cache(k)]
-    manifests = [*keys.manifests(own_keys)]
+    listed = await objects.keys(object_keys.checkpoints(origin.job))
+    own_keys = [k for k in listed if (earlier or k.startswith(origin.folder)) and not object_keys.is_in_token_cache(k)]
+    manifests = [*object_keys.manifests(own_keys)]
     newest = manifests[-config.keep :]
     retained = {*newest, *milestones(listed, config.keep_every)}
     if newest:
-        retained |= rollback_manifests(manifests, min(map(keys.step_of, newest)), guard)
-    folders = {k.removesuffix(keys.MANIFEST) for k in retained}
+        retained |= rollback_manifests(manifests, min(map(object_keys.step_of, newest)), guard)
+    folders = {k.removesuffix(object_keys.MANIFEST) for k in retained}
     for key in manifests:
         if key not in retained:
             await objects.delete(key)

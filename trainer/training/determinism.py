@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from trainer.models import accelerations as switches
+from trainer.models import accelerations
 
 LACKS = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -43,7 +43,7 @@ def settle(lacks: str) -> None:
     """Require deterministic kernels, or report why that is impossible."""
     if not lacks:
         return insist()
-    switches.notice(
+    accelerations.notice(
         f"{lacks} has no kernel here that gives the same bits each time, so a run that is resumed may differ from one "
         "that was not in the last of them"
     )

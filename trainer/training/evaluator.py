@@ -11,27 +11,18 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from trainer.batching import sampler as order
+from trainer.batching import sampler
 from trainer.contract.checkpoint_format import METRICS, Progress, Rate
 from trainer.core.errors import Drained, Fault
 from trainer.core.ipc import RunFolder, WorkerJob
-from trainer.parallel import barrier as meeting
-from trainer.parallel import ddp as parallel
+from trainer.parallel import barrier, ddp
 from trainer.tasks.common.task import Task
 from trainer.training import (
-    determinism as exact,
-)
-from trainer.training import (
-    evaluation as evaluate,
-)
-from trainer.training import (
-    model_card as card,
-)
-from trainer.training import (
-    result_writer as results,
-)
-from trainer.training import (
-    tensorboard as board,
+    determinism,
+    evaluation,
+    model_card,
+    result_writer,
+    tensorboard,
 )
 from trainer.training.reporter import Reporter
 
@@ -56,7 +47,7 @@ class Evaluator:
     rows: int
     """Rows of an evaluation batch."""
     accelerator: Accelerator
-    arrangement: parallel.DataParallel
+    arrangement: ddp.DataParallel
     report: Reporter
 
     def evaluate(self, progress: Progress) -> tuple[float, Mapping[str, float]]:
@@ -68,8 +59,8 @@ class Evaluator:
                 self._look()
 
         self.task.data.begin_step(EVALUATION)
-        set_seed(order.micro_batch_seed(self.job.train.seed, EVALUATION, 0))
-        return evaluate.heldout(
+        set_seed(sampler.micro_batch_seed(self.job.train.seed, EVALUATION, 0))
+        return evaluation.heldout(
             self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
         )
 
@@ -92,7 +83,7 @@ class Evaluator:
         """
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
         samples: list[dict[str, str]] = []
-        with meeting.long_barrier("samples"), contextlib.suppress(Drained):  # the next check raises it in all processes
+        with barrier.long_barrier("samples"), contextlib.suppress(Drained):  # the next check raises it in all processes
             samples = self._samples(progress)
         self.leave_if_asked()
         return samples
@@ -122,21 +113,21 @@ class Evaluator:
 
         def write() -> None:
             if self.accelerator.is_main_process:
-                evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
+                evaluation.write_artifacts(folder, self.task, self.model, whole, samples, scores)
                 rows, made_on = self.run.root / METRICS, self.arrangement.describe()
-                text = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
+                text = model_card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
                 (folder / "README.md").write_text(text)
-                board.write(folder, rows, progress.heldout, self.report.event)
+                tensorboard.write(folder, rows, progress.heldout, self.report.event)
 
         def merge() -> None:
             if self.accelerator.is_main_process:
                 shutil.rmtree(folder / "model", ignore_errors=True)  # left by an earlier attempt
                 self.task.model.merge(folder)
 
-        self.insist(lambda: results.try_write(write), lambda: self._wanted(whole))
+        self.insist(lambda: result_writer.try_write(write), lambda: self._wanted(whole))
         if self.job.train.output.merge:
             self.leave_if_asked()
-            self.insist(lambda: results.try_write(merge), lambda: self._wanted(whole))
+            self.insist(lambda: result_writer.try_write(merge), lambda: self._wanted(whole))
 
     def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
         """Return the bytes of the weights in the results."""
@@ -154,10 +145,10 @@ class Evaluator:
         """
 
         def together() -> str:
-            with meeting.long_barrier("results"):
+            with barrier.long_barrier("results"):
                 return action()
 
-        results.write_with_retries(
+        result_writer.write_with_retries(
             together,
             agree=lambda fact: self.arrangement.any_rank(fact)[0],
             waiting=lambda: bool(self.run.waiting()),
@@ -176,7 +167,7 @@ class Evaluator:
         if progress.base_samples is not None:
             base = list(progress.base_samples)
         else:
-            with evaluate.without_adapter(self.model):
+            with evaluation.without_adapter(self.model):
                 base = self.written(alone=alone)
         prompts = self.job.train.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
@@ -189,9 +180,9 @@ class Evaluator:
 
         Raises: Drained if `alone`.
         """
-        watched = evaluate.watched(self.model, self._look) if alone else contextlib.nullcontext()
+        watched = evaluation.watched(self.model, self._look) if alone else contextlib.nullcontext()
         try:
-            with watched, exact.leniently(), evaluate.as_trained(self.job.train, self.accelerator):
+            with watched, determinism.leniently(), evaluation.as_trained(self.job.train, self.accelerator):
                 return self.task.samples.write(self.model, self.accelerator.device)
         except Exception as e:
             if self.arrangement.divided or isinstance(

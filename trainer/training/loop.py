@@ -13,7 +13,7 @@ from trainer.batching import mmap_dataset
 from trainer.contract.checkpoint_format import Progress, Rate
 from trainer.core.errors import Drained, UserFault
 from trainer.core.ipc import RunFolder, WorkerJob
-from trainer.models import loading as models
+from trainer.models import loading
 from trainer.parallel import barrier
 from trainer.training import determinism, divergence, model_selection, result_writer, setup
 from trainer.training.checkpointing import CheckpointManager, CheckpointSources
@@ -97,7 +97,7 @@ class TrainingLoop:
 
     def _report_start(self) -> None:
         count = sum(p.numel() for p in self._trained.parameters.values())
-        whole = sum(map(models.size, self._trained.bare.parameters()))
+        whole = sum(map(loading.size, self._trained.bare.parameters()))
         self._report.log(
             f"{self._config.model}: {count:,} of {whole:,} weights are "
             f"trained on {self._arrangement.describe()}; {len(self._setup.train_rows)} rows, "

@@ -13,7 +13,7 @@ import yaml
 from trainer.contract.checkpoint_format import Rate
 from trainer.contract.train import FullConfig
 from trainer.core.ipc import WorkerJob
-from trainer.models import remote_code as trust
+from trainer.models import remote_code
 
 MADE_WITH = ("torch", "transformers", "peft", "accelerate", "safetensors")
 
@@ -45,7 +45,7 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
 
 
 def _revision(job: WorkerJob) -> list[tuple[str, ...]]:
-    commit, code = trust.commit(job.train), trust.remote_code_fingerprint(job.train)
+    commit, code = remote_code.commit(job.train), remote_code.remote_code_fingerprint(job.train)
     return [(what, which) for what, which in (("of commit", commit), ("its own code", code)) if which]
 
 

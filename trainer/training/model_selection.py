@@ -11,7 +11,7 @@ from trainer.checkpoint.snapshot import Local, StoredSnapshot
 from trainer.contract.checkpoint_format import Best, Progress
 from trainer.contract.guard import LOSS, SelectionConfig
 from trainer.core.errors import UserFault
-from trainer.parallel import ddp as parallel
+from trainer.parallel import ddp
 
 ERRORS = ("loss", "mae", "rmse")
 """Endings of names of metrics that are better when lower."""
@@ -80,7 +80,7 @@ class Selection:
         scores = (*(s for s in progress.scores if s[0] != progress.step), (progress.step, score))
         selected = progress.best
         if self.config.best and (selected is None or is_better(self.config, score, selected.value)):
-            self._weights = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
+            self._weights = {n: ddp.local(p).to("cpu", copy=True) for n, p in parameters.items()}
             selected = Best(step=progress.step, value=score)
         return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": selected})
 
@@ -102,7 +102,7 @@ class Selection:
         other = progress.scores_by != self._by
         selected = None if other or not self.config.best else progress.best
         if selected is not None:
-            self._weights = {n: stored.read("best", n, parallel.window(p)) for n, p in parameters.items()}
+            self._weights = {n: stored.read("best", n, ddp.window(p)) for n, p in parameters.items()}
         lost = self.config.best and selected is None
         return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": selected})
 
@@ -118,7 +118,7 @@ class Selection:
         if selected is None or selected.step == progress.step:
             yield None
             return
-        last = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
+        last = {n: ddp.local(p).to("cpu", copy=True) for n, p in parameters.items()}
         _put(self._weights, settle, parameters)
         try:
             yield selected.step
@@ -131,4 +131,4 @@ def _put(
 ) -> None:
     settle()
     for name, parameter in parameters.items():
-        parallel.local(parameter).copy_(tensors[name])
+        ddp.local(parameter).copy_(tensors[name])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trainer.core import disk_space as room
+from trainer.core import disk_space
 from trainer.core.errors import Fault
 
 PAUSES_S = (0.5, 1.0, 2.0)
@@ -53,7 +53,7 @@ def write_with_retries(
         if tries > len(PAUSES_S):
             last = why or "by another process"
             raise ResultsNotWritten(
-                f"the results could not be written, last: {last}; {room.disk_full_message(folder, wanted())}"
+                f"the results could not be written, last: {last}; {disk_space.disk_full_message(folder, wanted())}"
             )
         time.sleep(PAUSES_S[max(0, tries - 1)])
         leave()

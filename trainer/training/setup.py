@@ -15,8 +15,7 @@ from trainer.batching import mmap_dataset, sampler
 from trainer.contract.checkpoint_format import Rate
 from trainer.contract.train import TrainConfig
 from trainer.core.ipc import RunFolder, WorkerJob
-from trainer.models import accelerations
-from trainer.models import loading as models
+from trainer.models import accelerations, loading
 from trainer.optim import learning_rates, optimizers
 from trainer.parallel import barrier, ddp, device_check, fsdp
 from trainer.tasks.common.task import Task
@@ -96,7 +95,7 @@ def _join(job: WorkerJob, run: RunFolder) -> tuple[ddp.DataParallel, str, Report
     config, cpu = job.train, not torch.cuda.is_available()
     ddp.join(job.parallelism, cpu=cpu)
     device = accelerate.PartialState(cpu=cpu).device
-    precision = models.precision_of(config, device)
+    precision = loading.precision_of(config, device)
     mixed = "no" if precision == "fp32" else precision
     accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
     arrangement = fsdp.of(job.parallelism, accelerator, precision)
@@ -119,7 +118,7 @@ def _build_model(
 
     accelerator, device = arrangement.accelerator, arrangement.accelerator.device
     bare = arrangement.build(load)
-    parameters = models.trainable(bare)
+    parameters = loading.trainable(bare)
     rate = learning_rates.of(config, bare)
     optimizer = optimizers.of(parameters, config.optim, divided=arrangement.divided)
     if config.tf32:

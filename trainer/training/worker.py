@@ -56,9 +56,9 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
 
 
 def _unforeseen(error: Exception) -> Ended:
-    from trainer.parallel import ddp as parallel
+    from trainer.parallel import ddp
 
-    if parallel.is_lost_peer(error):
+    if ddp.is_lost_peer(error):
         message = f"another process of this job has gone: {_line(error)}"
         return Ended(code=ExitCode.INFRASTRUCTURE, message=message, pulled=True)
     code = ExitCode.INFRASTRUCTURE if isinstance(error, (OSError, RuntimeError)) else ExitCode.USER_ERROR
@@ -68,8 +68,8 @@ def _unforeseen(error: Exception) -> Ended:
 def _train(job: WorkerJob, run: RunFolder) -> None:
     import torch
 
-    from trainer.parallel import ddp as parallel
-    from trainer.training import determinism as exact
+    from trainer.parallel import ddp
+    from trainer.training import determinism
     from trainer.training.loop import TrainingLoop
 
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -77,18 +77,18 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
         built = f"torch {torch.__version__} for CUDA {torch.version.cuda}"
         raise Fault(f"torch can use {usable} of {job.gpus} GPUs; the driver may be too old for {built}")
     if usable:
-        exact.begin()
+        determinism.begin()
     loop = TrainingLoop(job, run)
     try:
         loop.run()
     except (Drained, Rollback):
-        parallel.leave()
+        ddp.leave()
         raise
     except Exception as e:
         if isinstance(e, MemoryError) or _oom(e):
             e.add_note(loop.memory())
         raise
-    parallel.leave()
+    ddp.leave()
 
 
 def _oom(error: BaseException) -> Ended | None:

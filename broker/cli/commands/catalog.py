@@ -13,7 +13,7 @@ from broker.cli.core.output import Output
 from broker.domain.gpu_names import gpu_name
 from broker.domain.offer import GIB
 from broker.estimator.speed.hardware import TABLE, matches
-from broker.model_catalog import catalog as catalogue
+from broker.model_catalog import catalog
 
 CONTEXT = ("max_position_embeddings", "n_positions", "max_target_positions")
 """Config fields that hold the longest supported sequence; families name it differently."""
@@ -23,7 +23,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="On
 async def _models(words: Words = None, *, as_json: Json = False) -> None:
     """List the models of the bundled catalogue, which the broker can size offline."""
     out = Output(as_json=as_json)
-    rows = [row for name in catalogue.names() if _has(words, str((row := _model(name))["id"]), str(row["family"]))]
+    rows = [row for name in catalog.names() if _has(words, str((row := _model(name))["id"]), str(row["family"]))]
     _require_match(rows, words, "model", "gpubroker models lists all; for other models use estimate --config")
     out.document(rows)
     table = _table(("model", "family", "parameters", "context", "licence"), right=("parameters", "context"))
@@ -54,7 +54,7 @@ async def _gpus(words: Words = None, *, as_json: Json = False) -> None:
 
 
 def _model(name: str) -> dict[str, Any]:
-    published = catalogue.find(name)
+    published = catalog.find(name)
     assert published is not None, name
     config = published.config
     return {

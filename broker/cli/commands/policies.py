@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from broker.api.core.problems import of_validation
-from broker.api.schemas import policies as wire
-from broker.cli.core import formatting as words
+from broker.api.schemas import policies
+from broker.cli.core import formatting
 from broker.cli.core.command import JobArgument, Json, client, command
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
@@ -95,7 +95,7 @@ async def ls(as_json: Json = False) -> None:
     for name in ("policy", "scope", "limits", "version", "changed", "by"):
         table.add_column(name)
     for row in page.items:
-        limits, changed = "; ".join(_limits(row.policy)), words.ago(row.changed_at)
+        limits, changed = "; ".join(_limits(row.policy)), formatting.ago(row.changed_at)
         table.add_row(row.policy.name, row.policy.scope, limits, str(row.version), changed, row.changed_by)
     out.say(table if page.items else "no policies; `gpubroker policy apply FILE` creates one")
 
@@ -103,12 +103,13 @@ async def ls(as_json: Json = False) -> None:
 def _limits(policy: Policy) -> list[str]:
     """Return the limits of a policy as short texts."""
     limits = [
-        f"{words.money(b.limit_usd)} per {'rolling ' if b.window == 'rolling' else ''}{b.per}" for b in policy.budgets
+        f"{formatting.money(b.limit_usd)} per {'rolling ' if b.window == 'rolling' else ''}{b.per}"
+        for b in policy.budgets
     ]
     limits += [f"{policy.max_gpus} GPUs"] if policy.max_gpus is not None else []
     limits += [f"{policy.max_jobs} jobs"] if policy.max_jobs is not None else []
     above = policy.approval_above_usd
-    return limits + ([f"approval above {words.money(above)}"] if above is not None else [])
+    return limits + ([f"approval above {formatting.money(above)}"] if above is not None else [])
 
 
 @command
@@ -162,7 +163,7 @@ async def budget(as_json: Json = False) -> None:
     out.say(table if page.items else empty)
 
 
-def _rows(standing: wire.StandingView) -> list[tuple[str, ...]]:
+def _rows(standing: policies.StandingView) -> list[tuple[str, ...]]:
     parts = (standing.user and f"user {standing.user}", standing.team and f"team {standing.team}")
     scope = " of ".join(filter(None, parts)) or "installation"
     rows = [(*_money(standing, line), _ends(line)) for line in standing.budgets]
@@ -171,21 +172,21 @@ def _rows(standing: wire.StandingView) -> list[tuple[str, ...]]:
         if limit is not None:
             rows.append((unit, _bar(Decimal(0), Decimal(held), Decimal(limit)), "", str(held), str(limit), ""))
     if standing.approval_above_usd is not None:
-        rows.append(("approval above", "", "", "", words.money(standing.approval_above_usd), ""))
+        rows.append(("approval above", "", "", "", formatting.money(standing.approval_above_usd), ""))
     return [(standing.name if not n else "", scope if not n else "", *row) for n, row in enumerate(rows)]
 
 
-def _money(standing: wire.StandingView, line: wire.BudgetView) -> tuple[str, ...]:
+def _money(standing: policies.StandingView, line: policies.BudgetView) -> tuple[str, ...]:
     rolling = "rolling " if line.window == "rolling" else ""
     bar = _bar(line.charged_usd, standing.outstanding_usd, line.limit_usd)
     reached = [t for t in line.thresholds if t.reached]
     action = f" {max(reached, key=lambda t: t.at).action.value}" if reached else ""
     amounts = (line.charged_usd, standing.outstanding_usd, line.limit_usd)
-    spent, held, limit = (words.money(usd) for usd in amounts)
+    spent, held, limit = (formatting.money(usd) for usd in amounts)
     return f"{rolling}{line.per}", f"{bar} {line.committed_usd / line.limit_usd:.0%}{action}", spent, held, limit
 
 
-def _ends(line: wire.BudgetView) -> str:
+def _ends(line: policies.BudgetView) -> str:
     return f"{line.until:%Y-%m-%d %H:%M} UTC" if line.until else "rolls"
 
 
@@ -210,7 +211,7 @@ async def approve(
     async with client() as c:
         view = await c.approve(await job_id(c, job), up_to_usd=usd)
     out.document(view)
-    out.say(f"job {view.id} ({view.name}) is approved up to {words.money(max(view.cap_usd, usd or view.cap_usd))}")
+    out.say(f"job {view.id} ({view.name}) is approved up to {formatting.money(max(view.cap_usd, usd or view.cap_usd))}")
 
 
 def _usd(text: str | None) -> Decimal | None:
@@ -233,14 +234,14 @@ async def refuse(job: JobArgument, as_json: Json = False) -> None:
     out.say(f"job {view.id} ({view.name}) is refused and will be cancelled")
 
 
-def _show_dry_run(out: Output, run: wire.DryRunView) -> None:
+def _show_dry_run(out: Output, run: policies.DryRunView) -> None:
     never_started = [launch for launch in run.held if launch.until is None]
     out.say(
         f"{run.since:%Y-%m-%d} to {run.until:%Y-%m-%d}: of {run.launches} launches, {len(run.held)} would have "
         f"waited ({len(never_started)} to the end) and {len(run.drained)} would have drained; {len(run.asked)} jobs "
         "would have needed approval",
-        f"{words.money(run.usd_spent)} was spent, of which the policy would have prevented "
-        f"{words.money(run.usd_not_spent)} so far",
+        f"{formatting.money(run.usd_spent)} was spent, of which the policy would have prevented "
+        f"{formatting.money(run.usd_not_spent)} so far",
     )
     for crossed in run.crossed[:SHOWN]:
         out.say(f"{crossed.at:%Y-%m-%d %H:%M}  {crossed.budget} reaches {crossed.share:.0%}: {crossed.action.value}")

@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from broker.api.schemas.slack_users import SlackLinkRequest
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.output import Output
 from broker.cli.core.usage_errors import checked
@@ -51,7 +51,7 @@ async def links(as_json: Json = False) -> None:
         table.add_column(name)
     for user in page.items:
         scopes = ", ".join(user.scopes)
-        table.add_row(user.user, user.name, user.owner, user.team, scopes, words.ago(user.linked_at))
+        table.add_row(user.user, user.name, user.owner, user.team, scopes, formatting.ago(user.linked_at))
     out.say(table)
 
 

@@ -12,7 +12,7 @@ import typer
 from broker.api.schemas.spending import SpendRowView, SpendView
 from broker.billing.invoice_formats import Format, read
 from broker.billing.reconcile import Charged, Invoice, InvoiceVerdict, Reconciliation, reconcile
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.exit_codes import BadInput, Exit
 from broker.cli.core.output import Output
@@ -92,11 +92,11 @@ def _bar(value: Decimal, highest: Decimal) -> str:
 
 def _cells(row: SpendRowView) -> tuple[str, ...]:
     return (
-        words.money(row.usd),
+        formatting.money(row.usd),
         f"{row.gpu_hours:,.1f}",
-        words.money(row.lost_usd),
-        words.money(row.saved_on_demand_usd) if row.on_demand_of_usd else "–",
-        words.money(row.saved_dearest_usd) if row.dearest_of_usd else "–",
+        formatting.money(row.lost_usd),
+        formatting.money(row.saved_on_demand_usd) if row.on_demand_of_usd else "–",
+        formatting.money(row.saved_dearest_usd) if row.dearest_of_usd else "–",
         str(row.jobs),
         str(row.attempts),
     )
@@ -104,11 +104,11 @@ def _cells(row: SpendRowView) -> tuple[str, ...]:
 
 def _notes(total: SpendRowView) -> list[str]:
     """Return the lines below the table: the parts of the total, and the share without a comparison."""
-    parts = f"compute {words.money(total.compute_usd)}, egress {words.money(total.egress_usd)}"
-    notes = [f"{parts}, storage {words.money(total.storage_usd)}"]
+    parts = f"compute {formatting.money(total.compute_usd)}, egress {formatting.money(total.egress_usd)}"
+    notes = [f"{parts}, storage {formatting.money(total.storage_usd)}"]
     unknown = total.compute_usd - total.on_demand_of_usd
     if unknown > 0:
-        notes.append(f"{words.money(unknown)} of compute has no known on-demand price and is not compared")
+        notes.append(f"{formatting.money(unknown)} of compute has no known on-demand price and is not compared")
     return notes
 
 
@@ -209,9 +209,9 @@ def _show_result(out: Output, invoice: Invoice, result: Reconciliation) -> None:
         (
             row.machine,
             row.job_id or "–",
-            words.money(row.invoice_usd),
-            words.money(row.ledger_usd),
-            words.money(row.usd),
+            formatting.money(row.invoice_usd),
+            formatting.money(row.ledger_usd),
+            formatting.money(row.usd),
             WORDS[row.verdict],
         )
         for row in result.rows
@@ -221,6 +221,6 @@ def _show_result(out: Output, invoice: Invoice, result: Reconciliation) -> None:
     if rows:
         out.say(TerminalTable(columns, rows))
     out.say(
-        f"{invoice.cloud}: {equal} of {len(result.rows)} agree; invoice {words.money(result.invoice_usd)}, "
-        f"ledger {words.money(result.ledger_usd)}; {invoice.ignored} positions belong to no machine"
+        f"{invoice.cloud}: {equal} of {len(result.rows)} agree; invoice {formatting.money(result.invoice_usd)}, "
+        f"ledger {formatting.money(result.ledger_usd)}; {invoice.ignored} positions belong to no machine"
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from broker.api.schemas.tenancy import AuditView, TeamRequest, TokenRequest, TokenView
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
@@ -80,7 +80,7 @@ async def token_ls(as_json: Json = False) -> None:
 
 def _token(token: TokenView) -> tuple[str, ...]:
     until = "never" if token.expires_at is None else f"{token.expires_at:%Y-%m-%d %H:%M}"
-    scopes, age = ", ".join(token.scopes), words.ago(token.created_at)
+    scopes, age = ", ".join(token.scopes), formatting.ago(token.created_at)
     return token.id, token.team, token.owner, scopes, age, until, token.note
 
 
@@ -112,7 +112,7 @@ async def team_ls(as_json: Json = False) -> None:
     async with client() as c:
         page = await c.teams()
     out.document(page)
-    rows = [(team.name, words.ago(team.created_at), team.note) for team in page.items]
+    rows = [(team.name, formatting.ago(team.created_at), team.note) for team in page.items]
     out.say(
         TerminalTable((Column(name="team"), Column(name="created", rank=1), Column(name="note", min_width=16)), rows)
     )
@@ -150,7 +150,7 @@ async def audit(
 
 
 def _entry(entry: AuditView) -> tuple[str, ...]:
-    cost = "" if entry.usd is None else words.money(entry.usd)
+    cost = "" if entry.usd is None else formatting.money(entry.usd)
     at = f"{entry.at:%Y-%m-%d %H:%M:%S}"
     return at, entry.team, entry.actor, entry.token_id, entry.action, entry.target, cost, _change(entry)
 

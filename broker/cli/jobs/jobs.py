@@ -9,15 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from broker.api.schemas.jobs import EventList, JobDetail
-from broker.cli.core import formatting as words
-from broker.cli.core import plots
+from broker.cli.core import formatting, plots
 from broker.cli.core.command import JobArgument, Json, client, command
 from broker.cli.core.exit_codes import BadInput, NotFoundExit
 from broker.cli.core.job_lookup import job_id
 from broker.cli.core.output import Output
 from broker.cli.jobs import artifacts as results
 from broker.cli.jobs.watch import PATIENCE_S, raise_for_state, watch
-from broker.cli.views import jobs as job_views
+from broker.cli.views import jobs
 from broker.cli.views import summary as summary_view
 from broker.cli.views.offers import decision_table
 from broker.cli.views.progress import event_line
@@ -44,7 +43,7 @@ async def get(job: JobArgument, wait: Wait = False, as_json: Json = False) -> No
             return await follow(c, full_id, out)
         detail = await c.job(full_id)
     out.document(detail)
-    out.say(job_views.detail(detail))
+    out.say(jobs.detail(detail))
 
 
 @command
@@ -93,7 +92,7 @@ async def follow(c: AsyncClient, job: str, out: Output) -> None:
 async def summary_of(c: AsyncClient, detail: JobDetail) -> Summary:
     """Return the summary of a running or ended job."""
     messages = await results.read_messages(c, detail.id)
-    machines = tuple(words.machine(run) for run in detail.runs)
+    machines = tuple(formatting.machine(run) for run in detail.runs)
     return summarise(detail, machines, messages.losses, messages.samples)
 
 
@@ -165,7 +164,7 @@ async def cap(job: JobArgument, cap_usd: Annotated[str, typer.Argument(metavar="
     async with client() as c:
         view = await c.raise_cap(await job_id(c, job), _usd(cap_usd))
     out.document(view)
-    out.say(f"job {view.id} may spend up to {words.money(view.cap_usd)}; its state is {view.state.value}")
+    out.say(f"job {view.id} may spend up to {formatting.money(view.cap_usd)}; its state is {view.state.value}")
 
 
 @command
@@ -203,7 +202,7 @@ async def artifacts(
                 raise NotFoundExit(f"job {full_id} has no files yet; they come with its first checkpoint")
             out.document(page)
             for file in files:
-                out.say(f"{words.size(file.bytes):>12}  {file.path}")
+                out.say(f"{formatting.size(file.bytes):>12}  {file.path}")
             return
         written = [str(path) for path in await fetch(c, await c.job(full_id), to, out, every=every)]
     document: dict[str, Any] = {"job": full_id, "step": page.step, "complete": page.complete, "files": written}

@@ -14,13 +14,13 @@ import typer
 
 from broker.api.schemas.files import UploadView
 from broker.api.schemas.jobs import JobView
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.command import cli_error, confirm, interruptible
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
 from broker.cli.spec.code_archive import pack
 from broker.cli.spec.spec_file import UPLOAD, Prepared, SpecFile
-from broker.cli.views import quote as quote_view
+from broker.cli.views import quote
 from broker.client.async_client import AsyncClient
 from broker.client.transport.errors import ApiError
 from broker.domain.money import usd
@@ -59,9 +59,9 @@ async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> P
 
 def show(out: Output, prepared: Prepared, *, every: bool = False) -> None:
     """Print the data check and the quote."""
-    if (check := quote_view.check(prepared.quote.check, prepared.columns)) is not None:
+    if (check := quote.check(prepared.quote.check, prepared.columns)) is not None:
         out.say(check)
-    quote_view.show(out, prepared.quote, every=every)
+    quote.show(out, prepared.quote, every=every)
 
 
 def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
@@ -81,13 +81,15 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
     if out.asks and not yes:
         proposed = _ask_cap(proposed)
     else:
-        out.say(f"cap: {words.money(proposed)} (P90 of the best offer × 1.25; set cap_usd in the spec to change it)")
+        out.say(
+            f"cap: {formatting.money(proposed)} (P90 of the best offer × 1.25; set cap_usd in the spec to change it)"
+        )
     return replace(prepared, body={**prepared.body, "cap_usd": str(proposed)})
 
 
 def confirm_submission(out: Output, prepared: Prepared, *, yes: bool) -> None:
     """Ask before submitting. Raises Refused when the user answers no, BadInput when stdin is not a terminal."""
-    cap = words.money(Decimal(str(prepared.body["cap_usd"])))
+    cap = formatting.money(Decimal(str(prepared.body["cap_usd"])))
     question = f"Submit {prepared.file.spec.name}? It never spends more than {cap}"
     confirm(out, question, yes=yes or out.as_json, to="submit", else_="nothing was submitted")
 

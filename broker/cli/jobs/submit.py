@@ -8,7 +8,7 @@ import typer
 
 from broker.api.schemas.offers import OfferList
 from broker.api.service.spec_inputs import unknown_name
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.command import Json, client, command
 from broker.cli.core.exit_codes import BadInput
 from broker.cli.core.output import Output
@@ -95,7 +95,7 @@ async def submit(
         submission.confirm_submission(out, prepared, yes=yes)
     async with client(patience_s=UPLOAD_PATIENCE_S) as c:
         job = await submission.send(c, prepared, key=key)
-    out.say(f"job {job.id} submitted: {job.name}, cap {words.money(job.cap_usd)}")
+    out.say(f"job {job.id} submitted: {job.name}, cap {formatting.money(job.cap_usd)}")
     if detach:
         out.document(job)
         out.say(f"follow it with `gpubroker watch {job.id}`")

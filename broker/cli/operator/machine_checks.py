@@ -5,7 +5,7 @@ import shutil
 
 from broker.blobs.bucket_check import check_bucket, check_grants
 from broker.blobs.connect import folder_of
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.operator.doctor_check import DoctorCheck
 from broker.daemon.config import DaemonConfig
 from broker.domain.errors import BlobError, InvalidInput
@@ -30,7 +30,7 @@ async def machine_checks() -> list[DoctorCheck]:
     ]
     folder = next(p for p in (config.home, *config.home.absolute().parents) if p.exists())
     free = shutil.disk_usage(folder).free
-    detail, fix = f"{words.size(free)} free at {folder}", "free disk space, or move the home"
+    detail, fix = f"{formatting.size(free)} free at {folder}", "free disk space, or move the home"
     return [*checks, DoctorCheck(name="disk", ok=free >= MIN_FREE_BYTES, detail=detail, fix=fix)]
 
 

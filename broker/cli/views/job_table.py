@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from broker.api.schemas.job_list import JobView
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.table import Column, TerminalTable
 from broker.domain.job import JobState
 
@@ -42,10 +42,10 @@ def table(jobs: Iterable[JobView]) -> TerminalTable:
 
 def _row(job: JobView) -> tuple[str | Text, ...]:
     state = Text(job.state.value, style=COLOURS.get(job.state, ""))
-    spent, cap = words.money(job.spent_usd), words.money(job.cap_usd)
+    spent, cap = formatting.money(job.spent_usd), formatting.money(job.cap_usd)
     return (
         job.id, job.name, f"{job.team}/{job.owner}", state, str(job.attempts), spent, cap, forecast(job),
-        words.ago(job.created_at), job.reason,
+        formatting.ago(job.created_at), job.reason,
     )  # fmt: skip
 
 
@@ -54,4 +54,4 @@ def forecast(job: JobView) -> Text:
     expected = job.forecast
     if expected is None:
         return Text("–")
-    return Text(words.money(expected.usd), style="red" if expected.over_cap or expected.late else "")
+    return Text(formatting.money(expected.usd), style="red" if expected.over_cap or expected.late else "")

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from broker.api.schemas.job_data import StorageView
 from broker.api.schemas.jobs import JobDetail, JobView
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.views.progress import view
 
 
@@ -15,22 +15,22 @@ def forecast_message(job: JobView) -> str:
     if expected is None:
         return ""
     notes = "; above the cap" * expected.over_cap + "; too late" * expected.late
-    return f"{words.money(expected.usd)} by {expected.finish_at:%Y-%m-%d %H:%M} UTC (P50){notes}"
+    return f"{formatting.money(expected.usd)} by {expected.finish_at:%Y-%m-%d %H:%M} UTC (P50){notes}"
 
 
 def detail(job: JobDetail) -> Table:
     """Return the facts and attempts of one job, one per line."""
-    now, spent = view(job), words.money(job.spent_usd)
+    now, spent = view(job), formatting.money(job.spent_usd)
     shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")
     facts = [
         ("job", f"{job.name} ({job.id})"),
         ("state", now.state + (f": {job.reason}" if job.reason else "")),
-        ("money", f"{spent} spent of {words.money(job.cap_usd)}, {words.money(job.reserved_usd)} reserved"),
+        ("money", f"{spent} spent of {formatting.money(job.cap_usd)}, {formatting.money(job.reserved_usd)} reserved"),
         (
             "submitted",
-            f"{words.ago(job.created_at)} by {job.owner}" + (f", retry of {job.retry_of}" if job.retry_of else ""),
+            f"{formatting.ago(job.created_at)} by {job.owner}" + (f", retry of {job.retry_of}" if job.retry_of else ""),
         ),
         ("labels", ", ".join(f"{k}:{v}" for k, v in job.labels.items())),
         ("progress", now.line() if job.runs else ""),
@@ -44,7 +44,7 @@ def detail(job: JobDetail) -> Table:
             shown.add_row(name, Text(text))
     for run in job.runs:
         why = f" ({run.reason.value})" if run.reason else ""
-        what = f"{run.state.value}{why}, {words.machine(run)}, {words.money(run.charged_usd)}"
+        what = f"{run.state.value}{why}, {formatting.machine(run)}, {formatting.money(run.charged_usd)}"
         shown.add_row(f"attempt {run.number}", Text(what + (f": {run.detail}" if run.detail else "")))
     return shown
 
@@ -53,7 +53,7 @@ def storage_message(storage: StorageView | None) -> str:
     """Return the size of a job's stored data, its monthly cost and its cost so far."""
     if storage is None:
         return "stores data whose size is not measured yet"
-    text = f"stores {words.size(storage.bytes)}, {words.money(storage.usd_per_month)} a month"
-    text += f", {words.money(storage.usd)} so far"
+    text = f"stores {formatting.size(storage.bytes)}, {formatting.money(storage.usd_per_month)} a month"
+    text += f", {formatting.money(storage.usd)} so far"
     deleted = ", ".join(f"{deletion.what} on {deletion.at:%Y-%m-%d}" for deletion in storage.deleted)
     return text + (f"; already deleted: {deleted}" if deleted else "")

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from broker.api.schemas.offers import OfferList, OfferView, ProviderStatusView
 from broker.api.schemas.plans import DecisionView
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
 
@@ -36,18 +36,18 @@ def show(out: Output, page: OfferList) -> None:
 
 def _row(offer: OfferView) -> tuple[str, ...]:
     return (
-        words.cloud(offer),
+        formatting.cloud(offer),
         offer.region,
         offer.instance_type,
-        words.gpu(offer),
-        words.market(offer),
-        words.money(offer.usd_per_hour),
-        words.money(offer.usd_per_hour / offer.gpus) if offer.gpus > 1 else "",
+        formatting.gpu(offer),
+        formatting.market(offer),
+        formatting.money(offer.usd_per_hour),
+        formatting.money(offer.usd_per_hour / offer.gpus) if offer.gpus > 1 else "",
         str(offer.vcpus),
-        words.size(offer.ram_bytes),
+        formatting.size(offer.ram_bytes),
         _host(offer),
         FREE[offer.available],
-        words.ago(offer.seen_at).removesuffix(" ago"),
+        formatting.ago(offer.seen_at).removesuffix(" ago"),
         offer.source,
     )
 
@@ -64,7 +64,7 @@ def provider(status: ProviderStatusView) -> str:
     """Return `vast: 4812 offers, 3 s ago; skipped: 12 price 0 or less`, or the provider's error."""
     text = f"{status.name}: {status.offers} offers"
     if status.seen_at is not None:
-        text += f", {words.ago(status.seen_at)}"
+        text += f", {formatting.ago(status.seen_at)}"
     if status.error is not None:
         text += f"; DOWN: {status.error}"
     if status.dropped:
@@ -79,6 +79,6 @@ def decision_table(decision: DecisionView) -> Table:
     for name, side in (("offer", "left"), ("$/h", "right"), ("$ to finish", "right"), ("", "left"), ("reason", "left")):
         table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
     for line in decision.items:
-        price, to_finish = words.money(line.usd_per_hour), words.money(line.usd_p50)
+        price, to_finish = formatting.money(line.usd_per_hour), formatting.money(line.usd_p50)
         table.add_row(line.offer, price, to_finish, line.drop or "kept", line.reason)
     return table

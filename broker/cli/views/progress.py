@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from broker.api.schemas.jobs import EventView, JobDetail
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.output import Output
 from broker.domain.job import JobState
 from trainer.contract.documents import Heartbeat
@@ -50,8 +50,8 @@ class View:
         parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        parts.append(f"{words.money(self.spent)} of {words.money(self.cap)}")
-        left = [] if self.left_s is None else [f"{words.duration(self.left_s)} left"]
+        parts.append(f"{formatting.money(self.spent)} of {formatting.money(self.cap)}")
+        left = [] if self.left_s is None else [f"{formatting.duration(self.left_s)} left"]
         return [*parts, *left, *self.warnings]
 
 
@@ -62,7 +62,7 @@ def view(job: JobDetail) -> View:
     beats = [r.beat for r in job.runs if r.beat is not None]
     return View(
         state=_state(job),
-        where=words.machine(run) if run and job.state is JobState.ACTIVE else job.reason,
+        where=formatting.machine(run) if run and job.state is JobState.ACTIVE else job.reason,
         step=next((b.step for b in reversed(beats) if b.step), 0),
         total=max((b.total_steps for b in beats), default=0),
         loss=beat.loss if beat else None,
@@ -78,7 +78,7 @@ def _warnings(job: JobDetail) -> tuple[str, ...]:
     forecast, idle = job.forecast, job.runs[-1].idle if job.runs and job.state is JobState.ACTIVE else None
     warnings = [] if idle is None else [f"idle ({idle})"]
     if forecast is not None and forecast.over_cap:
-        warnings.append(f"{words.money(forecast.usd)} expected, above the cap")
+        warnings.append(f"{formatting.money(forecast.usd)} expected, above the cap")
     if forecast is not None and forecast.late:
         warnings.append(f"too late: {forecast.finish_at:%Y-%m-%d %H:%M} UTC expected")
     return tuple(warnings)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from broker.api.schemas.policies import HoldView
 from broker.api.schemas.quotes import LineView, QuoteView
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.output import Output
 from broker.cli.core.table import Column, TerminalTable
 from broker.domain.offer import DropReason, OfferVerdict
@@ -44,7 +44,7 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     for region in quote.unsold_regions:
         out.say(f"no offer is in region {region}")
     if not quote.kept:
-        cheapest = f" (the cheapest that fits: {words.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
+        cheapest = f" (the cheapest that fits: {formatting.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
         out.say(f"no offer fits{cheapest}; a submitted job would wait until one does")
     if quote.held is not None:
         out.say(hold_message(quote.held))
@@ -83,13 +83,13 @@ def _row(number: int, line: LineView) -> tuple[str, ...]:
     offer = line.offer
     return (
         str(number),
-        words.cloud(offer),
+        formatting.cloud(offer),
         offer.region,
-        words.gpu(offer, line.nodes),
-        words.market(offer),
-        words.money(offer.usd_per_hour * line.nodes),
-        words.hours(line.hours_p50, line.hours_p90) + UNCHECKED * (line.tier == "unchecked"),
-        words.span(line.usd_p50, line.usd_p90),
+        formatting.gpu(offer, line.nodes),
+        formatting.market(offer),
+        formatting.money(offer.usd_per_hour * line.nodes),
+        formatting.hours(line.hours_p50, line.hours_p90) + UNCHECKED * (line.tier == "unchecked"),
+        formatting.span(line.usd_p50, line.usd_p90),
         line.reason,
     )
 
@@ -143,10 +143,11 @@ def explained(line: LineView) -> list[str]:
     plan, hours, costs = line.plan, line.hours.model_dump(), line.costs.model_dump()
     checkpointing = "gradient checkpointing" if plan.gradient_checkpointing else "no gradient checkpointing"
     batch = f"micro-batch {plan.micro_batch}, {plan.accumulation} per step, {checkpointing}"
+    machine = f"{formatting.cloud(line.offer)} {formatting.gpu(line.offer, line.nodes)}"
     return [
-        f"{words.cloud(line.offer)} {words.gpu(line.offer, line.nodes)}: {plan.parallelism} on {plan.devices}, {batch}",
-        "  time  " + ", ".join(f"{name} {words.hours(value, None)}" for name, value in hours.items() if value),
-        "  $     " + ", ".join(f"{name} {words.money(value)}" for name, value in costs.items() if value),
+        f"{machine}: {plan.parallelism} on {plan.devices}, {batch}",
+        "  time  " + ", ".join(f"{name} {formatting.hours(value, None)}" for name, value in hours.items() if value),
+        "  $     " + ", ".join(f"{name} {formatting.money(value)}" for name, value in costs.items() if value),
     ]
 
 
@@ -159,7 +160,11 @@ def dropped(quote: QuoteView) -> list[str]:
     lines = []
     for drop, count in sorted(quote.drops.items(), key=lambda item: -item[1]):
         example = examples.get(drop)
-        text = f"; e.g. {words.gpu(example.offer)} at {words.cloud(example.offer)}: {example.reason}" if example else ""
+        text = (
+            f"; e.g. {formatting.gpu(example.offer)} at {formatting.cloud(example.offer)}: {example.reason}"
+            if example
+            else ""
+        )
         lines.append(f"dropped {count} {LABELS[drop]}{text}")
     return lines
 

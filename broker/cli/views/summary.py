@@ -3,7 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
-from broker.cli.core import formatting as words
+from broker.cli.core import formatting
 from broker.cli.core.output import Output
 from broker.cli.core.plots import in_terminal
 from broker.cli.views.summary_data import AttemptLine, Sample, Summary
@@ -27,7 +27,7 @@ def lines(summary: Summary) -> list[str]:
     count = len(summary.attempts)
     attempts = f"{count} attempt{'' if count == 1 else 's'}, {summary.preemptions} preempted"
     steps = f"; {summary.steps} steps, {summary.steps_redone} of them lost and redone" if summary.steps else ""
-    facts.append(f"{attempts}{steps}; {words.duration(summary.seconds)}")
+    facts.append(f"{attempts}{steps}; {formatting.duration(summary.seconds)}")
     facts.append(_money(summary))
     before, after = summary.heldout_loss_before, summary.heldout_loss_after
     if before is not None and after is not None:
@@ -42,10 +42,10 @@ def lines(summary: Summary) -> list[str]:
 
 
 def _money(summary: Summary) -> str:
-    text = f"{words.money(summary.usd)} spent of {words.money(summary.cap_usd)}"
+    text = f"{formatting.money(summary.usd)} spent of {formatting.money(summary.cap_usd)}"
     if summary.usd_on_demand:
         saved = 1 - summary.usd / summary.usd_on_demand
-        text += f"; the same time on demand: {words.money(summary.usd_on_demand)} ({saved:.0%} saved)"
+        text += f"; the same time on demand: {formatting.money(summary.usd_on_demand)} ({saved:.0%} saved)"
     return text
 
 
@@ -59,9 +59,11 @@ def _attempts(attempts: tuple[AttemptLine, ...]) -> Table:
     table.add_column("$", justify="right")
     for a in attempts:
         steps = "–" if a.start_step is None else f"{a.start_step} → {a.end_step}"
-        table.add_row(str(a.number), a.machine, steps, words.duration(a.seconds), a.why, words.money(a.usd))
+        table.add_row(str(a.number), a.machine, steps, formatting.duration(a.seconds), a.why, formatting.money(a.usd))
     table.add_section()
-    table.add_row("", "all", "", "", "", words.money(sum((a.usd for a in attempts), start=type(attempts[0].usd)(0))))
+    table.add_row(
+        "", "all", "", "", "", formatting.money(sum((a.usd for a in attempts), start=type(attempts[0].usd)(0)))
+    )
     return table
 
 

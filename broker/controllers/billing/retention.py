@@ -29,7 +29,7 @@ from broker.lifecycle.retention import (
 )
 from broker.lifecycle.superseded_checkpoints import superseded
 from broker.ports import StorageCharge
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class RetentionController:
         context = self._context
         jobs = await context.store.claim_stored(lease_s=LEASE_S, limit=JOBS)
         if jobs:
-            data = {blob.key: blob.bytes for blob in await context.blobs.list(keys.JOB_DATA)}
+            data = {blob.key: blob.bytes for blob in await context.blobs.list(object_keys.JOB_DATA)}
             await decide_batch(context, self.name, jobs, lambda job: self._look(job, data))
         now = context.clock.monotonic()
         if now - self._uploads_at >= UPLOADS_S:
@@ -109,14 +109,14 @@ class RetentionController:
             log.warning(
                 "nothing of job %s is deleted: the database does not know attempt %s, so it is older than those "
                 "(a backup?); once its machine is gone delete %s%s/ in the blob store by hand",
-                job.id, unknown_attempts[0], keys.checkpoints(job.id), unknown_attempts[0],
+                job.id, unknown_attempts[0], object_keys.checkpoints(job.id), unknown_attempts[0],
             )  # fmt: skip
         return bool(unknown_attempts)
 
     async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> RetainedObjects:
-        prefixes = [keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
+        prefixes = [object_keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
-        prefix = keys.job_data(job.id, "")
+        prefix = object_keys.job_data(job.id, "")
         copies = [(key, size) for key, size in data.items() if key.startswith(prefix)]
         return sort_objects(job, attempts, [*((blob.key, blob.bytes) for blob in listed), *copies])
 
@@ -136,7 +136,7 @@ class RetentionController:
 
     async def _delete(self, deleted: Sequence[str]) -> None:
         """Delete objects, manifests first, so that no manifest names a missing file."""
-        manifests = [*keys.manifests(deleted)]
+        manifests = [*object_keys.manifests(deleted)]
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def delete(key: str) -> None:
@@ -150,9 +150,9 @@ class RetentionController:
         store, days = self._context.store, self._context.costs.uploads_days
         if days is not None:
             for sha256 in await store.forget_uploads(older_than_s=days * DAY_S, limit=1000):
-                await self._context.blobs.delete(keys.upload(sha256))
+                await self._context.blobs.delete(object_keys.upload(sha256))
         stored = {blob.key.removeprefix(UPLOADS) for blob in await self._context.blobs.list(UPLOADS)}
         ownerless = stored - set(await store.known_uploads(stored))
         for sha256 in ownerless & self._ownerless:
-            await self._context.blobs.delete(keys.upload(sha256))
+            await self._context.blobs.delete(object_keys.upload(sha256))
         self._ownerless = ownerless

@@ -5,7 +5,7 @@ Facts: an answer of the database. Decisions: none; an error of the database or t
 """
 
 from broker.controllers.base.context import ControllerContext
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Lease
 
 
@@ -27,5 +27,5 @@ class Deadman:
             broker=context.owner, seq=self._seq, every_s=self.every_s, home=identity.home, clouds=dict(identity.clouds),
             database=identity.database,
         )  # fmt: skip
-        await self._context.blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
+        await self._context.blobs.put(object_keys.BROKER_LEASE, lease.model_dump_json().encode())
         return False

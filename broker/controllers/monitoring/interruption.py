@@ -19,7 +19,7 @@ from broker.domain.job import Attempt, AttemptState, Event
 from broker.lifecycle.decisions.interruption_decision import DrainFacts, InterruptionDecision, decide_drain, interrupt
 from broker.lifecycle.liveness import AttemptObservation
 from broker.ports import Change, Lane, Leased
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Desired
 
 
@@ -83,7 +83,7 @@ class Interruption:
         reason = attempt.reason.value if attempt.reason else ""
         desired = Desired(want="drain", epoch=attempt.epoch, seq=1, reason=reason)
         try:
-            await self._context.blobs.put(keys.desired(attempt.id), desired.model_dump_json().encode())
+            await self._context.blobs.put(object_keys.desired(attempt.id), desired.model_dump_json().encode())
         except BlobsUnavailable:
             return  # repeated at the next poll; the time of the drain runs on
         self._requested.add(attempt.id)

@@ -12,7 +12,7 @@ from broker.domain.ids import AttemptId
 from broker.domain.spec import MAX_NODES
 from broker.lifecycle.liveness import progress_of
 from broker.lifecycle.observation.attempt_facts import HeartbeatRecord
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Final, Heartbeat
 
 MAX_BEAT = 64 * 1024
@@ -48,7 +48,7 @@ class HeartbeatReader:
         if now - self._listed < self._context.intervals.look_s / 2:
             return
         try:
-            listed = await self._context.blobs.list(keys.HEARTBEATS)
+            listed = await self._context.blobs.list(object_keys.HEARTBEATS)
         except BlobsUnavailable:
             self._readable = False
             raise
@@ -61,10 +61,10 @@ class HeartbeatReader:
                 watch.progressed += now - self._listed
         self._listed, self._readable = now, True
         for blob in listed:
-            node = keys.node_of_heartbeat(blob.key)
+            node = object_keys.node_of_heartbeat(blob.key)
             if blob.bytes > MAX_BEAT or node is None or node >= MAX_NODES:
                 continue
-            key = AttemptId(keys.attempt_of_heartbeat(blob.key)), node
+            key = AttemptId(object_keys.attempt_of_heartbeat(blob.key)), node
             known = self._watched.get(key)
             if known is None:
                 self._watched[key] = HeartbeatRecord(etag=blob.etag, changed=now, progressed=now)
@@ -104,7 +104,7 @@ class HeartbeatReader:
         watch = self._watched.get((attempt, node))
         if watch is None or watch.beat is not None:
             return watch
-        data = await self._context.blobs.get(keys.heartbeat(attempt, node))
+        data = await self._context.blobs.get(object_keys.heartbeat(attempt, node))
         if data is None:
             return None
         try:
@@ -122,7 +122,7 @@ class HeartbeatReader:
 
 async def read_final(context: ControllerContext, attempt: AttemptId) -> Final | None:
     """Return the attempt's final report; None: there is none, or it is invalid. Raises BlobsUnavailable."""
-    data = await context.blobs.get(keys.final(attempt))
+    data = await context.blobs.get(object_keys.final(attempt))
     if data is None:
         return None
     try:

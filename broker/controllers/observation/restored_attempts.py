@@ -15,7 +15,7 @@ from broker.controllers.observation.inventory import Inventory
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, Reason
 from broker.lifecycle.backup_restore import drain_reason, possible_attempts, still_running_message, unproven_message
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Desired, Final, Outcome
 
 
@@ -51,9 +51,9 @@ class RestoredAttempts:
         }
         following = next(iter(candidates))
         may_be_older = job.id not in self._clear and self._may_be_older(job.created_at)
-        if not (shown or may_be_older) and await blobs.get(keys.spec(following)) is None:
+        if not (shown or may_be_older) and await blobs.get(object_keys.spec(following)) is None:
             return ()
-        specs = await asyncio.gather(*(blobs.get(keys.spec(attempt)) for attempt in candidates))
+        specs = await asyncio.gather(*(blobs.get(object_keys.spec(attempt)) for attempt in candidates))
         used = [
             candidates[attempt]
             for attempt, spec in zip(candidates, specs, strict=True)
@@ -67,14 +67,14 @@ class RestoredAttempts:
         """Return True if a create of this attempt may have been sent, although its row says that none was."""
         if not self._may_be_older(attempt.created_at):
             return False
-        return await self._context.blobs.get(keys.spec(attempt.id)) is not None
+        return await self._context.blobs.get(object_keys.spec(attempt.id)) is not None
 
     async def was_superseded(self, job: Job, attempt: Attempt) -> bool:
         """Return True if a later attempt was bought, although `attempt` is the last of the job in the database."""
         if not self._may_be_older(attempt.created_at):
             return False
         blobs = self._context.blobs
-        specs = await asyncio.gather(*(blobs.get(keys.spec(candidate)) for candidate in possible_attempts(job)))
+        specs = await asyncio.gather(*(blobs.get(object_keys.spec(candidate)) for candidate in possible_attempts(job)))
         return any(spec is not None for spec in specs)
 
     def begin(self) -> None:
@@ -121,7 +121,7 @@ async def drain_reason_sent(context: ControllerContext, attempt: AttemptId, fina
     """
     if final.outcome is not Outcome.DRAINED:
         return None
-    data = await context.blobs.get(keys.desired(attempt))
+    data = await context.blobs.get(object_keys.desired(attempt))
     try:
         return None if data is None else drain_reason(Desired.model_validate_json(data))
     except ValidationError:

@@ -23,7 +23,7 @@ from broker.estimator.preemption_rate import losses_per_hour
 from broker.lifecycle.recovery import planned_train_config
 from broker.ports import Leased, TenantStore
 from broker.runtime.secret_box import SecretBox, SecretsError
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import AttemptSpec, Cost, DataFile, MemoryUse
 from trainer.contract.train import TrainConfig
 from trainer.dataset.readers import format_of
@@ -107,7 +107,7 @@ class Boot:
         references += [job.spec.script.code] if job.spec.script else []
         hashes = [_sha256(reference) for reference in references]
         uploads = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
-        return {keys.job_data(job.id, upload.sha256): upload.bytes for upload in uploads if upload}
+        return {object_keys.job_data(job.id, upload.sha256): upload.bytes for upload in uploads if upload}
 
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:
         sizes = await self._sizes(job)
@@ -115,7 +115,7 @@ class Boot:
         losses = losses_per_hour(attempt.line.offer, self.learned().spots, attempt.line.nodes)
         spec = spec.model_copy(update={"losses_per_hour": losses})
         try:
-            await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
+            await self.context.blobs.put(object_keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
         except AlreadyExists:
             return  # an earlier create of this attempt wrote the same content
 
@@ -191,5 +191,5 @@ def _sha256(reference: str) -> str:
 
 def _file(job: Job, reference: str, fmt: Any, sizes: Mapping[str, int]) -> DataFile:
     sha256 = _sha256(reference)
-    key = keys.job_data(job.id, sha256)
+    key = object_keys.job_data(job.id, sha256)
     return DataFile(key=key, sha256=sha256, bytes=sizes.get(key, 0), format=fmt)

@@ -33,7 +33,7 @@ from broker.quote.placement_facts import (
     PlacementSettings,
     RestoredFacts,
 )
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 Troubles = Callable[[], Mapping[str, str]]
 """Returns why a provider lists no offers, by the provider's name."""
@@ -168,7 +168,7 @@ class Placement:
         return manifests
 
     async def _manifests(self, job: JobId) -> tuple[str, ...]:
-        return furthest_first([blob.key for blob in await self._context.blobs.list(keys.checkpoints(job))])
+        return furthest_first([blob.key for blob in await self._context.blobs.list(object_keys.checkpoints(job))])
 
 
 def _change(decision: PlacementDecision) -> Change:

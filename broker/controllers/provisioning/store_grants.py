@@ -23,7 +23,7 @@ from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt, AttemptState, Job
 from broker.ports import Change, Leased, StoreAccess
 from broker.runtime.secret_box import SecretBox, SecretsError
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import Grant, Sealed
 
 log = logging.getLogger(__name__)
@@ -71,12 +71,12 @@ class Granting:
             expires_at=access.expires_at,
             sealed=self.box.seal_for(attempt.id, sealed),
         )
-        await self.context.blobs.put(keys.grant(attempt.id), grant.model_dump_json().encode())
+        await self.context.blobs.put(object_keys.grant(attempt.id), grant.model_dump_json().encode())
         return Granted(access=access, grant=grant, url=url)
 
     async def _url(self, attempt: AttemptId) -> str:
         try:
-            return await self.context.blobs.sign(keys.grant(attempt), for_s=URL_S)
+            return await self.context.blobs.sign(object_keys.grant(attempt), for_s=URL_S)
         except BlobError:
             return ""  # without a URL an agent cannot renew expired credentials; the rest works
 
@@ -129,14 +129,14 @@ class Grants:
         The grant is read first, since another broker may have renewed it.
         """
         attempt, now = leased.attempt, self._context.clock.now()
-        data = await self._context.blobs.get(keys.grant(attempt.id))
+        data = await self._context.blobs.get(object_keys.grant(attempt.id))
         if data is None:
             # A grant is written before create is called, and only if something expires or is secret.
             return now if attempt.state is AttemptState.LAUNCHING else NEVER
         try:
             known = Grant.model_validate_json(data)
         except ValidationError as e:
-            raise SecretsError(f"{keys.grant(attempt.id)} cannot be read: {e.errors()[0]['msg']}") from None
+            raise SecretsError(f"{object_keys.grant(attempt.id)} cannot be read: {e.errors()[0]['msg']}") from None
         if (at := renew_at(known)) > now:
             return at
         opened = self._granting.box.open_for(attempt.id, known.sealed)

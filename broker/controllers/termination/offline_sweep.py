@@ -17,7 +17,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.lifecycle.orphans import orphans, spared_message
 from broker.ports import Blobs, Clock, Provider, Store
 from broker.runtime.peers import lease_is_renewed
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 LOOK_S = 5.0
 ABSENT_S = 180.0
@@ -93,7 +93,7 @@ async def _judge(
     if blobs.local:
         return {}, "none: there is neither a database nor a shared blob store, so orphans are unknown"
     try:
-        if await blobs.get(keys.BROKER_LEASE) is None:
+        if await blobs.get(object_keys.BROKER_LEASE) is None:
             return {}, "none: no broker has ever renewed a lease in this blob store; is `blobs` that of the daemon?"
         is_alive = await lease_is_renewed(blobs, clock, watch_s)
     except BlobsUnavailable as e:

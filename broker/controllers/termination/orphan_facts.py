@@ -12,7 +12,7 @@ from broker.lifecycle.decisions.orphan_decision import OrphanFacts
 from broker.lifecycle.observation.listing import Listing
 from broker.lifecycle.orphans import Orphan, orphans
 from broker.ports import Blobs
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ OLD_S = 120.0
 async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
     """Return whether an orphan's spec is in the blob store, where it is before a create; None: unknown."""
     try:
-        return await blobs.get(keys.spec(orphan.id)) is not None
+        return await blobs.get(object_keys.spec(orphan.id)) is not None
     except BlobsUnavailable:
         return None
 

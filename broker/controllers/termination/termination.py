@@ -27,7 +27,7 @@ from broker.lifecycle.decisions.termination_facts import (
 )
 from broker.ports import Change, Charge, Lane, Leased
 from broker.runtime.background_tasks import gather_all
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 
 
 class Termination:
@@ -130,6 +130,6 @@ class Termination:
         """Delete the heartbeats of an ended attempt, which would make every LIST longer. A failure does no harm."""
         try:
             for node in range(attempt.line.nodes):
-                await self._context.blobs.delete(keys.heartbeat(attempt.id, node))
+                await self._context.blobs.delete(object_keys.heartbeat(attempt.id, node))
         except BlobsUnavailable:
             return

@@ -11,7 +11,7 @@ from typing import Literal
 
 from broker.domain.workload import DIVIDED, ModelShape, Parallelism, Plan
 from broker.estimator.architecture.model_states import trained_parameters
-from broker.estimator.memory import estimate as memory_estimate
+from broker.estimator.memory import estimate
 from broker.estimator.memory.device_overhead import CONTEXT
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
 from broker.estimator.memory.job_memory import divisible
@@ -84,7 +84,7 @@ def run_of(
 ) -> RooflineStep:
     """Return one step under the plan. `written`: tokens of a row that an encoder-decoder generates."""
     asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
-    numerics = memory_estimate.numerics(shape, asked)[0]
+    numerics = estimate.numerics(shape, asked)[0]
     return RooflineStep(
         shape=shape,
         numerics=numerics,
@@ -94,7 +94,7 @@ def run_of(
         target_length=written,
         trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
-        recompute=memory_estimate.recompute(ask) if plan.gradient_checkpointing else "none",
+        recompute=estimate.recompute(ask) if plan.gradient_checkpointing else "none",
         optimizer=ask.optimizer,
         devices=plan.devices,
         nodes=min(nodes, plan.devices),
@@ -121,7 +121,7 @@ def scaling(
 
     Rows, checkpointing, GPUs and sharding of `ask` are ignored; the search chooses them.
     """
-    memory_estimate.check(shape, replace(ask, gpus=1, sharding="none"))
+    estimate.check(shape, replace(ask, gpus=1, sharding="none"))
     if (why := unmeasured(ask)) is not None:
         raise InvalidEstimate(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
@@ -181,7 +181,7 @@ class _Scale:
             self._ask, rows=rows, accumulated=accumulated, checkpointing=checkpointing, gpus=devices, nodes=machines,
             sharding="none" if devices == 1 else way,
         )  # fmt: skip
-        memory = memory_estimate.estimate(self._shape, options)
+        memory = estimate.estimate(self._shape, options)
         return int(memory.peak_allocated * (1 + memory.margin)) + CONTEXT
 
     def _step_s(self, plan: Plan, nodes: int) -> float:

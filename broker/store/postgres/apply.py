@@ -15,7 +15,7 @@ from broker.domain.job import AttemptState, Event, JobState
 from broker.domain.money import ZERO
 from broker.policy.budgets import admission
 from broker.ports import Change, Charge
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.budgets import Room
 from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns
 from broker.store.rules import fences
@@ -188,20 +188,20 @@ class _Writes:
     def add(self, change: Change) -> None:
         """Add the rows of a change whose fences hold."""
         if change.attempt is not None:
-            self.attempts.append(rows.written_attempt(*change.attempt, change.due_in_s))
+            self.attempts.append(row_codec.written_attempt(*change.attempt, change.due_in_s))
         if change.job is not None:
             read, to = change.job
             unseen_stop = self.locked[read.id].stop_requested and not read.stop_requested
-            self.jobs[read.id].state = rows.written_job(to, 0.0 if unseen_stop else change.due_in_s)
+            self.jobs[read.id].state = row_codec.written_job(to, 0.0 if unseen_stop else change.due_in_s)
         if change.admit is not None:
-            self.admitted.append(rows.admitted(change.admit, self.locked[change.admit.job_id].stop_requested))
+            self.admitted.append(row_codec.admitted(change.admit, self.locked[change.admit.job_id].stop_requested))
             if change.decision is not None:
                 self.decisions.append((change.admit.id, change.decision))
         if change.charge is not None:
             self._add_charge(change.charge)
-        self.ledger += map(rows.written_entry, change.ledger)
+        self.ledger += map(row_codec.written_entry, change.ledger)
         if change.observation is not None:
-            self.observations.append(rows.written_observation(change.observation))
+            self.observations.append(row_codec.written_observation(change.observation))
         self.add_events(change.events)
         if change.charge is not None and change.charge.event is not None:
             self.add_events([change.charge.event])
@@ -212,7 +212,7 @@ class _Writes:
         signal = charge.signal and charge.signal.value
         self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
         self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
-        self.ledger += map(rows.written_entry, fences.entries_of(charge))
+        self.ledger += map(row_codec.written_entry, fences.entries_of(charge))
         self.prices += [
             (charge.attempt_id, price.since, price.usd_per_hour, price.extra_machines) for price in charge.prices
         ]
@@ -222,7 +222,7 @@ class _Writes:
         for event in events:
             row = self.jobs[event.job_id]
             row.events += 1
-            self.events.append(rows.written_event(event, self.locked[event.job_id].event_seq + row.events))
+            self.events.append(row_codec.written_event(event, self.locked[event.job_id].event_seq + row.events))
             self.topics[f"job/{event.job_id}"] = None
 
     async def send(self, connection: Connection) -> None:

@@ -6,11 +6,11 @@ from broker.domain.ids import JobId
 from broker.domain.job import Event, Job, StoredKind
 from broker.lifecycle.retention import RESUMED_FROM
 from broker.ports import Note, StorageCharge
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.apply import notify, send_events
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES, Pool, columns
-from broker.store.rules import job_data as cost_rules
+from broker.store.rules import job_data
 
 
 class PostgresTenantJobData(PostgresPart):
@@ -25,17 +25,17 @@ class PostgresTenantJobData(PostgresPart):
             row = await connection.fetchrow(QUERIES["lock_job"], job_id)
             if row is None:
                 return None
-            job = rows.job(row)
-            cost_rules.check_rest(job)
+            job = row_codec.job(row)
+            job_data.check_rest(job)
             if RESUMED_FROM & set(kinds) and (by := await connection.fetch(QUERIES["starts_from"], job_id)):
-                raise cost_rules.still_needed(job, JobId(by[0]["id"]), by[0]["team"])
+                raise job_data.still_needed(job, JobId(by[0]["id"]), by[0]["team"])
             new = sorted(set(kinds) - job.deleted.keys())
             if not new:
                 return job
             (row,) = await connection.fetch(QUERIES["delete_data"], job_id, new)
             await self._tell(connection, event, row)
-            await write_audit(connection, [cost_rules.data_deleted(self._tenant, job, new)])
-            return rows.job(row)
+            await write_audit(connection, [job_data.data_deleted(self._tenant, job, new)])
+            return row_codec.job(row)
 
 
 class PostgresGlobalJobData(PostgresPart):
@@ -49,10 +49,18 @@ class PostgresGlobalJobData(PostgresPart):
         async with self._pool.transaction("note") as connection:
             job = await connection.fetchrow(QUERIES["lock_job"], note.job.id)
             attempt = await connection.fetchrow(QUERIES["lock_attempt"], note.attempt.id)
-            if job is None or attempt is None or not cost_rules.note_holds(note, rows.job(job), rows.attempt(attempt)):
+            if (
+                job is None
+                or attempt is None
+                or not job_data.note_holds(note, row_codec.job(job), row_codec.attempt(attempt))
+            ):
                 return False
-            events = [rows.written_event(event, job["event_seq"] + n) for n, event in enumerate(note.events, start=1)]
-            await connection.execute(QUERIES["note_job"], note.job.id, rows.forecast_json(note.forecast), len(events))
+            events = [
+                row_codec.written_event(event, job["event_seq"] + n) for n, event in enumerate(note.events, start=1)
+            ]
+            await connection.execute(
+                QUERIES["note_job"], note.job.id, row_codec.forecast_json(note.forecast), len(events)
+            )
             signal = note.signal and note.signal.value
             await connection.execute(QUERIES["note_attempt"], note.attempt.id, note.idle, signal)
             await send_events(connection, events)
@@ -61,7 +69,7 @@ class PostgresGlobalJobData(PostgresPart):
             return True
 
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
-        return [rows.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
+        return [row_codec.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
 
     async def heir(self, job_id: JobId) -> JobId | None:
         records = await self._pool.fetch("starts_from", job_id)
@@ -70,12 +78,12 @@ class PostgresGlobalJobData(PostgresPart):
     async def charge_storage(self, charge: StorageCharge) -> bool:
         async with self._pool.transaction("charge_storage") as connection:
             row = await connection.fetchrow(QUERIES["lock_job"], charge.job_id)
-            if row is None or rows.job(row).stored != charge.read:
+            if row is None or row_codec.job(row).stored != charge.read:
                 return False
-            stored = rows.stored_json(charge.to)
+            stored = row_codec.stored_json(charge.to)
             await connection.execute(QUERIES["charge_storage"], charge.job_id, stored, charge.due_in_s)
             if charge.usd:
-                entry = rows.written_entry(cost_rules.entry_of(charge))
+                entry = row_codec.written_entry(job_data.entry_of(charge))
                 await connection.execute(QUERIES["write_ledger"], *columns([entry]))
             return True
 

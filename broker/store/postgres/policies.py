@@ -14,7 +14,7 @@ from broker.domain.policy import Policy, PolicyVersion, StoredPolicy
 from broker.policy.budgets import Applied, Reached, extension
 from broker.policy.dry_run import History, Other, Past
 from broker.ports.policies import JobOwner
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.budgets import Room, policy_of, with_standing
 from broker.store.postgres.channels import posted
@@ -90,27 +90,27 @@ class PostgresTenantPolicies(PostgresPart):
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
         async with self._pool.transaction("approve") as connection:
             record = await connection.fetchrow(QUERIES["lock_job"], job_id)
-            job = rows.job(record) if record else None
+            job = row_codec.job(record) if record else None
             if job is None or job.state in TERMINAL_JOB_STATES or (job.approved_usd or 0) >= up_to_usd:
                 return job
             (row,) = await connection.fetch(QUERIES["approve"], job_id, up_to_usd)
             await self._tell(connection, event, row)
             await write_audit(connection, [fences.approved(self._tenant, job, up_to_usd)])
-            return rows.job(row)
+            return row_codec.job(row)
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
         if not await self._pool.read("job", job_id):
             return None
         async with self._house.transaction("raise_cap") as connection:
             record = await connection.fetchrow(QUERIES["lock_job"], job_id)
-            job = rows.job(record) if record else None
+            job = row_codec.job(record) if record else None
             if job is None or cap_usd <= job.cap_usd or fences.cannot_run_again(job):
                 return job
             await _extend(connection, job, cap_usd)
             (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)
             await self._tell(connection, event, row)
             await write_audit(connection, [fences.cap_raised(self._tenant, job, cap_usd)])
-            return rows.job(row)
+            return row_codec.job(row)
 
 
 class PostgresGlobalPolicies(PostgresPart):
@@ -138,7 +138,7 @@ class PostgresGlobalPolicies(PostgresPart):
 async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
     """Increase the reservation of the live attempt, if there is one. Raises OverBudget."""
     record = await connection.fetchrow(QUERIES["live_attempt"], job.id)
-    attempt = rows.attempt(record) if record else None
+    attempt = row_codec.attempt(record) if record else None
     ask = extension(job, attempt, cap_usd)
     if ask is None or attempt is None:
         return
@@ -147,7 +147,7 @@ async def _extend(connection: Connection, job: Job, cap_usd: Decimal) -> None:
     if refusal is not None:
         raise OverBudget(policy_rules.no_higher_cap(job, refusal))
     await connection.execute(QUERIES["extend_reservation"], attempt.id, ask.reserve_usd)
-    entry = rows.written_entry(policy_rules.extended(attempt, ask.reserve_usd))
+    entry = row_codec.written_entry(policy_rules.extended(attempt, ask.reserve_usd))
     await connection.execute(QUERIES["write_ledger"], *columns([entry]))
 
 

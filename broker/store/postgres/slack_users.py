@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from broker.domain.notifications import SlackUser
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES
-from broker.store.rules import channels as channel_rules
-from broker.store.rules import fences
+from broker.store.rules import channels, fences
 
 
 class PostgresSlackUsers(PostgresPart):
@@ -19,7 +18,7 @@ class PostgresSlackUsers(PostgresPart):
                 QUERIES["put_slack_user"], *own, link.owner, list(link.scopes), fences.clean(link.name), link.linked_by
             )
             before = slack_user(records[0]) if records else None
-            await write_audit(connection, [channel_rules.slack_linked(self._tenant, link, before)])
+            await write_audit(connection, [channels.slack_linked(self._tenant, link, before)])
 
     async def slack_users(self, workspace: str | None = None, user: str | None = None) -> Sequence[SlackUser]:
         return [slack_user(row) for row in await self._pool.read("slack_users", workspace, user)]
@@ -27,11 +26,11 @@ class PostgresSlackUsers(PostgresPart):
     async def delete_slack_user(self, link: SlackUser) -> bool:
         async with self._pool.transaction("delete_slack_user") as connection:
             gone = await connection.fetch(QUERIES["delete_slack_user"], link.team, link.workspace, link.user)
-            await write_audit(connection, [channel_rules.slack_unlinked(self._tenant, slack_user(row)) for row in gone])
+            await write_audit(connection, [channels.slack_unlinked(self._tenant, slack_user(row)) for row in gone])
             return bool(gone)
 
 
-def slack_user(row: rows.Record) -> SlackUser:
+def slack_user(row: row_codec.Record) -> SlackUser:
     return SlackUser(
         team=row["team"],
         workspace=row["workspace"],

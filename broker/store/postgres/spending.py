@@ -5,7 +5,7 @@ from decimal import Decimal
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.money import LedgerCategory
 from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendWindow
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart
 
 
@@ -32,10 +32,10 @@ class PostgresSpending(PostgresPart):
         )
 
 
-def _attempt(row: rows.Record) -> PaidAttempt:
+def _attempt(row: row_codec.Record) -> PaidAttempt:
     dearest = row["dearest_usd"]
     return PaidAttempt(
-        attempt=rows.attempt(row),
+        attempt=row_codec.attempt(row),
         compute_usd=row["compute_usd"],
         dearest_usd=Decimal(dearest) if dearest is not None else None,
     )

@@ -13,7 +13,7 @@ from broker.domain.tenancy import OPERATOR, Tenant
 from broker.domain.workload import RunObservation, SpotHours
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store.migrate import MIGRATIONS, load, newer
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.apply import Applier
 from broker.store.postgres.channels import PostgresChannels
 from broker.store.postgres.job_data import PostgresGlobalJobData
@@ -65,7 +65,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         asked = dict.fromkeys(states, False) | dict.fromkeys(fences.WAITING_JOB_STATES - set(states), True)
         wanted = [state.value for state in asked], list(asked.values())
         records = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
-        return sorted(map(rows.job, records), key=fences.place_in_queue)
+        return sorted(map(row_codec.job, records), key=fences.place_in_queue)
 
     async def claim_attempts(
         self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
@@ -88,10 +88,12 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         return _leased(await self._pool.read("live_attempts"))
 
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
-        return {AttemptId(row["id"]): rows.attempt(row) for row in await self._pool.read("attempts_by_id", list(ids))}
+        return {
+            AttemptId(row["id"]): row_codec.attempt(row) for row in await self._pool.read("attempts_by_id", list(ids))
+        }
 
     async def unproven_launches(self) -> Sequence[Attempt]:
-        return [rows.attempt(row) for row in await self._pool.read("unproven_launches")]
+        return [row_codec.attempt(row) for row in await self._pool.read("unproven_launches")]
 
     async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
         await self._pool.fetch("launchers_through", *columns((attempt.id, attempt.launched_by) for attempt in attempts))
@@ -103,10 +105,10 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
     ) -> Sequence[Attempt]:
         wanted = [reason.value for reason in reasons]
-        return [rows.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
+        return [row_codec.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
 
     async def observations(self, *, each: int) -> Sequence[RunObservation]:
-        return [rows.observation(row) for row in await self._pool.read("observations", each)]
+        return [row_codec.observation(row) for row in await self._pool.read("observations", each)]
 
     async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
         return [SpotHours(**row) for row in await self._pool.read("spot_hours", within_s)]
@@ -130,7 +132,7 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
 
     async def token(self, secret_sha256: str) -> Token | None:
         records = await self._pool.read("token", secret_sha256)
-        return rows.token(records[0]) if records else None
+        return row_codec.token(records[0]) if records else None
 
     async def installation(self, proposed: Installation) -> Installation:
         records = await self._pool.read("installation", proposed)
@@ -181,5 +183,5 @@ class PostgresStore(PostgresTenant, PostgresChannels, PostgresGlobalPolicies, Po
         await self._pool.close()
 
 
-def _leased(records: Sequence[rows.Record]) -> list[Leased]:
-    return [Leased(attempt=rows.attempt(row), job=rows.job(row, "j_")) for row in records]
+def _leased(records: Sequence[row_codec.Record]) -> list[Leased]:
+    return [Leased(attempt=row_codec.attempt(row), job=row_codec.job(row, "j_")) for row in records]

@@ -9,12 +9,11 @@ from typing import Any
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.job import Event, Job
 from broker.domain.tenancy import Tenant
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.apply import notify, send_events
 from broker.store.postgres.base import write_audit
 from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, columns, enter
-from broker.store.rules import fences
-from broker.store.rules import job_data as cost_rules
+from broker.store.rules import fences, job_data
 
 GROUP = 256
 
@@ -58,8 +57,8 @@ class Submitter:
             job=job,
             key=key,
             body_sha256=body_sha256,
-            row=rows.submitted(job, key, body_sha256, len(events)),
-            events=[rows.written_event(event, seq) for seq, event in enumerate(events, start=1)],
+            row=row_codec.submitted(job, key, body_sha256, len(events)),
+            events=[row_codec.written_event(event, seq) for seq, event in enumerate(events, start=1)],
             answer=answer,
         )
         self._waiting.append(submission)
@@ -109,7 +108,7 @@ class Submitter:
                 answers |= await self._of_team(connection, own)
             for submission, outcome in answers.items():
                 if isinstance(outcome, tuple) and outcome[1] and (origin := submission.job.spec.origin) is not None:
-                    cost_rules.check_origin(origins.get(origin))
+                    job_data.check_origin(origins.get(origin))
             if any(isinstance(outcome, tuple) and outcome[1] for outcome in answers.values()):
                 await notify(connection, {"jobs": None})
         return answers
@@ -140,7 +139,7 @@ class Submitter:
         for submission in repeated:
             row = earlier[submission.job.owner, submission.key]
             same = row["body_sha256"] == submission.body_sha256
-            answers[submission] = (rows.job(row), False) if same else fences.key_conflict(submission.key or "")
+            answers[submission] = (row_codec.job(row), False) if same else fences.key_conflict(submission.key or "")
         return answers
 
     async def close(self) -> None:
@@ -158,4 +157,4 @@ async def _lock_origins(connection: Connection, group: Sequence[_Submission]) ->
     if not wanted:
         return {}
     await enter(connection, "", operator=True)
-    return {row["id"]: rows.job(row) for row in await connection.fetch(QUERIES["lock_origins"], sorted(wanted))}
+    return {row["id"]: row_codec.job(row) for row in await connection.fetch(QUERIES["lock_origins"], sorted(wanted))}

@@ -6,12 +6,11 @@ import asyncpg
 
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import AuditFilter, Token
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.pool import QUERIES
 from broker.store.postgres.slack_users import slack_user
-from broker.store.rules import channels as channel_rules
-from broker.store.rules import fences
+from broker.store.rules import channels, fences
 
 
 class PostgresTeams(PostgresPart):
@@ -22,17 +21,17 @@ class PostgresTeams(PostgresPart):
             await write_audit(connection, [fences.token_made(self._tenant, token)])
 
     async def tokens(self) -> Sequence[Token]:
-        return [rows.token(row) for row in await self._pool.read("tokens")]
+        return [row_codec.token(row) for row in await self._pool.read("tokens")]
 
     async def delete_token(self, token_id: str) -> bool:
         async with self._pool.transaction("delete_token") as connection:
             await connection.execute(QUERIES["enter_revocation"])
             records = await connection.fetch(QUERIES["delete_token"], token_id)
-            await write_audit(connection, [fences.token_revoked(self._tenant, rows.token(row)) for row in records])
+            await write_audit(connection, [fences.token_revoked(self._tenant, row_codec.token(row)) for row in records])
             for row in records:
                 gone = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
                 await write_audit(
-                    connection, [channel_rules.slack_unlinked(self._tenant, slack_user(link)) for link in gone]
+                    connection, [channels.slack_unlinked(self._tenant, slack_user(link)) for link in gone]
                 )
             return bool(records)
 
@@ -40,10 +39,10 @@ class PostgresTeams(PostgresPart):
         async with self._pool.transaction("put_team") as connection:
             records = await connection.fetch(QUERIES["put_team"], name, fences.clean(note))
             await write_audit(connection, [self._tenant.audit_entry("team.create", name, team=name) for _ in records])
-            return rows.team(records[0]) if records else None
+            return row_codec.team(records[0]) if records else None
 
     async def teams(self) -> Sequence[Team]:
-        return [rows.team(row) for row in await self._pool.read("teams")]
+        return [row_codec.team(row) for row in await self._pool.read("teams")]
 
     async def delete_team(self, name: str) -> bool:
         async with self._pool.transaction("delete_team") as connection:
@@ -66,4 +65,4 @@ class PostgresTeams(PostgresPart):
             *(where.before or (None, None)),
             where.limit,
         )
-        return [rows.audit_entry(row) for row in records]
+        return [row_codec.audit_entry(row) for row in records]

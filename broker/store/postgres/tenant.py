@@ -12,7 +12,7 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
 from broker.domain.money import LedgerEntry
 from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter, Upload
-from broker.store.postgres import row_codec as rows
+from broker.store.postgres import row_codec
 from broker.store.postgres.base import PostgresPart, write_audit
 from broker.store.postgres.channels import PostgresTenantChannels
 from broker.store.postgres.job_data import PostgresTenantJobData
@@ -50,7 +50,7 @@ class PostgresTenant(
 
     async def job(self, job_id: JobId) -> Job | None:
         records = await self._pool.read("job", job_id)
-        return rows.job(records[0]) if records else None
+        return row_codec.job(records[0]) if records else None
 
     async def jobs(self, where: JobFilter) -> Sequence[Job]:
         records = await self._pool.read(
@@ -64,10 +64,10 @@ class PostgresTenant(
             where.limit,
             where.team,
         )
-        return [rows.job(row) for row in records]
+        return [row_codec.job(row) for row in records]
 
     async def attempts(self, job_id: JobId) -> Sequence[Attempt]:
-        return [rows.attempt(row) for row in await self._pool.read("attempts", job_id)]
+        return [row_codec.attempt(row) for row in await self._pool.read("attempts", job_id)]
 
     async def request_stop(self, job_id: JobId, event: Event) -> Job | None:
         async with self._pool.transaction("request_stop") as connection:
@@ -78,13 +78,13 @@ class PostgresTenant(
             await connection.execute(QUERIES["stop_attempts"], job_id)
             await self._tell(connection, event, row)
             await write_audit(connection, [fences.stopped(self._tenant, job)])
-            return rows.job(row)
+            return row_codec.job(row)
 
     async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]:
-        return [rows.event(row) for row in await self._pool.read("events", job_id, after, limit)]
+        return [row_codec.event(row) for row in await self._pool.read("events", job_id, after, limit)]
 
     async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]:
-        return [rows.ledger_entry(row) for row in await self._pool.read("ledger", job_id)]
+        return [row_codec.ledger_entry(row) for row in await self._pool.read("ledger", job_id)]
 
     async def decision(self, attempt_id: AttemptId) -> bytes | None:
         records = await self._pool.read("decision", attempt_id)
@@ -111,16 +111,16 @@ class PostgresTenant(
             return True
 
     async def put_upload(self, owner: str, upload: Upload) -> None:
-        values = upload.bytes, fences.clean(upload.name), rows.summary_json(upload.summary)
+        values = upload.bytes, fences.clean(upload.name), row_codec.summary_json(upload.summary)
         async with self._pool.transaction("put_upload") as connection:
             await connection.execute(QUERIES["put_upload"], self._tenant.team, owner, upload.sha256, *values)
             await write_audit(connection, [fences.uploaded(self._tenant, upload)])
 
     async def upload(self, owner: str, sha256: str) -> Upload | None:
         records = await self._pool.read("upload", self._tenant.team, owner, sha256)
-        return rows.upload(records[0]) if records else None
+        return row_codec.upload(records[0]) if records else None
 
 
 async def _locked(connection: Connection, job_id: JobId) -> Job | None:
     row = await connection.fetchrow(QUERIES["lock_job"], job_id)
-    return rows.job(row) if row else None
+    return row_codec.job(row) if row else None

@@ -15,9 +15,9 @@ from cryptography.fernet import Fernet, InvalidToken
 from pydantic import ValidationError
 
 from trainer.agent.base.environment import Environment
-from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint import protocol
 from trainer.checkpoint.protocol import Origin
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.checkpoint_format import RowSkip
 from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
 from trainer.objectstore.objects import SMALL_TIMEOUT_S, BadContent, Objects, ObjectStoreError
@@ -59,9 +59,11 @@ async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
 
 async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
     """Return the attempt's spec. Raises: UnusableInput if it is absent or not for this trainer."""
-    data = await insist(lambda: objects.read(keys.spec(attempt)), PATIENCE_S)
+    data = await insist(lambda: objects.read(object_keys.spec(attempt)), PATIENCE_S)
     if data is None:
-        raise UnusableInput(Outcome.INFRASTRUCTURE, f"{keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?")
+        raise UnusableInput(
+            Outcome.INFRASTRUCTURE, f"{object_keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?"
+        )
     try:
         spec = AttemptSpec.model_validate_json(data)
     except ValidationError as e:
@@ -85,7 +87,7 @@ async def read_grant(objects: Objects, env: Environment, url: str | None = None)
     Raises: UnusableInput if the key does not open the grant.
     """
     try:
-        data = await objects.read(keys.grant(env.attempt))
+        data = await objects.read(object_keys.grant(env.attempt))
     except ObjectStoreError:
         if not url:
             raise
@@ -167,7 +169,7 @@ async def restore(
 
     Raises: ObjectStoreError.
     """
-    load = partial(checkpoint.restore, objects, folder=folder, kind=origin.kind, log=log, jumps=jumps)
+    load = partial(protocol.restore, objects, folder=folder, kind=origin.kind, log=log, jumps=jumps)
     return await insist(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
 
 
@@ -180,7 +182,7 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
     searches on its own.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
-    candidates = [*await checkpoint.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
+    candidates = [*await protocol.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
     tried = set[str]()
     for looks_left in reversed(range(LOOKS)):
         loaded = await load(candidates)
@@ -201,5 +203,7 @@ async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
     A running job deletes the named checkpoints as it proceeds.
     """
     jobs = {key.split("/")[1] for key in spec.resume_from} - {spec.job}
-    stored = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]
-    return sorted(stored, key=keys.step_of, reverse=True)
+    stored = [
+        key for job in sorted(jobs) for key in object_keys.manifests(await objects.keys(object_keys.checkpoints(job)))
+    ]
+    return sorted(stored, key=object_keys.step_of, reverse=True)

@@ -15,7 +15,7 @@ import psutil
 
 from trainer.agent.base.environment import OWN, Environment
 from trainer.contract.documents import World
-from trainer.core import parent_death as tether
+from trainer.core import parent_death
 from trainer.core.ipc import RunFolder
 
 MEETING_PORTS = range(20_000, 32_768)
@@ -97,7 +97,7 @@ class Child:
         The pipe is created here, because asyncio's PIPE delays `wait` until every heir of the child has closed
         it too.
         """
-        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
+        tied = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *argv]
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(

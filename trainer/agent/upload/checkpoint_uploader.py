@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.agent.base.state import AgentState
 from trainer.agent.upload.save_cost import SaveCost, Sending, size_of
-from trainer.checkpoint import protocol as checkpoint
+from trainer.checkpoint import protocol
 from trainer.checkpoint.protocol import Origin
 from trainer.contract.documents import CheckpointRef, Manifest
 from trainer.contract.guard import GuardConfig
@@ -155,7 +155,7 @@ class Saver:
         self._effort.saved(manifest.save_s, sending)
         self._committed(manifest.save_s)
         try:
-            await checkpoint.prune(self._objects, self._origin, self._config, self._guard)
+            await protocol.prune(self._objects, self._origin, self._config, self._guard)
         except ObjectStoreError as e:
             self._log(f"old checkpoints stay for now: {e}")
 
@@ -166,14 +166,14 @@ class Saver:
         objects, origin, part = self._objects, self._origin, info.part
         known: Any = {"step": info.step, "complete": info.complete, "taken_s": info.taken_s, "sent": sent}
         if part is None:
-            return await checkpoint.commit(objects, origin, folder, **known)
+            return await protocol.commit(objects, origin, folder, **known)
         if part.node > 0:
-            count = await checkpoint.offer(
+            count = await protocol.offer(
                 objects, origin, folder, step=info.step, complete=info.complete, part=part, sent=sent
             )
             self._log(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {count / 1e6:.1f} MB")
             return None
-        committed = await checkpoint.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
+        committed = await protocol.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
         if committed is None:
             self._log(f"the checkpoint of step {info.step} is left: another machine did not send its part")
         return committed

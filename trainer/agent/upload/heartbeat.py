@@ -9,7 +9,7 @@ import psutil
 from trainer.agent.base import gpus
 from trainer.agent.base.state import AgentState
 from trainer.agent.upload.log_buffer import Redactor
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import AgentMessage
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
@@ -57,7 +57,7 @@ class Beater:
             "network_bytes": _network_bytes(),
         }
         beat = beat.model_copy(update=changes)
-        await self._objects.write(keys.heartbeat(beat.attempt, beat.node), beat.model_dump_json().encode())
+        await self._objects.write(object_keys.heartbeat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
     async def _load(self) -> gpus.GpuUsage | None:
         """Return the use of this node's GPUs; None without GPUs, or while the driver hangs."""

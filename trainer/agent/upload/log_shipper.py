@@ -6,7 +6,7 @@ import time
 from trainer.agent.base.environment import Environment
 from trainer.agent.base.state import AgentState
 from trainer.agent.upload.log_buffer import LogBuffer
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
 LOOK_S = 0.2
@@ -45,7 +45,7 @@ class Shipper:
             self._pending = self._pending or self._log.chunk()
             if not self._pending:
                 return False
-            key = keys.log_chunk(self._env.attempt, self._env.node, self._state.boot, self._number)
+            key = object_keys.log_chunk(self._env.attempt, self._env.node, self._state.boot, self._number)
             await self._objects.write(key, self._pending)
             self._number += 1
             self._pending = b""

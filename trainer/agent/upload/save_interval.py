@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import mean
 
-from trainer.contract import save_interval as interval
+from trainer.contract import save_interval
 from trainer.contract.train import CheckpointConfig
 from trainer.core.ipc import RunFolder, replace
 
@@ -31,9 +31,9 @@ class SaveInterval:
         """Record a commit, `cost_s` seconds after its snapshot began."""
         self._costs.append(cost_s)
         cost_s = mean(self._costs)
-        self.every_s = interval.interval_s(cost_s, self._losses, self._config.max_loss_s)
+        self.every_s = save_interval.interval_s(cost_s, self._losses, self._config.max_loss_s)
         with contextlib.suppress(OSError):  # full disk: the worker keeps the previous interval
             replace(self._run.interval, f"{self.every_s:.3f}")
         if not self._reported_s / REPORT_FACTOR <= self.every_s <= self._reported_s * REPORT_FACTOR:
             self._reported_s = self.every_s
-            self._report("interval", interval.interval_message(cost_s, self._losses, self._config))
+            self._report("interval", save_interval.interval_message(cost_s, self._losses, self._config))

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from trainer.agent.base.prepare import insist
 from trainer.agent.base.state import AgentState
 from trainer.checkpoint.protocol import side_by_side
-from trainer.contract import object_keys as keys
+from trainer.contract import object_keys
 from trainer.contract.documents import CONTRACT_VERSION, AttemptSpec, ManifestFile, TokenCacheManifest
 from trainer.core import disk_space
 from trainer.core.ipc import INDEX, NOTE, ROWS, rows_note
@@ -60,7 +60,7 @@ async def fetch(objects: Objects, spec: AttemptSpec, folder: Path, log: Log) -> 
 async def _candidates(objects: Objects, spec: AttemptSpec, log: Log) -> list[tuple[str, TokenCacheManifest]]:
     """Return token caches of this job's data, the last attempt's first. Raises: ObjectStoreError."""
     candidates: list[tuple[str, TokenCacheManifest]] = []
-    for key in keys.token_cache_manifests(await objects.keys(keys.checkpoints(spec.job))):
+    for key in object_keys.token_cache_manifests(await objects.keys(object_keys.checkpoints(spec.job))):
         try:
             manifest = TokenCacheManifest.model_validate_json(await objects.read(key) or b"")
         except ValidationError:
@@ -78,7 +78,7 @@ async def _fetch_pieces(objects: Objects, key: str, manifest: TokenCacheManifest
         aside = Path(temporary)
         for name in FILES:
             pieces = [piece for piece in manifest.pieces if piece.path.partition("/")[0] == name]
-            await _join(objects, keys.files_prefix(key), pieces, aside / name)
+            await _join(objects, object_keys.files_prefix(key), pieces, aside / name)
         note = rows_note(aside)
         if note is None or note.get("identity") != manifest.identity:
             raise BadContent("its parts do not belong together")
@@ -161,20 +161,20 @@ class Sender:
     async def _send(self, identity: str) -> None:
         """Send the pieces that are not sent yet. Raises: ObjectStoreError, OSError."""
         spec, root = self._spec, self._state.run.root
-        target = keys.token_cache(spec.job, spec.attempt, identity, self._nonce)
+        target = object_keys.token_cache(spec.job, spec.attempt, identity, self._nonce)
         for name, number in [*_pieces(root)][len(self._sent) :]:
             await self._await_checkpoints()
             data = await asyncio.to_thread(_read, root / name, number)
             path, digest = f"{name}/{number:06d}", hashlib.sha256(data).hexdigest()
-            await self._objects.write(f"{target}{keys.FILES}{path}", data)
+            await self._objects.write(f"{target}{object_keys.FILES}{path}", data)
             self._sent.append(ManifestFile(path=path, bytes=len(data), sha256=digest))
         assert spec.data is not None
         manifest = TokenCacheManifest(
             job=spec.job, attempt=spec.attempt, number=spec.number, identity=identity, data_sha256=spec.data.sha256,
             pieces=tuple(self._sent),
         )  # fmt: skip
-        if not await self._objects.create(target + keys.MANIFEST, manifest.model_dump_json().encode()):
-            raise ObjectStoreError(f"{target}{keys.MANIFEST} was written by somebody else")
+        if not await self._objects.create(target + object_keys.MANIFEST, manifest.model_dump_json().encode()):
+            raise ObjectStoreError(f"{target}{object_keys.MANIFEST} was written by somebody else")
         await self._remove(except_folder=target)
 
     async def _await_checkpoints(self) -> None:
@@ -186,11 +186,11 @@ class Sender:
 
     async def _remove(self, except_folder: str) -> None:
         """Remove other token caches of this attempt: partial or unusable ones."""
-        own = f"{keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
+        own = f"{object_keys.checkpoints(self._spec.job)}{self._spec.attempt}/"
         with contextlib.suppress(ObjectStoreError):
-            stored = [key for key in await self._objects.keys(own) if keys.is_in_token_cache(key)]
+            stored = [key for key in await self._objects.keys(own) if object_keys.is_in_token_cache(key)]
             doomed = [key for key in stored if not except_folder or not key.startswith(except_folder)]
-            for key in sorted(doomed, key=lambda key: not key.endswith(f"/{keys.MANIFEST}")):
+            for key in sorted(doomed, key=lambda key: not key.endswith(f"/{object_keys.MANIFEST}")):
                 await self._objects.delete(key)
 
 
