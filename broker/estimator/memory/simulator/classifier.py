@@ -2,6 +2,7 @@
 
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.loss_forms import ClassLoss
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
 
@@ -33,11 +34,8 @@ class ClassifierSimulator(DecoderSimulator):
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Return the loss; consumes the logits."""
-        tape = self.tape
+        """Return the loss of a few classes; consumes the logits."""
         self._forget()
-        raised = self._raised(logits)
-        soft = tape.elementwise_by_result(raised)
-        loss = tape.resize(soft, 1, 4)
-        tape.drop(soft, raised, logits, self.batch)
+        loss = ClassLoss().loss(self.tape, logits, length=1, autocast=self.step.numerics.autocast)
+        self.tape.drop(self.batch)
         return loss

@@ -133,7 +133,7 @@ class DecoderSimulator:
             x.retain()
         if build.scaled:
             x = tape.after(x, tape.scale(x))
-        first = self._same(x)
+        first = tape.hold(x)
         if not build.rotary:  # learned positions
             rows = (self.shape.max_positions or step.length) * self.shape.hidden
             positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
@@ -204,7 +204,7 @@ class DecoderSimulator:
         if "head" in n.adapted:
             logits = adapt_head(layer, normed, logits, accumulated=self.step.accumulated)
         self.normed = normed
-        if self.step.loss == "trainer":
+        if not self.step.loss.in_model:
             tape.drop(normed)
         if family_spec(self.shape).scaled:
             logits = tape.after(logits, tape.scale(logits))
@@ -215,40 +215,15 @@ class DecoderSimulator:
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Return the loss; consumes the logits. Tensors in variables of the loss function live until it returns."""
-        step, tape, form, count = self.step, self.tape, self.step.loss, logits.count
-        if form == "trainer":  # the model has returned; its logits are cast, and the positions with a loss are selected
+        """Return the loss; consumes the logits."""
+        form, autocast = self.step.loss, self.step.numerics.autocast
+        if not form.in_model:
             self._forget()
-            if step.numerics.autocast:
-                logits = tape.after(logits, tape.cast(logits, 4))
-            predicted = count // step.length * (step.length - 1)  # a row's first token is not predicted
-            chosen = tape.resize(logits, predicted)
-            flat = self._raised(chosen)
-            tape.drop(chosen)
-        else:
-            raised = self._same(logits) if form == "own" else self._raised(logits)
-            if form == "float":
-                logits = tape.after(logits, self._same(raised))
-            flat = self._same(raised) if form == "padded" else tape.scale(raised)
-            named = [raised]
-            if form == "own":  # a variable of the model still holds this one; other forms use a function's variable
-                named.append(self._same(flat))
-        if self.step.numerics.autocast:  # log-softmax is computed in float32 then
-            flat = tape.after(flat, self._raised(flat))
-        log_probabilities = tape.elementwise_by_result(flat)
-        loss = tape.resize(log_probabilities, 1, 4)
-        tape.drop(log_probabilities, flat, logits)
-        if form != "trainer":  # the loss is computed inside the model, whose variable holds the last hidden states
-            tape.drop(*named, self.normed)
-        self._forget()
+        loss = form.loss(self.tape, logits, length=self.step.length, autocast=autocast)
+        if form.in_model:
+            self.tape.drop(self.normed)
+            self._forget()
         return loss
-
-    def _raised(self, t: Tensor) -> Tensor:
-        return self.tape.cast(t, 4)
-
-    def _same(self, t: Tensor) -> Tensor:
-        t.retain()
-        return t
 
     def _backward(self, number: int) -> None:
         tape = self.tape

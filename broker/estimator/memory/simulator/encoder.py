@@ -3,6 +3,7 @@
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
+from broker.estimator.memory.simulator.loss_forms import ClassLoss
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
 
@@ -27,7 +28,7 @@ class EncoderPlayer(DecoderSimulator):
         if self.step.accumulated:
             self.embedding.gradient = EARLIER
         x = self._patches() if s.pixels else self._words()
-        return x, self._same(x)
+        return x, self.tape.hold(x)
 
     def _words(self) -> Tensor:
         """Return the sum of word, type and position embeddings after norm and dropout."""
@@ -38,7 +39,7 @@ class EncoderPlayer(DecoderSimulator):
         if not self.step.numerics.full and self.step.checkpointing:
             x.grad = True
             x.retain()
-        named = [self._same(x)]
+        named = [self.tape.hold(x)]
         for number, rows in enumerate(s.looked_up):
             wide = count if number else self.step.length * s.hidden
             more = tape.lookup(self._weight(rows * s.hidden), wide)
@@ -104,10 +105,8 @@ class EncoderPlayer(DecoderSimulator):
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
-        """Return the loss of a few classes from float32 logits and their log-softmax; consumes the logits."""
+        """Return the loss of a few classes; consumes the logits."""
         self._forget()
-        raised = self._raised(logits)
-        soft = self.tape.elementwise_by_result(raised)
-        loss = self.tape.resize(soft, 1, 4)
-        self.tape.drop(soft, raised, logits, self.batch)
+        loss = ClassLoss().loss(self.tape, logits, length=1, autocast=self.step.numerics.autocast)
+        self.tape.drop(self.batch)
         return loss

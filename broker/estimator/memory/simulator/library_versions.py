@@ -3,7 +3,14 @@
 import re
 
 from broker.domain.workload import ModelShape
-from broker.estimator.memory.simulator.types import Loss
+from broker.estimator.memory.simulator.loss_forms import (
+    TRAINER_LOSS,
+    FloatLoss,
+    LossForm,
+    OwnTypeLoss,
+    PaddedLoss,
+    ShiftedLoss,
+)
 
 READ = (4, 45), (4, 57)
 """First and last checked release of 4.x. The checked ones are 4.45 to 4.48, 4.50, 4.52 to 4.55 and 4.57."""
@@ -38,15 +45,15 @@ def release_of(version: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def loss_of(family: str, release: tuple[int, int] | None) -> Loss:
-    """Return the loss of that release, inside the model; the trainer's is outside."""
+def loss_of(family: str, release: tuple[int, int] | None) -> LossForm:
+    """Return the form of the loss that the family has in that release; None: the trainer's."""
     if release is None:
-        return "trainer"
+        return TRAINER_LOSS
     if release >= (4, 49):
-        return "padded"
+        return PaddedLoss()
     if family in OWN_LOSS:
-        return "own"
-    return "shifted" if release >= COMMON_LOSS.get(family, (4, 46)) else "float"
+        return OwnTypeLoss()
+    return ShiftedLoss() if release >= COMMON_LOSS.get(family, (4, 46)) else FloatLoss()
 
 
 def is_fourth(release: tuple[int, int] | None) -> bool:

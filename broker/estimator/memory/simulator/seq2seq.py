@@ -153,7 +153,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         if self.step.checkpointing and not n.full:  # x is set to require a gradient, so the graph holds it to the end
             x.grad = True
             x.retain()
-        stack.named.append(self._same(x))
+        stack.named.append(tape.hold(x))
         if not self.shape.buckets:
             rows = Weight(self.shape.looked_up[0] * h, n.weight, trained=n.full, grad_width=n.trained)
             places = tape.lookup(rows, count if stack is self.encoder else stack.length * h)
@@ -175,7 +175,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         """Return logits over the vocabulary; consumes its input and the encoder's output."""
         tape, layer, source = self.tape, self.head_layer, self.decoder.shared.source
         assert source is not None
-        into = tape.scale(x) if self.shape.tied_embeddings and self.shape.buckets else self._same(x)
+        into = tape.scale(x) if self.shape.tied_embeddings and self.shape.buckets else tape.hold(x)
         layer.tokens = self.step.rows * self.step.target
         logits = layer.matrix(into, self.head, self.shape.vocabulary)
         if not self.shape.buckets:

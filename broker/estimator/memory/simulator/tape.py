@@ -157,6 +157,11 @@ class Tape:
             self.nodes.append(_Node((out,), inputs, saved, derivative))
         return out
 
+    def hold(self, x: Tensor) -> Tensor:
+        """Return `x` with one more holder."""
+        x.retain()
+        return x
+
     def scale(self, x: Tensor) -> Tensor:
         """Multiply by a constant, or copy. Saves nothing."""
         return self._record([x], x.count, x.width, Derivative())
@@ -165,8 +170,7 @@ class Tape:
         """Cast to that width; saves nothing. A tensor of that width is returned itself, with one more holder."""
         if x.width != width:
             return self._record([x], x.count, width, Derivative())
-        x.retain()
-        return x
+        return self.hold(x)
 
     def resize(self, x: Tensor, count: int, width: int | None = None, *, back: int = 0) -> Tensor:
         """Copy to another number of elements: expand, pad, select or sum. Saves nothing.

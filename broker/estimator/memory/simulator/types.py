@@ -5,14 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from broker.estimator.architecture.families import Numerics
+from broker.estimator.memory.simulator.loss_forms import TRAINER_LOSS, LossForm
 from broker.estimator.memory.simulator.tensors import Category
 
 Bytes = Mapping[Category, int]
-Loss = Literal["trainer", "padded", "shifted", "float", "own"]
-"""Form of the loss. `trainer`: outside the model. The others are inside it, as in versions of transformers: `padded`:
-labels are padded. `shifted`: logits are cast to float32 and shifted. `float`: the cast logits replace the first
-ones. `own`: logits are shifted in their own type.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +30,7 @@ class Step:
     """Weights whose states stay in float32 under an 8-bit optimizer."""
     trained: int | None = None
     """Weights with gradients and states; None: those of the adapters, or all."""
-    loss: Loss = "trainer"
+    loss: LossForm = TRAINER_LOSS
     tables: int = 0
     """Bytes of buffers that the model holds in addition to its weights, on every device."""
     shards: int = 1

@@ -9,6 +9,14 @@ from broker.domain.workload import ModelShape
 from broker.estimator.memory.estimate import EstimateOptions, estimate, numerics
 from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.library_versions import is_read, loss_of, release_of, repeats_keys, table_bytes
+from broker.estimator.memory.simulator.loss_forms import (
+    FloatLoss,
+    LossForm,
+    OwnTypeLoss,
+    PaddedLoss,
+    ShiftedLoss,
+    TrainerLoss,
+)
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.types import Step
 from broker.model_catalog import catalog as catalogue
@@ -32,13 +40,13 @@ def mixtral() -> ModelShape:
 @pytest.mark.parametrize(
     ("family", "version", "loss"),
     [
-        ("llama", None, "trainer"), ("llama", "4.45.2", "float"), ("llama", "4.46", "shifted"),
-        ("mistral", "4.46.0", "float"), ("granite", "4.47.1", "float"), ("granite", "4.48.1", "shifted"),
-        ("gpt2", "4.48.1", "own"), ("gpt2", "4.49.0", "padded"), ("llama", "5.17.0", "padded"),
+        ("llama", None, TrainerLoss), ("llama", "4.45.2", FloatLoss), ("llama", "4.46", ShiftedLoss),
+        ("mistral", "4.46.0", FloatLoss), ("granite", "4.47.1", FloatLoss), ("granite", "4.48.1", ShiftedLoss),
+        ("gpt2", "4.48.1", OwnTypeLoss), ("gpt2", "4.49.0", PaddedLoss), ("llama", "5.17.0", PaddedLoss),
     ],
 )  # fmt: skip
-def test_each_version_of_transformers_has_its_loss(family: str, version: str | None, loss: str) -> None:
-    assert loss_of(family, release_of(version)) == loss
+def test_each_version_of_transformers_has_its_loss(family: str, version: str | None, loss: type[LossForm]) -> None:
+    assert loss_of(family, release_of(version)) == loss()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +177,9 @@ def test_only_a_stack_that_caches_under_checkpointing_holds_keys(change: dict[st
 def test_of_presents_the_whole_product_lives_that_they_are_views_of() -> None:
     """Queries, keys and values of every layer, in float32, until the head is done."""
     ask, shape = replace(QLORA, **QKV), SANTACODER
-    step = Step(numerics=numerics(shape, ask)[0], rows=4, length=2048, checkpointing=True, reentrant=True, loss="own")
+    step = Step(
+        numerics=numerics(shape, ask)[0], rows=4, length=2048, checkpointing=True, reentrant=True, loss=OwnTypeLoss()
+    )
     held, free = simulate(shape, step), simulate(shape, replace(step, numerics=replace(step.numerics, presents=False)))
     one = 4 * 2048 * (2048 + 2 * 128) * 4
     more = {name: sum(by.values()) - sum(free.segments[name].values()) for name, by in held.segments.items()}

@@ -1,0 +1,98 @@
+"""Forms of the loss, in the trainer and in versions of transformers: the tensors that each makes and holds."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from broker.estimator.memory.simulator.tape import Tape, TensorScope
+from broker.estimator.memory.simulator.tensors import Tensor
+
+
+class LossForm(ABC):
+    """A way to compute the cross entropy of logits. Two forms of the same class are equal."""
+
+    in_model: ClassVar[bool] = True
+    """The model computes the loss itself, so its variable of the last hidden states exists until the loss does."""
+
+    def loss(self, tape: Tape, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        """Return the loss of rows of that many tokens; consumes the logits.
+
+        All tensors in variables of the loss function live until it returns.
+        """
+        with tape.scope() as variables:
+            flat = self.flatten(tape, variables, logits, length=length, autocast=autocast)
+            if autocast:  # log-softmax is computed in float32 then
+                flat = tape.after(flat, tape.cast(flat, 4))
+            variables.hold(flat)
+            log_probabilities = variables.hold(tape.elementwise_by_result(flat))
+            return tape.resize(log_probabilities, 1, 4)
+
+    @abstractmethod
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        """Return the logits as the log-softmax takes them; consumes `logits`.
+
+        The caller holds the result. `variables` holds all that the loss function keeps until it returns.
+        """
+
+
+@dataclass(frozen=True)
+class TrainerLoss(LossForm):
+    """Loss outside the model: logits are cast under autocast, and the positions that have a loss are selected."""
+
+    in_model: ClassVar[bool] = False
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        if autocast:
+            logits = tape.after(logits, tape.cast(logits, 4))
+        variables.hold(logits)
+        predicted = logits.count // length * (length - 1)  # a row's first token is not predicted
+        chosen = tape.resize(logits, predicted)
+        return tape.after(chosen, tape.cast(chosen, 4))
+
+
+TRAINER_LOSS = TrainerLoss()
+
+
+@dataclass(frozen=True)
+class PaddedLoss(LossForm):
+    """Loss of logits in float32 and padded labels; no logits are copied to be shifted."""
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        variables.hold(logits)
+        return tape.hold(variables.hold(tape.cast(logits, 4)))
+
+
+@dataclass(frozen=True)
+class ShiftedLoss(LossForm):
+    """Loss of logits that are cast to float32 and then shifted; the first ones live as long."""
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        variables.hold(logits)
+        return tape.scale(variables.hold(tape.cast(logits, 4)))
+
+
+@dataclass(frozen=True)
+class FloatLoss(LossForm):
+    """Loss of shifted float32 logits, which replace the first ones in the model's variable."""
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        return tape.scale(variables.hold(tape.after(logits, tape.cast(logits, 4))))
+
+
+@dataclass(frozen=True)
+class OwnTypeLoss(LossForm):
+    """Loss of logits that are shifted in their own type; a variable of the model holds the shifted ones too."""
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        shifted = tape.scale(variables.hold(logits))
+        return tape.hold(variables.hold(shifted))
+
+
+@dataclass(frozen=True)
+class ClassLoss(LossForm):
+    """Loss of a few classes, in float32."""
+
+    in_model: ClassVar[bool] = False
+
+    def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
+        return tape.cast(variables.hold(logits), 4)
