@@ -1,7 +1,6 @@
 """Simulated step of a decoder whose head predicts classes, or one number, instead of the next token."""
 
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
-from broker.estimator.memory.simulator.layers.decoder_layer import Layer
 from broker.estimator.memory.simulator.loss_forms import ClassLoss
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
@@ -17,17 +16,17 @@ class ClassifierSimulator(DecoderSimulator):
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         tape, s, n = self.tape, self.shape, self.step.numerics
-        self.head_layer = layer = Layer(tape, s, n, self.step.rows, self.step.length)
+        self.head_ops = ops = self._ops(tape)
         self.leaving, mark = x, len(tape.nodes)
-        normed = layer.norm(x)
+        normed = ops.norm(x)
         tape.drop(x, first, self.mask)
         if s.head == "words":
-            normed = tape.after(normed, layer.dropout(normed))
+            normed = tape.after(normed, ops.dropout(normed))
         count = s.hidden * s.labels
         width = n.weight if n.full else n.adapters
         head = Weight(count, width, trained=True, grad_width=n.trained if n.full else width)
         head.gradient = EARLIER if self.step.accumulated else None
-        logits = layer.matrix(normed, head, s.labels)
+        logits = ops.matrix(normed, head, s.labels)
         tape.drop(normed)
         if s.head == "text":
             logits = tape.after(logits, tape.resize(logits, self.step.rows * s.labels))

@@ -12,7 +12,7 @@ from broker.estimator.architecture.model_states import base_bytes, exchanged, op
 from broker.estimator.memory.simulator.fsdp import world_of
 from broker.estimator.memory.simulator.layer_sampling import Depth
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
-from broker.estimator.memory.simulator.layers.layer_ops import adapt_embeddings, adapt_head
+from broker.estimator.memory.simulator.layers.layer_ops import LayerOps, adapt_embeddings, adapt_head
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.tensors import CATEGORIES, EARLIER, Tensor, Weight
 from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
@@ -44,8 +44,8 @@ class DecoderSimulator:
         self.backward_residue: dict[int, Bytes] = {}
         """Bytes that each simulated middle layer leaves behind in its forward and its backward pass, by layer."""
         self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
-        self.ends: Layer | None = None
-        """Layer that holds the adapter of the embeddings; None: they have none."""
+        self.ends: LayerOps | None = None
+        """Operations with the adapter of the embeddings; None: they have none."""
         self.word = ""
         """Name of the simulated stack with a trailing space, if the model has several stacks; otherwise empty."""
 
@@ -124,7 +124,7 @@ class DecoderSimulator:
         count = self.tokens * self.shape.hidden
         x = tape.lookup(self.embedding, count, n.trained)
         if "embeddings" in n.adapted:
-            self.ends = Layer(tape, self.shape, n, step.rows, step.length)
+            self.ends = self._ops(tape)
             x, grad = adapt_embeddings(self.ends, x, accumulated=step.accumulated), False
         if build.scaled_embeddings and not build.scaled:  # inside the embedding module
             x = tape.after(x, tape.scale(x))
@@ -151,11 +151,15 @@ class DecoderSimulator:
             mask.retain()
         return mask
 
+    def _ops(self, tape: Tape, *, masked: bool = False) -> LayerOps:
+        """Return the operations of a layer, of the embeddings or of the head."""
+        return LayerOps(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
+
     def _layer(self, number: int) -> Layer:
         masked = self.depth.played[number]
-        layer = Layer(self.tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
+        layer = Layer(self._ops(self.tape, masked=masked))
         if self.step.accumulated:
-            for w in layer.weights.values():
+            for w in layer.ops.weights.values():
                 w.gradient = EARLIER
         return layer
 
@@ -186,23 +190,23 @@ class DecoderSimulator:
 
     def _forget(self) -> None:
         """Free autocast's copies that the graph does not hold, and the layers' presents, when the model returns."""
-        ends = [self.head_layer] if self.ends is None else [self.head_layer, self.ends]
-        for number, layer in enumerate((*self.layers, *ends)):
+        ends = [self.head_ops] if self.ends is None else [self.head_ops, self.ends]
+        for number, ops in enumerate((*(layer.ops for layer in self.layers), *ends)):
             before = dict(self.tape.live)
-            layer.forget()
-            layer.part()
+            ops.forget()
+            ops.drop_presents()
             if 0 < number < self.last:
                 self.tape.repeat(self._since(before), self.depth.others(number))
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         tape, n = self.tape, self.step.numerics
-        self.head_layer = layer = Layer(tape, self.shape, n, self.step.rows, self.step.length)
+        self.head_ops = ops = self._ops(tape)
         self.leaving, mark = x, len(tape.nodes)
-        normed = layer.norm(x)
+        normed = ops.norm(x)
         tape.drop(x, first, self.mask)
-        logits = layer.matrix(normed, self.head, self.shape.vocabulary)
+        logits = ops.matrix(normed, self.head, self.shape.vocabulary)
         if "head" in n.adapted:
-            logits = adapt_head(layer, normed, logits, accumulated=self.step.accumulated)
+            logits = adapt_head(ops, normed, logits, accumulated=self.step.accumulated)
         self.normed = normed
         if not self.step.loss.in_model:
             tape.drop(normed)
@@ -254,7 +258,7 @@ class DecoderSimulator:
         tape.operations, tape.stop, tape.unpacks = 0, stop, not step.reentrant
         y = layer(inner)
         tape.stop, tape.unpacks = None, False
-        layer.forget()
+        layer.ops.forget()
         tape.category = "temporary"
         tape.adjust("temporary", -ahead)
         y.gradient, out.gradient = out.gradient, None
@@ -265,7 +269,7 @@ class DecoderSimulator:
         tape.drop(y)
         tape.backward(mark)
         tape.drop(*named)
-        layer.part()
+        layer.ops.drop_presents()
         x.gradient, inner.gradient = inner.gradient, None
         if not step.hooked:
             tape.drop(x)
@@ -292,7 +296,7 @@ class DecoderSimulator:
 
     def _alone(self, tape: Tape, masked: bool) -> Layer:
         """Return a middle layer on its own tape."""
-        return Layer(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
+        return Layer(self._ops(tape, masked=masked))
 
     def _settle(self) -> None:
         """Sum a layer's gradients over the devices and keep only this device's shard (FSDP 1)."""
@@ -309,7 +313,7 @@ class DecoderSimulator:
         gradients = step.share(self.trained * step.numerics.trained)
         if step.optimizer == "adafactor":
             largest = max(self.embedding.count if step.numerics.full else 0, *(
-                w.count for w in self.layers[0].weights.values() if w.trained
+                w.count for w in self.layers[0].ops.weights.values() if w.trained
             ))  # fmt: skip
             scratch = 12 * largest
         tape.adjust("gradients", gradients - tape.live["gradients"])

@@ -2,7 +2,6 @@
 
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
-from broker.estimator.memory.simulator.layers.decoder_layer import Layer
 from broker.estimator.memory.simulator.loss_forms import ClassLoss
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
@@ -24,7 +23,7 @@ class EncoderPlayer(DecoderSimulator):
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         s = self.shape
-        self.head_layer = Layer(self.tape, s, self.step.numerics, self.step.rows, self.step.length)
+        self.head_ops = self._ops(self.tape)
         if self.step.accumulated:
             self.embedding.gradient = EARLIER
         x = self._patches() if s.pixels else self._words()
@@ -45,7 +44,7 @@ class EncoderPlayer(DecoderSimulator):
             more = tape.lookup(self._weight(rows * s.hidden), wide)
             x = self.tape.after(x, tape.add(x, more))
             named.append(more)
-        x = self._dropped(self.tape.after(x, self.head_layer.norm(x)))
+        x = self._dropped(self.tape.after(x, self.head_ops.norm(x)))
         tape.drop(*named)
         return x
 
@@ -55,8 +54,8 @@ class EncoderPlayer(DecoderSimulator):
         pixels = self.batch = tape.new(self.step.rows * s.pixels, 4)
         matrix = self._weight(s.vocabulary * s.hidden)  # one number for each number of a patch
         patches = self.tokens - self.step.rows
-        self.named = self.head_layer.cast(pixels, n.weight)  # a variable of the model holds it until the model returns
-        into = self.head_layer.cast(self.named, n.compute)
+        self.named = tape.cast(pixels, n.weight)  # a variable of the model holds it until the model returns
+        into = tape.cast(self.named, n.compute)
         copy = tape.new(matrix.count, n.compute) if n.autocast and n.weight != n.compute else None
         x = tape.convolution(into, matrix, patches * s.hidden, copy)
         tape.drop(into, *([] if copy is None else [copy]))
@@ -71,35 +70,35 @@ class EncoderPlayer(DecoderSimulator):
         return x
 
     def _dropped(self, x: Tensor) -> Tensor:
-        return self.tape.after(x, self.head_layer.dropout(x)) if self.shape.dropout else x
+        return self.tape.after(x, self.head_ops.dropout(x)) if self.shape.dropout else x
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         """Return class logits for every token, or for the first token after a dense layer."""
         tape, n, s = self.tape, self.step.numerics, self.shape
-        layer, rows, h = self.head_layer, self.step.rows, s.hidden
+        ops, rows, h = self.head_ops, self.step.rows, s.hidden
         self.leaving, mark = x, len(tape.nodes)
         if not family_spec(s).behind:
-            x = self.tape.after(x, layer.norm(x))
+            x = self.tape.after(x, ops.norm(x))
         if s.pixels:
             tape.drop(self.named)
         if s.head == "words":
             x = self._dropped(x)
         else:
-            layer.tokens = rows
+            ops.tokens = rows
             x = self.tape.after(x, tape.resize(x, rows * h))
         if s.head == "text":
             whole = not s.pooled_adapter
-            dense = layer.matrix(x, self._weight(h * h, whole=whole), h)
+            dense = ops.matrix(x, self._weight(h * h, whole=whole), h)
             if "pooler" in n.adapted:
                 for role, (inputs, outputs) in {"A": (h, n.rank), "B": (n.rank, h)}.items():
-                    layer.weights[f"pool{role}"] = Weight(
+                    ops.weights[f"pool{role}"] = Weight(
                         inputs * outputs, n.adapters, trained=True, grad_width=n.adapters
                     )
-                dense = layer.adapt(x, dense, "pool", h)
+                dense = ops.adapt(x, dense, "pool", h)
             x = self.tape.after(x, tape.elementwise_by_result(dense))
             tape.drop(dense)
             x = self._dropped(x)
-        logits = layer.matrix(x, self._weight(h * s.labels, whole=True), s.labels)
+        logits = ops.matrix(x, self._weight(h * s.labels, whole=True), s.labels)
         tape.drop(x, first, self.mask)
         self.normed = logits
         return logits, mark

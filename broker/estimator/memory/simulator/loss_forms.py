@@ -43,7 +43,7 @@ class TrainerLoss(LossForm):
 
     def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
         if autocast:
-            logits = tape.after(logits, tape.cast(logits, 4))
+            logits = tape.after(logits, tape.resize(logits, logits.count, 4))
         variables.hold(logits)
         predicted = logits.count // length * (length - 1)  # a row's first token is not predicted
         chosen = tape.resize(logits, predicted)

@@ -8,7 +8,7 @@ from broker.estimator.architecture.families import stacks
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
 from broker.estimator.memory.simulator.layer_sampling import Depth
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
-from broker.estimator.memory.simulator.layers.seq2seq_layer import Seq2SeqLayer, Shared
+from broker.estimator.memory.simulator.layers.seq2seq_layer import Seq2SeqLayer, Seq2SeqOps, Shared
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 from broker.estimator.memory.simulator.types import Bytes, Step, StepPeak
@@ -121,16 +121,16 @@ class Seq2SeqSimulator(DecoderSimulator):
             if self.step.checkpointing:
                 self.tape.drop(*self._given(stack, number))
 
+    def _ops(self, tape: Tape, *, masked: bool = False) -> Seq2SeqOps:
+        return Seq2SeqOps(tape, self.stack.shape, self.step.numerics, self.step.rows, self.stack.length)
+
     def _fresh(self, tape: Tape, shared: Shared, *, first: bool) -> Seq2SeqLayer:
-        s, step = self.stack, self.step
-        return Seq2SeqLayer(
-            tape, s.shape, step.numerics, step.rows, s.length, shared, first=first, learnt=step.checkpointing
-        )
+        return Seq2SeqLayer(self._ops(tape), shared, first=first, learnt=self.step.checkpointing)
 
     def _layer(self, number: int) -> Layer:
         layer = self._fresh(self.tape, self.stack.shared, first=not number)
         if self.step.accumulated:
-            for w in layer.weights.values():
+            for w in layer.ops.weights.values():
                 w.gradient = EARLIER
         return layer
 
@@ -146,7 +146,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         """Return the embeddings; BART's with positions and a norm."""
         tape, n, h = self.tape, self.step.numerics, self.shape.hidden
         count = self.step.rows * stack.length * h
-        self.head_layer = layer = self._fresh(tape, stack.shared, first=False)
+        self.head_ops = ops = self._ops(tape)
         x = tape.lookup(self.embedding, count)
         if not self.shape.buckets:
             x = tape.after(x, tape.scale(x))
@@ -159,25 +159,25 @@ class Seq2SeqSimulator(DecoderSimulator):
             places = tape.lookup(rows, count if stack is self.encoder else stack.length * h)
             x = tape.after(x, tape.add(x, places))
             stack.named.append(places)
-            x = tape.after(x, layer.norm(x))
-        return tape.after(x, layer.dropout(x)) if self.shape.dropout else x
+            x = tape.after(x, ops.norm(x))
+        return tape.after(x, ops.dropout(x)) if self.shape.dropout else x
 
     def _finished(self, x: Tensor) -> Tensor:
         """Return the stack's output and consume that of its last layer. T5 applies a norm and dropout."""
-        layer = self.head_layer
+        ops = self.head_ops
         if self.shape.buckets:
-            x = self.tape.after(x, layer.norm(x))
-            x = self.tape.after(x, layer.dropout(x)) if self.shape.dropout else x
+            x = self.tape.after(x, ops.norm(x))
+            x = self.tape.after(x, ops.dropout(x)) if self.shape.dropout else x
         self.tape.drop(*self.stack.named, *self.stack.shared.biases.values())
         return x
 
     def _scores(self, x: Tensor) -> Tensor:
         """Return logits over the vocabulary; consumes its input and the encoder's output."""
-        tape, layer, source = self.tape, self.head_layer, self.decoder.shared.source
+        tape, ops, source = self.tape, self.head_ops, self.decoder.shared.source
         assert source is not None
         into = tape.scale(x) if self.shape.tied_embeddings and self.shape.buckets else tape.hold(x)
-        layer.tokens = self.step.rows * self.step.target
-        logits = layer.matrix(into, self.head, self.shape.vocabulary)
+        ops.tokens = self.step.rows * self.step.target
+        logits = ops.matrix(into, self.head, self.shape.vocabulary)
         if not self.shape.buckets:
             width = max(logits.width, self.step.numerics.weight)
             logits = tape.after(logits, tape.add(logits, width=width))

@@ -6,8 +6,12 @@ from broker.estimator.memory.simulator.layers.layer_ops import LayerOps
 from broker.estimator.memory.simulator.tensors import Tensor
 
 
-class Attention(LayerOps):
+class Attention:
     """Attention of a layer, from its normed input to the weighted values."""
+
+    def __init__(self, ops: LayerOps) -> None:
+        self.ops, self.tape, self.shape, self.numerics, self.build = ops, ops.tape, ops.shape, ops.numerics, ops.build
+        self.rows, self.length = ops.rows, ops.length
 
     def rotate(self, x: Tensor) -> Tensor:
         """Apply rotary positions: products with cosines and sines, which need no gradient."""
@@ -28,11 +32,11 @@ class Attention(LayerOps):
     def _turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, tape = self.shape, self.tape
         if "qkv" in self.build.names:
-            return self._fused_heads(self.linear(x, "qkv"))
-        raw = [self.linear(x, role) for role in ("q", "k", "v")]
+            return self._fused_heads(self.ops.linear(x, "qkv"))
+        raw = [self.ops.linear(x, role) for role in ("q", "k", "v")]
         if self.build.head_norms or s.head_norms:
             for number, parts in enumerate((s.heads, s.kv_heads)):
-                normed = self.norm(raw[number], parts)
+                normed = self.ops.norm(raw[number], parts)
                 tape.drop(raw[number])
                 raw[number] = normed
         turned = self.rotate(raw[0]), self.rotate(raw[1])
@@ -42,14 +46,14 @@ class Attention(LayerOps):
     def _fused_heads(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the fused projection into views; it lives as long as any of them. Falcon copies its keys and values."""
         s, tape = self.shape, self.tape
-        q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
+        q, kv = self.ops.tokens * s.heads * s.head_dim, self.ops.tokens * s.kv_heads * s.head_dim
         views = tape.split(fused, (q, kv, kv))
         if self.numerics.presents:
             views[1].retain()
-            self.presents.append(views[1])
+            self.ops.presents.append(views[1])
         tape.drop(fused)
         if self.build.broadcast:
-            wide = self.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
+            wide = self.ops.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
             copies = [tape.resize(v, wide, back=fused.size) for v in views[1:]]
             tape.drop(*views[1:])
             views = [views[0], *copies]
@@ -57,18 +61,18 @@ class Attention(LayerOps):
         tape.drop(views[0], views[1])
         return *turned, views[2]
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def weigh(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Apply scaled dot-product attention, by a fused kernel if possible. The caller still holds the inputs."""
         n, s, tape = self.numerics, self.shape, self.tape
         grouped, width = k.count != q.count, 2 if n.compute == 2 else q.width
         shared = grouped and not n.repeated_keys  # a single head is repeated as a view, which every kernel accepts
         written = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
-        masked = self.masked and n.attention != "eager" and not (written and self.build.broadcast)
+        masked = self.ops.masked and n.attention != "eager" and not (written and self.build.broadcast)
         named: list[Tensor] = []
         if masked and grouped:  # no kernel shares keys under a mask
-            q, (k, v, *named) = self.cast(q, width), self._for_every_head(q.count, width, k, v)
+            q, (k, v, *named) = self.tape.cast(q, width), self._for_every_head(q.count, width, k, v)
         else:
-            q, k, v = [self.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
+            q, k, v = [self.tape.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
         if n.attention == "eager":
             return self._eager(q, k, v)
         bias = None
@@ -79,7 +83,7 @@ class Attention(LayerOps):
         padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
         back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped and not bias else 0)
         masks = [bias] if bias else []
-        out = tape.fused_attention([q, k, v], masks, self.tokens * s.heads, back)
+        out = tape.fused_attention([q, k, v], masks, self.ops.tokens * s.heads, back)
         tape.drop(q, k, v, *masks, *named)
         return out
 
@@ -93,9 +97,9 @@ class Attention(LayerOps):
         for t in heads:
             if self.shape.kv_heads > 1:
                 named.append(tape.resize(t, count))
-                expanded.append(self.cast(named[-1], width))
+                expanded.append(self.tape.cast(named[-1], width))
             elif t.width == width:
-                expanded.append(self.cast(t, width))
+                expanded.append(self.tape.cast(t, width))
             else:
                 expanded.append(tape.resize(t, count, width, back=count * t.width))
         return expanded + named
@@ -104,7 +108,7 @@ class Attention(LayerOps):
         """Apply torch's attention without a fused kernel: in float32, with all scores materialised."""
         tape, width = self.tape, q.width
         scores = self.rows * self.shape.heads * self.length * self.length
-        wide = [self.cast(t, 4) for t in (q, k, v)]
+        wide = [self.tape.cast(t, 4) for t in (q, k, v)]
         tape.drop(q, k, v)
         if not self.build.broadcast:  # repeated for every head of a group
             wide = self._repeated(wide)
@@ -118,9 +122,9 @@ class Attention(LayerOps):
         tape.drop(product)
         soft = tape.elementwise_by_result(masked, 4)
         tape.drop(masked)
-        narrow = tape.new(scores, width) if width != 4 else self.cast(soft, 4)
+        narrow = tape.new(scores, width) if width != 4 else self.tape.cast(soft, 4)
         out = tape.bilinear(soft, wide[2], q.count, back=expanded)
-        result = self.cast(out, width)
+        result = self.tape.cast(out, width)
         tape.drop(soft, narrow, out, *wide)
         return result
 
@@ -143,7 +147,7 @@ class Attention(LayerOps):
         tape.drop(scaled)
         soft = tape.elementwise_by_result(masked, 4)
         tape.drop(masked)
-        weights = self.cast(soft, q.width)
+        weights = self.tape.cast(soft, q.width)
         tape.drop(soft)
         out = tape.bilinear(weights, v, q.count)
         tape.drop(weights, q, k, v)

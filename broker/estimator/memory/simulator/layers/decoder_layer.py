@@ -3,22 +3,27 @@
 from collections.abc import Sequence
 
 from broker.estimator.memory.simulator.layers.attention import Attention
+from broker.estimator.memory.simulator.layers.layer_ops import LayerOps
 from broker.estimator.memory.simulator.layers.mlp import Mlp
 from broker.estimator.memory.simulator.tensors import Tensor
 
 
-class Layer(Attention, Mlp):
+class Layer:
     """One layer: attention and MLP with their norms and residual connections."""
+
+    def __init__(self, ops: LayerOps) -> None:
+        self.ops, self.tape, self.shape, self.build = ops, ops.tape, ops.shape, ops.build
+        self.attention, self.mlp = Attention(ops), Mlp(ops)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the layer's output; the caller still holds `x`."""
         tape = self.tape
         if self.build.behind:
             return self._norms_behind(x)
-        normed = self.norm(x)
-        ahead = [self.norm(x)] if self.build.normed_first and self.shape.parallel_norms == 2 else []
-        attended = self.attention(*(heads := self.heads(normed)))
-        out = self.linear(attended, "o")
+        normed = self.ops.norm(x)
+        ahead = [self.ops.norm(x)] if self.build.normed_first and self.shape.parallel_norms == 2 else []
+        attended = self.attention.weigh(*(heads := self.attention.heads(normed)))
+        out = self.ops.linear(attended, "o")
         tape.drop(attended, *heads)
         if self.shape.parallel:
             return self._parallel(x, normed, ahead, out)
@@ -26,8 +31,8 @@ class Layer(Attention, Mlp):
         if self.build.names_attended:
             out.retain()
         between = self.add(x, out)
-        normed = self.norm(between)
-        more = self.feed(normed)
+        normed = self.ops.norm(between)
+        more = self.mlp(normed)
         tape.drop(normed)
         result = self.add(between, more)
         tape.drop(between, *([out] if self.build.names_attended else ()))
@@ -37,37 +42,37 @@ class Layer(Attention, Mlp):
         """Add a residual connection and consume `more`. Some families scale it or apply dropout first."""
         tape = self.tape
         if self.build.norms == 4:
-            more = tape.after(more, self.norm(more))
+            more = tape.after(more, self.ops.norm(more))
         if self.build.scaled:
             more = tape.after(more, tape.scale(more))
         if self.shape.dropout:
-            more = tape.after(more, self.dropout(more))
+            more = tape.after(more, self.ops.dropout(more))
         out = tape.add(x, more)
         tape.drop(more)
         return out
 
     def _norms_behind(self, x: Tensor) -> Tensor:
         """Run the layer as BERT does, with a norm after each residual connection."""
-        attended = self.attention(*(heads := self.heads(x)))
+        attended = self.attention.weigh(*(heads := self.attention.heads(x)))
         apart = self.build.named  # attention is a module of its own
         self.tape.drop(*heads if apart else ())
         between = self._normed_sum(x, attended, "o", *() if apart else heads)
-        wide = self.linear(between, "fc")
-        bent = self.tape.after(wide, self.activate(wide))
+        wide = self.ops.linear(between, "fc")
+        bent = self.tape.after(wide, self.mlp.activate(wide))
         result = self._normed_sum(between, bent, "proj")
         self.tape.drop(between)
         return result
 
     def _normed_sum(self, x: Tensor, inner: Tensor, role: str, *named: Tensor) -> Tensor:
         """Return the norm of `x` plus the matrix times `inner`, which it consumes; `named` is freed after that."""
-        tape, more = self.tape, self.linear(inner, role)
+        tape, more = self.tape, self.ops.linear(inner, role)
         tape.drop(*named)
         if not self.build.named:
             tape.drop(inner)
         if self.shape.dropout and (role != "o" or self.build.drops):
-            more = tape.after(more, self.dropout(more))
+            more = tape.after(more, self.ops.dropout(more))
         added = tape.add(x, more)
-        out = self.norm(added)
+        out = self.ops.norm(added)
         tape.drop(added, more, *([inner] if self.build.named else []))
         return out
 
@@ -78,8 +83,8 @@ class Layer(Attention, Mlp):
         """
         tape, named = self.tape, self.build.normed_first
         if self.shape.parallel_norms == 2 and not named:
-            normed = tape.after(normed, self.norm(x))
-        more = self.mlp(*(ahead or [normed]))
+            normed = tape.after(normed, self.ops.norm(x))
+        more = self.mlp.mlp(*(ahead or [normed]))
         tape.drop(*[] if named else [normed])
         both = tape.add(more, attended)
         tape.drop(more, attended)

@@ -6,6 +6,7 @@ The saved tensors follow from torch's derivatives.yaml, the order of frees from 
 
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import Numerics, copies, family_spec, linears
+from broker.estimator.memory.simulator.layers.norms import gemma_norm, layer_norm, rms_norm
 from broker.estimator.memory.simulator.tape import Tape
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
@@ -32,10 +33,6 @@ class LayerOps:
                     size = width * n.rank * many
                     self.weights[role + end] = Weight(size, n.adapters, trained=True, grad_width=n.adapters)
 
-    def cast(self, x: Tensor, width: int) -> Tensor:
-        """Return `x` cast to the width, or `x` itself with one more reference if it already has that width."""
-        return self.tape.cast(x, width)
-
     def forget(self) -> None:
         """Free the copies of weights that autocast kept, at its end."""
         for w in self.casts:
@@ -44,7 +41,7 @@ class LayerOps:
             w.cast = None
         self.casts.clear()
 
-    def part(self) -> None:
+    def drop_presents(self) -> None:
         """Release the presents that the layer returned in addition to its output."""
         self.tape.drop(*self.presents)
         self.presents.clear()
@@ -52,7 +49,7 @@ class LayerOps:
     def matrix(self, x: Tensor, w: Weight, outputs: int) -> Tensor:
         """Return `x` times a matrix of this layer or of the head."""
         n, tape = self.numerics, self.tape
-        into = self.cast(x, n.compute) if n.autocast else self.cast(x, max(x.width, w.width))
+        into = self.tape.cast(x, n.compute) if n.autocast else self.tape.cast(x, max(x.width, w.width))
         copy = None
         if n.autocast and w.width != n.compute:
             copy = w.cast or tape.new(w.count, n.compute)
@@ -73,12 +70,12 @@ class LayerOps:
         matrix are always computed in fp16.
         """
         width = 2 if self.numerics.bits == 8 else self.numerics.compute
-        into = self.cast(x, width)
+        into = self.tape.cast(x, width)
         beside = count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens)
         unpacked = count * width + beside
         out = self.tape.kernel(into, self.tokens * outputs, width, scratch=unpacked, back=unpacked)
         self.tape.drop(into)
-        result = self.cast(out, x.width)
+        result = self.tape.cast(out, x.width)
         self.tape.drop(out)
         return result
 
@@ -93,8 +90,8 @@ class LayerOps:
         """Add peft's LoRA, in the adapters' own type; under autocast in half precision."""
         n, tape = self.numerics, self.tape
         keeps_type = n.bits and n.autocast  # peft's bitsandbytes layers do not cast then
-        into = self.cast(x, x.width if keeps_type else n.adapters)
-        dropped = self.dropout(into) if n.dropout else self.cast(into, into.width)
+        into = self.tape.cast(x, x.width if keeps_type else n.adapters)
+        dropped = self.dropout(into) if n.dropout else self.tape.cast(into, into.width)
         low = self.matrix(dropped, self.weights[role + "A"], n.rank)
         tape.drop(dropped)
         high = self.matrix(low, self.weights[role + "B"], outputs)
@@ -103,7 +100,7 @@ class LayerOps:
         tape.drop(high)
         added = tape.add(base, scaled)
         tape.drop(base, scaled, into)
-        result = self.cast(added, base.width)
+        result = self.tape.cast(added, base.width)
         tape.drop(added)
         return result
 
@@ -113,29 +110,16 @@ class LayerOps:
 
     def norm(self, x: Tensor, parts: int = 1) -> Tensor:
         """Normalise `x`. `parts`: heads of a row that are normalised separately."""
-        n, tape, kind = self.numerics, self.tape, self.build.norm
-        weight = 4 if n.norms_float32 else n.weight
-        w = Weight(x.count // self.tokens // parts, weight, trained=n.full, grad_width=n.trained)
-        wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
-        if kind == "layer":
-            return tape.after(wide, tape.layer_norm(wide, w, self.tokens * parts))
-        squares = tape.elementwise(wide, back=2 * x.count * 4)
-        root = tape.resize(squares, self.tokens * parts)
-        tape.drop(squares)
-        normal = tape.bilinear(wide, root, x.count, back=x.count * 4)
-        tape.drop(wide, root)
-        if kind == "gemma":
-            scale = tape.new(w.count, 4)  # the weight plus one
-            scaled = tape.scale_by_weight(normal, w, 4, factor=scale)
-            out = self.cast(scaled, x.width)
-            tape.drop(scale, normal, scaled)
-            return out
-        narrow, width = tape.after(normal, self.cast(normal, x.width)), max(x.width, weight)
-        # the weight's gradient before it is summed, or the input's before it is cast
-        wide_gradient = n.full or narrow.width < width
-        out = tape.scale_by_weight(narrow, w, width, back=x.count * width if wide_gradient else 0)
-        tape.drop(narrow)
-        return out
+        rows, n = self.tokens * parts, self.numerics
+        weight = self.norm_weight(x.count // rows)
+        if self.build.norm == "layer":
+            return layer_norm(self.tape, x, weight, rows, autocast=n.autocast)
+        return (gemma_norm if self.build.norm == "gemma" else rms_norm)(self.tape, x, weight, rows)
+
+    def norm_weight(self, count: int) -> Weight:
+        """Return the weight of a norm over that many elements."""
+        n = self.numerics
+        return Weight(count, 4 if n.norms_float32 else n.weight, trained=n.full, grad_width=n.trained)
 
 
 def _weights(layer: LayerOps, role: str, inputs: int, outputs: int, *, accumulated: bool) -> None:

@@ -5,10 +5,10 @@ A decoder layer has self attention over the target, and cross attention over the
 
 from dataclasses import dataclass
 
-from broker.domain.workload import ModelShape
-from broker.estimator.architecture.families import CROSS, Numerics
+from broker.estimator.architecture.families import CROSS
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
-from broker.estimator.memory.simulator.tape import Tape
+from broker.estimator.memory.simulator.layers.layer_ops import LayerOps
+from broker.estimator.memory.simulator.layers.norms import t5_norm
 from broker.estimator.memory.simulator.tensors import Tensor, Weight
 
 ALIGNED = 8
@@ -32,14 +32,32 @@ class Shared:
         return [*([self.source] if self.source else []), *self.biases.values()]
 
 
+class Seq2SeqOps(LayerOps):
+    """Operations of a layer of either stack; the number of tokens follows from each input."""
+
+    def linear(self, x: Tensor, role: str) -> Tensor:
+        """Return the output of one of the layer's linear modules with its adapter; some modules are not quantised."""
+        inputs, outputs = self.sizes[role]
+        self.tokens = x.count // inputs
+        if role not in self.build.unquantised:
+            return super().linear(x, role)
+        output = self.matrix(x, self.weights[role], outputs)
+        return self.adapt(x, output, role, outputs) if role in self.numerics.adapted else output
+
+    def norm(self, x: Tensor, parts: int = 1) -> Tensor:
+        """Normalise `x`, by T5's norm or as other layers do."""
+        self.tokens = x.count // self.shape.hidden
+        if self.build.norm == "layer":
+            return super().norm(x, parts)
+        return t5_norm(self.tape, x, self.norm_weight(self.shape.hidden), self.tokens)
+
+
 class Seq2SeqLayer(Layer):
     """One layer of either stack. `first` makes the biases."""
 
-    def __init__(
-        self, tape: Tape, stack: ModelShape, numerics: Numerics, rows: int, length: int, shared: Shared, *,
-        first: bool, learnt: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(tape, stack, numerics, rows, length)
+    def __init__(self, ops: Seq2SeqOps, shared: Shared, *, first: bool, learnt: bool) -> None:
+        super().__init__(ops)
+        self.numerics, self.rows, self.length = ops.numerics, ops.rows, ops.length
         self.shared, self.first = shared, first
         self.named: list[Tensor] = []
         """Tensors that Python variables still hold."""
@@ -60,59 +78,30 @@ class Seq2SeqLayer(Layer):
             self.shared.biases = own
         return result
 
-    def linear(self, x: Tensor, role: str) -> Tensor:
-        """Return the output of one of the layer's linear modules with its adapter; some modules are not quantised."""
-        inputs, outputs = self.sizes[role]
-        self.tokens = x.count // inputs
-        if role not in self.build.unquantised:
-            return super().linear(x, role)
-        output = self.matrix(x, self.weights[role], outputs)
-        return self.adapt(x, output, role, outputs) if role in self.numerics.adapted else output
-
-    def norm(self, x: Tensor, parts: int = 1) -> Tensor:
-        """Apply T5's norm, which divides by the root mean square and does not cast `x` for the scaling."""
-        self.tokens = x.count // self.shape.hidden
-        if self.build.norm == "layer":
-            return super().norm(x, parts)
-        n, tape = self.numerics, self.tape
-        weight = 4 if n.norms_float32 else n.weight
-        w = Weight(self.shape.hidden, weight, trained=n.full, grad_width=n.trained)
-        wide = self.cast(x, 4)
-        squares = tape.elementwise(wide, back=2 * x.count * 4)
-        tape.drop(wide)
-        root = tape.root_mean(squares, self.tokens)
-        tape.drop(squares)
-        normal = tape.bilinear(x, root, x.count, back=x.count * 4)
-        tape.drop(root)
-        narrow = tape.after(normal, self.cast(normal, weight))
-        out = tape.scale_by_weight(narrow, w, weight, back=x.count * narrow.width if n.full else 0)
-        tape.drop(narrow)
-        return out
-
     def _attended(self, x: Tensor, kind: str) -> Tensor:
         """Apply attention of that kind with its residual connection."""
         tape, behind = self.tape, self.build.behind
         if behind:
             x.retain()
-        normed = x if behind else self.norm(x)
+        normed = x if behind else self.ops.norm(x)
         source = self.shared.source if kind else normed
         assert source is not None
-        heads = [self.linear(normed, f"{kind}q"), *(self.linear(source, f"{kind}{role}") for role in "kv")]
+        heads = [self.ops.linear(normed, f"{kind}q"), *(self.ops.linear(source, f"{kind}{role}") for role in "kv")]
         attended = self._attention(heads, kind)
-        out = self.linear(attended, f"{kind}o")
+        out = self.ops.linear(attended, f"{kind}o")
         tape.drop(attended, *heads)
         return self._joined(x, normed, out)
 
     def _joined(self, x: Tensor, normed: Tensor, out: Tensor) -> Tensor:
         """Add the residual connection; consumes the last two tensors."""
         tape = self.tape
-        more = self.dropout(out) if self.shape.dropout else self.cast(out, out.width)
+        more = self.ops.dropout(out) if self.shape.dropout else tape.cast(out, out.width)
         if self.build.behind:
             tape.drop(out, normed)
         added = tape.add(x, more)
         tape.drop(more)
         if self.build.behind:
-            return tape.after(added, self.norm(added))
+            return tape.after(added, self.ops.norm(added))
         tape.drop(out, normed)
         return added
 
@@ -121,22 +110,22 @@ class Seq2SeqLayer(Layer):
         tape, behind = self.tape, self.build.behind
         if behind:
             x.retain()
-        normed = x if behind else self.norm(x)
+        normed = x if behind else self.ops.norm(x)
         named: list[Tensor] = []
-        if "gate" in self.sizes:
-            gate = self.linear(normed, "gate")
-            bent = tape.after(gate, self.activate(gate))
-            up = self.linear(normed, "up")
+        if "gate" in self.ops.sizes:
+            gate = self.ops.linear(normed, "gate")
+            bent = tape.after(gate, self.mlp.activate(gate))
+            up = self.ops.linear(normed, "up")
             inner = tape.bilinear(bent, up, up.count)
             named = [bent, up]
         else:
-            wide = self.linear(normed, "fc")
-            inner = tape.after(wide, self.activate(wide))
+            wide = self.ops.linear(normed, "fc")
+            inner = tape.after(wide, self.mlp.activate(wide))
         if self.shape.inner_dropout:
-            inner = tape.after(inner, self.dropout(inner))
+            inner = tape.after(inner, self.ops.dropout(inner))
         if self.build.unquantised:  # T5 casts to the matrix's own type
-            inner = tape.after(inner, self.cast(inner, self.numerics.weight))
-        out = tape.after(inner, self.linear(inner, "down" if "gate" in self.sizes else "proj"))
+            inner = tape.after(inner, tape.cast(inner, self.numerics.weight))
+        out = tape.after(inner, self.ops.linear(inner, "down" if "gate" in self.ops.sizes else "proj"))
         tape.drop(*named)
         return self._joined(x, normed, out)
 
@@ -175,7 +164,7 @@ class Seq2SeqLayer(Layer):
         causal = self.shared.source is not None and not kind
         if n.attention == "eager":
             return self._written(heads, keys, bias, causal=causal)
-        q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
+        q, k, v = (tape.cast(t, n.compute if n.autocast else t.width) for t in heads)
         masks = [] if bias is None else [self._mask(bias, keys, causal=causal, plain=bool(kind))]
         sums = self.rows * self.length * self.shape.heads
         out = tape.fused_attention([q, k, v], masks, sums, self._backward_bytes(q, keys, masks))
@@ -200,7 +189,7 @@ class Seq2SeqLayer(Layer):
     def _mask(self, bias: Tensor, keys: int, *, causal: bool, plain: bool) -> Tensor:
         """Return the bias as the kernel takes it. In a learned bias, the heads are the last dimension in memory."""
         n, tape = self.numerics, self.tape
-        mask = self.cast(bias, bias.width)
+        mask = tape.cast(bias, bias.width)
         if causal:
             allowed = tape.new(self.length * keys, 1)
             mask = tape.after(mask, tape.where(allowed, mask))
@@ -208,7 +197,7 @@ class Seq2SeqLayer(Layer):
             mask.retain()
             self.named.append(mask)
         if n.autocast:
-            mask = tape.after(mask, self.cast(mask, n.compute))
+            mask = tape.after(mask, tape.cast(mask, n.compute))
         if keys % ALIGNED or not plain:
             wide = keys + ALIGNED - keys % ALIGNED
             mask = tape.after(mask, tape.resize(mask, bias.count // keys * wide))
@@ -218,7 +207,7 @@ class Seq2SeqLayer(Layer):
         """Apply transformers' own attention: product, scale, bias, mask, softmax."""
         n, tape = self.numerics, self.tape
         scores = self.rows * self.shape.heads * self.length * keys
-        q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
+        q, k, v = (tape.cast(t, n.compute if n.autocast else t.width) for t in heads)
         scores_tensor = tape.bilinear(q, k, scores)
         scores_tensor = tape.after(scores_tensor, tape.scale(scores_tensor))
         if bias is not None:
@@ -228,11 +217,11 @@ class Seq2SeqLayer(Layer):
             scores_tensor = tape.after(scores_tensor, tape.add(scores_tensor))
             tape.drop(mask)
         if n.autocast:
-            scores_tensor = tape.after(scores_tensor, self.cast(scores_tensor, 4))
+            scores_tensor = tape.after(scores_tensor, tape.cast(scores_tensor, 4))
         scores_tensor = tape.after(scores_tensor, tape.elementwise_by_result(scores_tensor))
         if self.shape.attention_dropout:
-            scores_tensor = tape.after(scores_tensor, self.dropout(scores_tensor))
-        weights = self.cast(scores_tensor, n.compute if n.autocast else scores_tensor.width)
+            scores_tensor = tape.after(scores_tensor, self.ops.dropout(scores_tensor))
+        weights = tape.cast(scores_tensor, n.compute if n.autocast else scores_tensor.width)
         out = tape.bilinear(weights, v, q.count)
         tape.drop(weights, q, k, v, *self.named)
         self.named = [scores_tensor]  # until the next attention of the layer, or its end
