@@ -120,14 +120,14 @@ def _launcher(
     config: SkyConfig, rented: Mapping[str, Any], accounts: Mapping[str, tuple[Cloud, Account]],
     installation: Installation, state: Path,
 ) -> SkyLauncher:  # fmt: skip
-    """Return the launcher with one API server for all clouds, with their credentials and endpoints."""
+    """Return the launcher. It has one SkyPilot API server with the credentials and endpoints of all clouds."""
     env = sky_env(rented, os.environ, Path.home())
     env |= {CLOUD_CLASSES[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
 
     def keys() -> Mapping[str, Mapping[str, bytes]]:
         """Return the credential files by cloud.
 
-        A cloud is left out if its files belong to another account than the listings, because SkyPilot would buy
+        A cloud is left out unless its files belong to the account that the broker lists. Otherwise SkyPilot would buy
         machines that the broker cannot list.
         """
         files_by_cloud = {}

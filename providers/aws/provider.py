@@ -1,8 +1,8 @@
 """AWS provider: spot and on-demand machines of several regions through EC2's API; images run by `docker run`.
 
-SkyPilot needs more files than a purchase's rows in `aws/vms.csv`. It downloads `aws/images.csv` (the AMI of each region
-by tag) and `aws/instance_quota_mapping.csv` if they are missing. It asks AWS for the account's zone names and stores
-them in `aws/az_mappings-<account>.csv`. `vms.csv` names zones by id (`use1-az1`), a launch names them by name.
+A purchase supplies rows of SkyPilot's catalog file `aws/vms.csv`. SkyPilot downloads `aws/images.csv` (the AMI of each
+region by tag) and `aws/instance_quota_mapping.csv` if they are missing. `vms.csv` has zone ids (`use1-az1`), but a
+launch needs zone names. SkyPilot asks AWS for the account's names and stores them in `aws/az_mappings-<account>.csv`.
 """
 
 import asyncio
@@ -170,7 +170,7 @@ class AwsCloud:
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """Return the purchase of an offer.
 
-        `pin` has the options that SkyPilot lacks: `kms_key` of the volume, `placement_group` (prefix of its name).
+        `pin` has options that SkyPilot lacks: the volume's `kms_key`, and `placement_group`, the prefix of its name.
         With `network_tier` "best" SkyPilot 0.14 attaches an EFA interface, but it never creates a placement group.
         """
         options = boot.options

@@ -1,7 +1,7 @@
 """Guard against credentials of another account, whose empty listing must not be taken as proof of absence.
 
 A file stores the account of a cloud at its first use. While the credentials belong to another account, the broker
-lists, offers, buys and destroys nothing, because machines of the first account run and bill there unobserved.
+lists, offers, buys and destroys nothing there, because it cannot observe the machines that the first account pays for.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ class Owned(Protocol):
     async def credential(self) -> str:
         """Return a digest of the current credentials. Raises Rejected if there are none.
 
-        If a derived key can change while the credentials stay the same, the key follows after a `/`.
+        If the credentials supply a temporary key, which can change while they stay the same, `/` and its id follow.
         """
         ...
 
     async def account(self) -> Sequence[str]:
         """Read the credentials again and return marks of their account. Raises the errors of `list`.
 
-        The first mark is shown to users. Two accounts share no mark; two answers about one account share a mark.
+        Messages show the first mark. Different accounts never share a mark; any two answers for one account do.
         """
         ...
 
@@ -78,7 +78,7 @@ class Account:
 
     @asynccontextmanager
     async def same(self) -> AsyncIterator[None]:
-        """Guarantee that calls inside reached the account; otherwise raise OutcomeUnknown."""
+        """Verify the account before and after the block. Raises OutcomeUnknown if a call may have reached another."""
         credential = await self.verify()
         try:
             yield
@@ -88,12 +88,15 @@ class Account:
         await self._recheck(credential)
 
     async def _recheck(self, credential: str) -> None:
-        """Verify a key that was renewed during the call. If it belongs to the account, keys used in between did too."""
+        """Verify the account again if the temporary key was renewed during the call.
+
+        If the latest key belongs to the account, so did the keys before it.
+        """
         if await self._check_unchanged(credential) != credential:
             await self.verify()
 
     async def _check_unchanged(self, credential: str) -> str:
-        """Return the current credentials. Raises OutcomeUnknown if more than the derived key has changed."""
+        """Return the current credentials. Raises OutcomeUnknown if more than the temporary key has changed."""
         now = await self._cloud.credential()
         if _digest(now) != _digest(credential):
             raise OutcomeUnknown(f"{self._cloud.name}: the credentials changed during the call; it will be repeated")

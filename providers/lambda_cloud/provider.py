@@ -182,10 +182,10 @@ class LambdaCloud:
         return digest_of(sky_files("lambda", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        """Return marks of the account: the digest of the key, and the ids of the account's SSH keys.
+        """Return marks of the account: the digest of the API key, and the ids of the account's SSH keys.
 
-        The API does not name the owner of a key. SSH key ids are unique to an account, and each launch needs an SSH
-        key: SkyPilot adds its own at the first launch.
+        The API does not report the owner of an API key. The id of an SSH key is unique to an account. An account with
+        machines has an SSH key, because each launch needs one; SkyPilot adds its own at the first launch.
         """
         credential = await self.credential()
         keys = await self._call("GET", "/ssh-keys")
@@ -197,7 +197,7 @@ class LambdaCloud:
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """Return the purchase of an offer.
 
-        SkyPilot needs the type in `lambda/vms.csv`, and asks the API for the region's capacity itself.
+        SkyPilot needs a row for the instance type in `lambda/vms.csv`. It queries the region's capacity itself.
         """
         row = {
             "InstanceType": offer.instance_type,
@@ -224,7 +224,7 @@ class LambdaCloud:
         self._apis.clear()
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
-        """Make a call and return `data` of its answer. Reads the key at each call, so a new key needs no restart."""
+        """Call the API and return `data` of its answer. Reads the key at each call, so a new key needs no restart."""
         key = key_of("lambda", self._env, self._home).key
         if key not in self._apis:
             base = (self._config.endpoint or ENDPOINT) + "/api/v1"
@@ -249,7 +249,7 @@ def _error(call: str, error: Any) -> ProviderError:
 
 
 def _instance_types(data: Any) -> Iterable[Any]:
-    """Return the instance types of an answer that maps names to types, or is a list of types."""
+    """Return the instance types of an answer, which is a list or a mapping by name."""
     return data.values() if isinstance(data, dict) else data
 
 
@@ -272,19 +272,19 @@ def _observed(handle: Handle, machine: Mapping[str, Any]) -> Observed:
 def _gpu(kind: Mapping[str, Any]) -> str:
     """Return the GPU's description, e.g. `A100 (80 GB SXM4)`.
 
-    If the API omits it, the machine's description `8x A100 (80 GB SXM4)` contains it.
+    If the API omits it, it is taken from the machine's description, e.g. `8x A100 (80 GB SXM4)`.
     """
     description = kind.get("gpu_description")
     return description if description and description != "N/A" else re.sub(r"^\d+x ", "", kind.get("description") or "")
 
 
 def _accelerator(gpu: str, memory_bytes: int | None) -> str:
-    """Return the GPU's name. Removes the memory size, so that the name of an unknown GPU does not contain it."""
+    """Return the accelerator's name, without the memory size in the description also for an unknown GPU."""
     return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
 
 
 def _memory_bytes(gpu: str) -> int:
-    """Return the memory of one GPU. `80 GB` is read as decimal, because no card has less than that."""
+    """Return the bytes of one GPU. `80 GB` is read as 80 × 10⁹, because no such card has less."""
     match = re.search(r"(\d+) ?GB", gpu)
     if match is None:
         raise ValueError(f"no memory in {gpu!r}")

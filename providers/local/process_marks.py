@@ -1,4 +1,4 @@
-"""Finds and kills all processes of a local machine by the mark, two environment variables that children inherit."""
+"""Finds and kills all processes of a local machine. Their mark is two environment variables that children inherit."""
 
 import os
 import time
@@ -25,9 +25,10 @@ def kill_instance(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
     """Send SIGKILL to all processes of the machine until none is left.
 
     Returns the number of killed processes, and False if some still run after `_PATIENCE_S`.
+
     Processes of the machine are those with the mark, those in the session of a marked process, and descendants of
-    marked processes. A program that clears its environment is thus found too. `held`: returns True while the machine's
-    lock is held; a hypervisor holds the lock before its environment can be read.
+    marked processes. This includes programs that clear their environment. `held`: function that returns True while the
+    machine's lock is held. A starting hypervisor holds the lock before its environment can be read.
     """
     deadline = time.monotonic() + _PATIENCE_S
     killed: set[psutil.Process] = set()
@@ -64,7 +65,7 @@ def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:
 def _marked() -> Iterator[tuple[psutil.Process, Path]]:
     """Yield each process that has the mark, and its machine's folder.
 
-    Reads the environment as bytes first, because a `psutil.Process` is slow and this function runs at each listing.
+    Searches the raw environment first, because creating a `psutil.Process` is slow and each listing runs this function.
     """
     for pid in psutil.pids():
         with suppress(psutil.Error, OSError):

@@ -38,7 +38,7 @@ RunQuery = Callable[[str], Awaitable[Mapping[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class _GpuLocation:
-    """One GPU type in one count, in one data centre or country of one tier."""
+    """GPU type, number of GPUs, tier, and data centre (secure tier) or country (community tier)."""
 
     gpu: Mapping[str, Any]
     count: int
@@ -60,7 +60,7 @@ def country(zone: str) -> str:
 
 
 class RunpodMarket:
-    """Reader of RunPod's prices: the first query finds the GPU types with a price, later ones price each location."""
+    """Reader of RunPod's prices. The first query finds GPU types with a price; the next ones price each location."""
 
     def __init__(
         self, ask: RunQuery, clock: Clock, *, regions: Sequence[str], community: bool, counts: Sequence[int],
@@ -130,7 +130,7 @@ class RunpodMarket:
                     )
                 )
             if floor is not None:
-                # A floor above on-demand stays, so that the offer filter drops the row.
+                # A minimum bid above the on-demand price is not changed, so that the offer filter drops the row.
                 offered = (
                     floor
                     if on_demand_per_gpu is not None and floor > on_demand_per_gpu
@@ -200,7 +200,7 @@ def _purchase(location: _GpuLocation, per_gpu: Decimal, on_demand_per_gpu: Decim
 
 
 def _prices_query(locations: Sequence[_GpuLocation]) -> str:
-    """Return the query with a field `p<number>` for each location, below one alias per GPU type."""
+    """Return the GraphQL query: one alias per GPU type, with a field `p<number>` for each location of the type."""
     fields: dict[str, list[str]] = {}
     for number, location in enumerate(locations):
         fields.setdefault(location.gpu["id"], []).append(f"p{number}: {location.query} {_PRICE}")

@@ -15,7 +15,7 @@ from providers.simulated.config import SimulatedConfig
 
 NAME = "simulated"
 _SWING = 0.15
-"""A spot price moves within this share of its level; on-demand prices are constant."""
+"""Largest relative deviation of a spot price from its row's `spot`; on-demand prices are constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,9 @@ ROWS = (
 
 
 def rng(seed: int, *purpose: object) -> random.Random:
-    """Return a generator for one purpose, the same for the same arguments in every process.
+    """Return a random generator for one purpose; equal arguments give equal generators in every process.
 
-    Draws depend on the seed and the purpose, never on the order of the calls.
+    Draws thus depend on the seed and the purpose, never on the order of the calls.
     """
     return random.Random("/".join((str(seed), *(str(part) for part in purpose))))
 
@@ -95,7 +95,7 @@ def unit(seed: int, *purpose: object) -> float:
 
 
 def offers(config: SimulatedConfig, ask: GpuAsk, now: datetime, *, cores: int) -> list[Offer]:
-    """Return all offers that match `ask`. `cores`: CPU cores of this machine, which runs the simulated machines."""
+    """Return all offers that match `ask`. `cores`: CPU cores of this host, which runs the simulated machines."""
     matching = []
     for row in ROWS:
         if row.gpus < ask.min_gpus or not _is_accepted(row.accelerator, ask.accelerators):
@@ -111,7 +111,10 @@ def offers(config: SimulatedConfig, ask: GpuAsk, now: datetime, *, cores: int) -
 
 
 def _is_accepted(accelerator: str, names: tuple[str, ...]) -> bool:
-    """Return True if one of the names, such as `a100`, matches the accelerator or is its prefix; empty: any."""
+    """Return True if the accelerator has one of the names or begins with one, as `a100-40gb` with `a100`.
+
+    Empty `names` accept every accelerator.
+    """
     return not names or any(accelerator == name or accelerator.startswith(name + "-") for name in names)
 
 
@@ -150,7 +153,10 @@ def _bucket(config: SimulatedConfig, now: datetime) -> int:
 
 
 def _spot_price(config: SimulatedConfig, row: SimulatedRow, offer_id: str, now: datetime) -> Decimal:
-    """Return a price that moves linearly between the levels drawn for each period; constant within a bucket."""
+    """Return the spot price, which moves linearly between one random level per period.
+
+    It is constant within a bucket of `price_bucket_s`.
+    """
     assert row.spot is not None
     at = _bucket(config, now) * config.price_bucket_s / config.price_period_s
     period, share = int(at), at % 1.0

@@ -1,6 +1,6 @@
-"""SkyPilot's own virtual environment: where it is, what it lacks, and how it is made.
+"""SkyPilot's own virtual environment: its location, check and installation.
 
-SkyPilot's server runs on that environment's interpreter, because SkyPilot's pins would hold back the daemon's packages.
+SkyPilot's server runs on that environment's interpreter, because SkyPilot pins old versions of the daemon's packages.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ FIX = "run `gpubroker clouds install`"
 
 
 def venv_of_home(providers: Path) -> Path:
-    """Return the environment that `gpubroker clouds install` makes. `providers`: `<home>/providers`."""
+    """Return the folder of the environment that `gpubroker clouds install` makes. `providers`: `<home>/providers`."""
     return providers / "skypilot" / "venv"
 
 
@@ -39,7 +39,7 @@ def find_python(setting: Path | None, providers: Path) -> Path:
 
 
 def problem(python: Path) -> str | None:
-    """Return what the environment lacks, and the fix; None: SkyPilot's server can run there."""
+    """Return a message with what the environment lacks and the fix, or None if SkyPilot's server can run there."""
     if not python.exists():
         return f"SkyPilot's environment is missing ({python}); {FIX}"
     installed = [path.name for path in _packages(python, "skypilot-*.dist-info")]
@@ -59,7 +59,7 @@ def _packages(python: Path, pattern: str) -> list[Path]:
 
 
 def identity(python: Path) -> str:
-    """Return a text that changes with the environment: its path and its Python."""
+    """Return a text that changes if the environment moves or gets another Python: its path and its `pyvenv.cfg`."""
     settings = python.parent.parent / "pyvenv.cfg"
     return f"{python}\n{settings.read_text() if settings.exists() else ''}"
 
@@ -67,7 +67,7 @@ def identity(python: Path) -> str:
 def require_plugin(python: Path) -> None:
     """Install this gpubroker's plugin, unless the environment has it. Raises Rejected.
 
-    An upgrade of gpubroker changes the plugin more often than SkyPilot, so the daemon does this before each start.
+    The daemon calls this before each start of the server, because most upgrades of gpubroker change only the plugin.
     """
     if (missing := problem(python)) is not None:
         raise Rejected(missing)

@@ -22,7 +22,7 @@ MONTH_H = 720
 """Hours per month in Vast's storage price [assumed], for asks without an hourly price."""
 SEARCH_LIMIT = 20_000
 TRUNCATED_AT = 64
-"""Number of asks in a truncated answer: the search may use its default limit and ignore `limit`."""
+"""Vast's default limit of asks per answer. An answer of this length may be truncated, because Vast ignored `limit`."""
 GPUS = (
     "RTX 4090", "RTX A6000", "L40S", "L4", "A10", "A100 PCIE", "A100 SXM4", "H100 PCIE", "H100 NVL", "H100 SXM", "H200",
     "B200",
@@ -34,7 +34,7 @@ ROWS_PER_TURN = 500
 
 @dataclass(frozen=True, kw_only=True)
 class AskFilter:
-    """Conditions under which an ask becomes an offer; see `VastConfig`."""
+    """Conditions that an ask must meet to become an offer; see `VastConfig`."""
 
     regions: Sequence[str]
     community: bool
@@ -60,8 +60,9 @@ class VastMarket:
     def query(self, gpu: str | None = None) -> Mapping[str, Any]:
         """Return the body of a search, for all asks or those with one `gpu`.
 
-        The search does not exclude asks that `fill` drops, because users see the reasons. All asks are sorted by price.
-        Asks with one `gpu` are sorted by performance per dollar, because the cheapest machines all have a single GPU.
+        The search does not exclude asks that `fill` drops, because users see the reasons. A search for all asks sorts
+        by price. A search for one `gpu` sorts by performance per dollar, because the cheapest machines all have a
+        single GPU.
         """
         query: dict[str, Any] = {
             "rentable": {"eq": True},
@@ -109,7 +110,7 @@ class VastMarket:
         ask_offers = _AskOffers(ask, region, disk, on_demand, now)
         sieve.add(ask_offers.offer(on_demand, spot=False))
         if ask.get("min_bid") is not None:
-            # A floor above on-demand stays, so that the offer filter drops the row.
+            # A minimum bid above the on-demand price is not changed, so that the offer filter drops the row.
             floor = Decimal(str(ask["min_bid"]))
             sieve.add(
                 ask_offers.offer(
@@ -190,7 +191,7 @@ def _facts(ask: Mapping[str, Any]) -> HostFacts:
 
 
 def _disk_usd_per_hour(ask: Mapping[str, Any]) -> Decimal:
-    """Return the dollars per hour of `DISK_GB`, from the monthly price per GB if the search has no total."""
+    """Return the dollars per hour of `DISK_GB`, computed from the monthly price per GB if Vast reports no total."""
     total = ask.get("storage_total_cost")
     if total is not None:
         return Decimal(str(total))

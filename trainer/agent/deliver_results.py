@@ -21,7 +21,7 @@ RETRY = "fetch them with `gpubroker artifacts` and run `python -m trainer.publis
 
 
 async def verified(objects: Objects, manifest: str) -> bool:
-    """Return True if the store has every file of the results, as `checkpoint.protocol.verified` checks it.
+    """Return `checkpoint.protocol.verified` of a manifest, with retries while the store is unreachable.
 
     Raises: ObjectStoreError.
     """
@@ -69,7 +69,7 @@ async def deliver(
 
 
 def _rest(output: OutputConfig, failed: list[str]) -> OutputConfig:
-    """Return the destinations that are still to be served."""
+    """Return `output` with only the destinations that the messages in `failed` name."""
     words = " ".join(failed)
     return output.model_copy(
         update={

@@ -1,6 +1,6 @@
 """Memory-mapped dataset of tokenised examples, shared by all processes of a machine.
 
-A data set may be larger than the memory, and rows can be read in any order.
+The dataset may be larger than the memory, and rows can be read in any order.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
 Commit: every file first, then `manifest.json` with sizes and sha256, put only if absent. Without a manifest there is no
 checkpoint. Restore: the newest candidate whose every byte verifies. Prune: delete the manifest first. The newest
-`keep`, the milestones and the checkpoints for a rollback stay, so the last good one is never deleted. A folder's nonce
-prevents a second use.
+`keep`, the milestones and the checkpoints for a rollback stay, so the last good one is never deleted. A folder's name
+contains a nonce, so that no later save uses an uncommitted folder again.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ PART = "part-"
 
 
 class Offered(Document):
-    """Files that a machine has uploaded."""
+    """Files that a machine has uploaded for the first machine to commit."""
 
     files: tuple[ManifestFile, ...]
 
@@ -68,7 +68,7 @@ async def commit(
 ) -> tuple[str, Manifest]:
     """Upload every file of `folder` and commit them; return the manifest's key and the manifest.
 
-    `taken_s`: seconds of the snapshot. `sent`: called with the number of further bytes.
+    `taken_s`: seconds that the snapshot took. `sent`: called during uploads with the bytes since the previous call.
 
     Raises: ObjectStoreError, BadContent; uploaded files then stay uncommitted and are never used.
     """
@@ -112,10 +112,10 @@ async def commit_parts(
 ) -> tuple[str, Manifest] | None:
     """Upload the first machine's part, wait for the other parts and commit them all.
 
-    Return None if `hopeless` becomes true: another machine may have moved on to a later checkpoint.
+    Return None if `hopeless` returns True while a part is missing, e.g. because its machine has ended.
 
-    Raises: ObjectStoreError, also if an offered file is missing; BadContent if a part's description or another
-    manifest of this checkpoint cannot be used.
+    Raises: ObjectStoreError, also if an offered file is missing; BadContent if a part's description cannot be read,
+    or if this checkpoint has a different manifest already.
     """
     began = time.monotonic() - taken_s
     target = object_keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
@@ -188,7 +188,7 @@ async def _seal(
     key = target + object_keys.MANIFEST
     if await objects.create(key, manifest.model_dump_json().encode()):
         return key, manifest
-    # The reply to an earlier attempt may be lost, and its time differs.
+    # An earlier try may have written the manifest although its reply was lost. Only `save_s` then differs.
     stored = await read_manifest(objects, key)
     if stored.model_copy(update={"save_s": manifest.save_s}) != manifest:
         raise BadContent(f"{key} was written by somebody else")
@@ -196,7 +196,9 @@ async def _seal(
 
 
 async def own(objects: Objects, origin: Origin) -> list[str]:
-    """Return manifests that this attempt committed, newest first; for equal steps the results first.
+    """Return the keys of the manifests that this attempt committed, newest first.
+
+    Of two manifests of the same step, the one with results comes first.
 
     Raises: ObjectStoreError.
     """
@@ -297,10 +299,10 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
 async def prune(
     objects: Objects, origin: Origin, config: CheckpointConfig, guard: GuardConfig | None, *, earlier: bool = False
 ) -> None:
-    """Delete checkpoints of this attempt that no rule retains, incomplete ones too.
+    """Delete checkpoints of this attempt that no rule retains, uncommitted ones too.
 
     The newest `keep`, the job's milestones and the checkpoints for a rollback stay. `guard`: None for a script.
-    `earlier`: treat checkpoints of earlier attempts like this one's; otherwise the broker prunes them.
+    `earlier`: True prunes checkpoints of earlier attempts too; otherwise the broker prunes those.
 
     Raises: ObjectStoreError; the next call deletes the rest.
     """
@@ -323,9 +325,9 @@ async def prune(
 
 
 def _up_to_step(key: str) -> str:
-    """Return a checkpoint's key up to its step, without the nonce.
+    """Return a checkpoint's key up to its step, without the nonce; such keys sort by attempt, then by step.
 
-    No upload of a step follows the commit of a later attempt.
+    An uncommitted folder up to the newest commit can be deleted, because its upload is no longer in progress.
     """
     *above, name = key.split("/")[:4]
     return "/".join((*above, name.partition("-")[0]))

@@ -25,7 +25,7 @@ class BadConfig(ValueError):
 def read_config(path: Path) -> TrainConfig:
     """Return a TrainConfig, or the `train` part of a job's spec.
 
-    A model folder is relative to the file, as the data is.
+    The path of a model folder is relative to the file's folder, as paths of data are.
 
     Raises: BadConfig naming the key.
     """
@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[Any, Any]:
 
 
 def _valid(kind: type[C], document: Any, *place: str) -> C:
-    """Validate by the API's rules, which convert nothing. Raises: BadConfig naming the key."""
+    """Validate strictly, as the HTTP API does: no value is converted. Raises: BadConfig naming the key."""
     try:
         return kind.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as e:

@@ -23,9 +23,9 @@ METADATA = ("metadata.csv", "metadata.jsonl")
 """Files that describe the pictures in their folder; the column `file_name` names a picture."""
 MAX_FILES = 1_000_000
 MAX_BYTES = 64 * 1024**2
-"""Largest bytes of one file. A file that declares more is refused before a byte of it is unpacked."""
+"""Largest size of one file in bytes. A file that declares more is refused before it is unpacked."""
 _READING = threading.Lock()
-"""Lock on the archive's single file position, since a training reads ahead in another thread."""
+"""Lock on the archive's single file position, since a second thread reads the rows of the next step."""
 
 
 class BadArchive(ValueError):
@@ -70,7 +70,7 @@ class Picture:
 def files(data: bytes | Path, kind: str) -> dict[str, Picture]:
     """Return the files of a .tar or .zip by name, sorted by name, without links and hidden files.
 
-    Raises: BadArchive if it is not such an archive, names a place outside of itself, or has more than MAX_FILES.
+    Raises: BadArchive if the archive cannot be read, names a path outside of it, or has more than MAX_FILES files.
     """
     source = io.BytesIO(data) if isinstance(data, bytes) else data.open("rb")
     pictures: dict[str, Picture] = {}
@@ -98,7 +98,7 @@ def _tar(source: BinaryIO) -> Iterator[Picture]:
 
 
 class _ArchiveWindow(io.RawIOBase):
-    """Part of a file, opened as a file."""
+    """Read-only stream of a byte range of an open file."""
 
     def __init__(self, source: BinaryIO, offset: int, size: int) -> None:
         self._source, self._offset, self._size, self._at = source, offset, size, 0
@@ -146,7 +146,7 @@ def _zip(source: BinaryIO) -> Iterator[Picture]:
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[int], bytes]:
-    """Return a function that never unpacks more than requested, although the archive may declare another size."""
+    """Return a function that unpacks at most the requested bytes, even if the archive declares a wrong size."""
 
     def start(count: int) -> bytes:
         try:
@@ -167,7 +167,10 @@ def packed(folder: Path) -> bytes:
 
 
 def pack(files: Mapping[str, Path], archive: BinaryIO) -> None:
-    """Write files by their name to a .tar as `packed` does, in pieces and without hidden files. Raises: OSError."""
+    """Write `files` (path by name in the archive) to a .tar, except hidden files. Raises: OSError.
+
+    The bytes depend on names, contents and order only. Files are copied in pieces, never read whole.
+    """
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, path in files.items():
             if any(part.startswith(".") for part in PurePosixPath(name).parts):

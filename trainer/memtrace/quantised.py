@@ -1,7 +1,7 @@
 """4-bit base for the tracer: transformers' and bitsandbytes' own modules and autograd, on the meta device.
 
-bitsandbytes has the sizes of its kernels' results. This module adds the memory that the kernels need inside, by running
-their parts.
+On the meta device, bitsandbytes returns results of the right sizes, but allocates no temporary memory of its kernels.
+This module adds that memory by running each kernel as its single operations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from trainer.models import loading
 
 
 def quantise(model: Any, config: TrainConfig, architecture: str, dtype: torch.dtype, *, norms: bool) -> Any:
-    """Quantise the model in place, as loading does; the weights have the bytes of NF4 with quantised scales.
+    """Quantise the model in place, as loading does, to NF4 with quantised scales.
 
-    `norms`: cast the norms to float32, as the trainer does. Raise ValueError for 8 bits, whose kernels define no sizes
-    on the meta device.
+    `norms`: True casts the norms to float32, as the trainer does. Raises ValueError for 8 bits, because those kernels
+    do not run on the meta device.
     """
     import bitsandbytes
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -60,9 +60,9 @@ def scales(model: Any) -> Iterator[torch.Tensor]:
 
 
 def in_parts(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Run a product with a 4-bit matrix in parts; return None for any other operation.
+    """Run a product with a 4-bit matrix as single operations; return None for any other operation.
 
-    For many rows, bitsandbytes' default unpacks the scales and the matrix first. Its kernel for few rows does not.
+    These unpack the scales and the matrix first, as bitsandbytes does for many rows. Its kernel for few rows does not.
     """
     if str(func) != "bitsandbytes.gemm_4bit.default":
         return None

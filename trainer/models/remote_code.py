@@ -1,6 +1,6 @@
 """Rules for a model's own code: it runs only if the job permits it, and only at a fixed revision.
 
-The broker permits the code in a job's spec. A configuration that runs without a broker needs `--trust-remote-code`.
+With a broker, the job's spec carries the permission. A run without a broker needs `--trust-remote-code`.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ CODE_FILES = ("config.json", "tokenizer_config.json", "preprocessor_config.json"
 
 
 def permission_problem(config: TrainConfig, *, flag: bool) -> str | None:
-    """Return the reason for which a configuration without a broker may not run the model's code, or None.
+    """Return why a run without a broker may not execute the model's code, or None.
 
     `flag`: True if the user passed FLAG.
     """

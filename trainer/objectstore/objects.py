@@ -48,10 +48,10 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
 
 
 class Objects:
-    """Objects below `<installation>/`; remembers when the store last answered."""
+    """Client for the objects below `<installation>/`; counts traffic and records when the store last answered."""
 
     def __init__(self, store: ObjectStore, installation: str, reader: ObjectStore | None = None) -> None:
-        """Create; `reader` reads and lists the same place if `store` may only write."""
+        """Create a client. `reader`: store for reading and listing the same place, if `store` may only write."""
         self._store = store
         self._reader = reader or store
         self._prefix = f"{installation}/"
@@ -102,8 +102,8 @@ class Objects:
     async def create(self, key: str, data: bytes) -> bool:
         """Write the object if it is absent; return True if it now holds `data`.
 
-        After a lost reply the second attempt finds the object of the first. The content decides, not who was
-        first.
+        A retry after a lost reply finds the object of the first try, so an existing object with equal content counts as
+        success.
 
         Raises: ObjectStoreError.
         """
@@ -119,7 +119,7 @@ class Objects:
         return True
 
     async def upload(self, key: str, path: Path, sent: Callable[[int], None] = lambda count: None) -> None:
-        """Upload a file, in parts if it is large; `sent` receives the number of further bytes.
+        """Upload a file, in parts if it is large; `sent` receives the bytes since its previous call.
 
         Raises: ObjectStoreError.
         """
@@ -139,7 +139,8 @@ class Objects:
     async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
         """Stream an object to a file.
 
-        Raises: BadContent (absent, incomplete, altered, or no valid key; no file stays), ObjectStoreError.
+        Raises: BadContent if the object is absent, has another size or hash, or the key is invalid; no file is left.
+        Raises: ObjectStoreError.
         """
         digest, received = hashlib.sha256(), 0
         try:
@@ -199,9 +200,9 @@ class Objects:
         self._answered()
 
     async def _absent(self, key: str) -> bool:
-        """Return True if the object is absent by a listing.
+        """Return True if a listing of the object's folder lacks it.
 
-        S3 and GCS report an absent object as forbidden to credentials that may list its folder only.
+        S3 and GCS answer "forbidden" for an absent object if the credentials may list only its folder.
         """
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):

@@ -16,10 +16,12 @@ LORA = "times 10 for LoRA (Schulman et al. 2025, LoRA Without Regret)"
 NARROWEST = 1024
 """Smallest hidden size for the rule for language models; narrower models get the rate of this size."""
 POWERS = {"llama": 0.781}
+"""Measured exponent of the rule for language models, by model family."""
 OTHER = 0.0775
-"""Exponent of Qwen, used for all model families without a measured exponent, since it is nearly 0."""
+"""Measured exponent of Qwen. All other families use it too, because it is nearly 0."""
 BATCH = "by the root of the batch (Malladi et al. 2022)"
 BOUNDS = 0.5, 2.0
+"""Smallest and largest factor by which the batch size may change a rate."""
 
 Base = tuple[float, float | None, int | None, str]
 """Rate of a full fine-tune, rate of LoRA (None: derived), rows per step in the source (None: unknown), source."""

@@ -42,8 +42,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class FullyShardedParallel(DataParallel):
     """FSDP 2: each process holds a shard of every layer, and gathers a layer only while it computes it.
 
-    In addition, processes may have the same rows and each compute a part of a layer (tensor) or of the tokens
-    (context).
+    With tensor or context parallelism, a group of processes gets the same rows. Each process then computes a part of
+    every layer (tensor) or of the tokens (context).
     """
 
     divided = True
@@ -62,7 +62,7 @@ class FullyShardedParallel(DataParallel):
         if shard == 1 < self.groups:
             raise UserFault("world.parallelism.shard: 1 shards no model; set kind to ddp, or shard to more")
         self._owners = shard * self.alike
-        """Number of processes that hold one copy together."""
+        """Number of processes that together hold one copy of the model."""
         several = {"tensor": parallelism.tensor, "context": parallelism.context}
         self.name = f"fsdp over {shard}{', in host memory' if parallelism.offload else ''}"
         self.name += "".join(f", {name} over {count}" for name, count in several.items() if count > 1)
@@ -99,7 +99,10 @@ class FullyShardedParallel(DataParallel):
             raise UserFault("train.method.dora: not with tensor parallelism; remove one of the two")
 
     def build(self, make: Callable[[bool], Any]) -> Any:
-        """Build the model. Only the first process reads the weights, into host memory, and distributes the shards."""
+        """Build the model. The first process reads the weights into host memory and broadcasts each tensor.
+
+        Each process keeps only its shard of a tensor.
+        """
         model = make(self.rank > 0)
         if self.rank > 0:
             _fill(model)
@@ -142,7 +145,7 @@ class FullyShardedParallel(DataParallel):
         return model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
     def no_sync(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """Reduce gradients after every micro-batch, because unsharded ones would take as much memory as the model."""
+        """Do not delay gradient reduction, because unsharded gradients would take as much memory as the model."""
         return contextlib.nullcontext()
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
@@ -152,7 +155,7 @@ class FullyShardedParallel(DataParallel):
         return batch if self._context is None else self._context.shard_sequence(batch)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
-        """Clip the gradients as torch does, for tensors that are sharded in several ways."""
+        """Clip the gradients as torch does, also if tensors are sharded over different processes."""
         if self._layers is None:
             return super().clip(parameters, limit)
         alike: dict[Any, list[torch.Tensor]] = {}
@@ -164,7 +167,7 @@ class FullyShardedParallel(DataParallel):
         return norm
 
     def writes(self, tensor: torch.Tensor) -> bool:
-        """Return whether this process is the first of those with the same part of the tensor."""
+        """Return True if no process of lower rank holds the same part of the tensor."""
         if not isinstance(tensor, DTensor):
             return self.rank == 0
         mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
@@ -203,14 +206,14 @@ class FullyShardedParallel(DataParallel):
         return tensors if self.rank == 0 else None
 
     def settle(self, model: Any) -> None:
-        """Free what is still unsharded after an evaluation; otherwise the next step would compute with it."""
+        """Reshard parameters that an evaluation left gathered; the next step would compute with the stale copies."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 def of(parallelism: Parallelism, accelerator: Accelerator, precision: str) -> DataParallel:
-    """Return the plan's arrangement. A single process holds everything, and says so. Raise UserFault."""
+    """Return the plan's arrangement. A single process shards nothing and logs a notice. Raises: UserFault."""
     if parallelism.kind == "ddp":
         return DataParallel(accelerator)
     if accelerator.num_processes == 1:
@@ -227,9 +230,9 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _fill(model: torch.nn.Module) -> None:
-    """Allocate tensors that are on the meta device.
+    """Replace tensors on the meta device by empty tensors on the CPU.
 
-    They are not written, so the kernel need not back them with memory.
+    Their memory is not written, so the kernel need not allocate pages for it.
     """
     known: dict[int, Any] = {}
     for module in model.modules():

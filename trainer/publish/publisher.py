@@ -1,6 +1,7 @@
 """Publishing of results: `python -m trainer.publish FOLDER --config SPEC`, and at the end of a job.
 
-FOLDER is what a job leaves, as `gpubroker artifacts` fetches it. Secrets are environment variables of their names.
+FOLDER holds a job's results as `gpubroker artifacts` fetches them. Each secret is read from the environment variable of
+its name.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ ROOTS = ("model", "adapter")
 """Folders of weights; the first that exists becomes the repository's root."""
 FOLDERS = (*ROOTS, "samples", "tensorboard")
 BESIDE = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
+"""Result files outside of `FOLDERS`."""
 
 
 class NotPublished(Exception):
@@ -27,7 +29,7 @@ class NotPublished(Exception):
 
 
 def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> str:
-    """Push everything in one commit, and return the page. Raises: NotPublished."""
+    """Push all results in one commit, and return the commit's URL. Raises: NotPublished."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     files = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in _layout(folder).items()]
@@ -60,7 +62,10 @@ def _layout(folder: Path) -> dict[str, Path]:
 
 
 def _results(folder: Path) -> list[str]:
-    """Return the results by path in the folder, without the store of a standalone run. Raises: NotPublished."""
+    """Return the paths of the results, relative to the folder. Raises: NotPublished if there are none.
+
+    The checkpoint store that a standalone run has in the same folder is left out.
+    """
     inside = [path for top in FOLDERS for path in (folder / top).rglob("*") if path.is_file()]
     found = [*(path.relative_to(folder).as_posix() for path in inside), *BESIDE]
     if not inside:
@@ -69,7 +74,7 @@ def _results(folder: Path) -> list[str]:
 
 
 async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> str:
-    """Copy every result below `<url>/<job>/`, and return that place. Raises: NotPublished."""
+    """Copy every result to `<url>/<job>/`, and return this URL. Raises: NotPublished."""
     try:
         options = json.loads(credentials or "{}")
         if not isinstance(options, dict):

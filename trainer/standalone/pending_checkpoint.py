@@ -14,7 +14,7 @@ from trainer.objectstore.objects import Objects
 
 def pending_snapshot(run: RunFolder) -> Path | None:
     """Return the newest pending snapshot, or None."""
-    with contextlib.suppress(OSError):  # no run happened there
+    with contextlib.suppress(OSError):  # the folder is absent if no run used it
         return max(run.waiting(), default=None)
     return None
 
@@ -35,14 +35,17 @@ async def commit_pending(objects: Objects, origin: Origin, snapshot: Path) -> No
     """
     info = _info(snapshot)
     there = [key for key in await protocol.own(objects, origin) if object_keys.step_of(key) >= info.step]
-    # A training that ended right after a save has no results of that step in the store.
+    # If the last save was just before the end, the store has a checkpoint of this step, but no results.
     if not there or (info.complete and not any([await protocol.verified(objects, key) for key in there])):
         await protocol.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)
     shutil.rmtree(snapshot)
 
 
 def clean_up(work: Path, run: RunFolder, store: Path) -> str:
-    """Remove what a run left there, except a checkpoint that its store lacks; return a line about that, if any."""
+    """Remove a run's working files, except a checkpoint that its store lacks.
+
+    Return a message about that checkpoint, or an empty text.
+    """
     snapshot = pending_snapshot(run)
     if snapshot is None:
         shutil.rmtree(work, ignore_errors=True)

@@ -59,7 +59,7 @@ class SampledBatches:
     def at(self, samples: int) -> StepBatches:
         """Return the micro-batches of the step that begins after `samples` rows.
 
-        If they do not divide evenly, a process takes an empty one, so that all enter the same collectives.
+        If they do not divide evenly, some processes get an empty micro-batch, so that all enter the same collectives.
         """
         numbers = sampler.step_rows(self.config.seed, samples, self.config.rows_a_step, len(self.rows))
         micros = self.task.data.micro_batches([self.rows[i] for i in numbers], self.micro_rows)
@@ -82,13 +82,13 @@ class CompletedStep:
     row: dict[str, float]
     """Loss per target, learning rate and gradient norm."""
     tokens: int
-    """Tokens of the step over all processes."""
+    """Tokens of this process's rows times the number of groups: an estimate of the step's total."""
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class InterruptedStep:
-    """Step that a stop request ended between two micro-batches; `progress` counts the accumulated ones."""
+    """Step that a stop request ended between two micro-batches; `progress` counts the accumulated micro-batches."""
 
     progress: Progress
 
@@ -111,7 +111,7 @@ class StepRunner:
     task: Task[Any]
     config: TrainConfig
     rate: Rate
-    """Learning rate of a run whose progress has none."""
+    """Learning rate that applies if the progress records none."""
     total_steps: int
     micro_rows: int
     batches: BatchSource
@@ -122,7 +122,7 @@ class StepRunner:
     stop_requested: Callable[[], bool]
 
     def run(self, progress: Progress) -> StepResult:
-        """Run the next step, or the rest of it after a restore within the step; all processes enter."""
+        """Run the next step, or its rest after a restore within the step. Collective: every process must call it."""
         started, trained = time.monotonic(), self.trained
         self.task.data.begin_step(progress.step)
         batches = self.batches.of_step(progress)

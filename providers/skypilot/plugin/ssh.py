@@ -34,7 +34,7 @@ _SSH_FAILED = 255
 def argv(login: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
     """Return the ssh command for `login` (host, port, user, proxy).
 
-    One more word, the command for the remote shell, may be appended.
+    The caller may append one argument, the command for the remote shell.
     """
     options = [*_OPTIONS, *([f"ProxyCommand={login['proxy']}"] if login.get("proxy") else [])]
     flags = [word for option in options for word in ("-o", option)]
@@ -70,7 +70,7 @@ def _on_all(
 ) -> None:
     """Call `do` for all nodes at once: in this thread for the first node, in a pool for the other nodes.
 
-    A cancelled launch interrupts this thread, which then stops the retries in the pool.
+    If the launch is cancelled, an exception interrupts this thread, which then stops the retries in the pool.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(max(1, len(nodes) - 1)) as pool:

@@ -16,7 +16,7 @@ class BadEnvironment(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """Environment of the agent; its repr hides secrets."""
+    """Settings of the agent; the repr omits credentials."""
 
     blobs: str
     installation: str
@@ -28,11 +28,11 @@ class Environment:
     """URL that reads `grant.json` without credentials, for use after they expire."""
     workdir: Path
     master: str = "127.0.0.1:29400"
-    """Address host:port of node 0, for several nodes."""
+    """Address `host:port` of node 0, where the nodes of a job meet; unused on a single node."""
 
 
 def read(env: Mapping[str, str]) -> Environment:
-    """Parse the environment from variables. Raises: BadEnvironment, naming the variable and the fix."""
+    """Parse the agent's settings from variables. Raises: BadEnvironment, naming the variable and the fix."""
     try:
         blobs, installation, attempt = (env[f"GPUBROKER_{n}"] for n in ("BLOBS", "INSTALLATION", "ATTEMPT"))
     except KeyError as e:

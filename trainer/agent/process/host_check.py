@@ -1,4 +1,4 @@
-"""Check of this machine before the worker starts, without torch: its disk, and its GPUs by their driver."""
+"""Check of this machine's disk and of its GPUs' error records before the worker starts. Does not import torch."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ async def check(folder: Path, *, gpus: int) -> str:
 
 
 def disk(folder: Path) -> float:
-    """Return bytes/s of a small file that is written, synced and read back. Raises: HostNotUsable."""
+    """Write, sync and read back a small file; return the speed in bytes/s. Raises: HostNotUsable."""
     path, data = folder / f".host-{secrets.token_hex(4)}", os.urandom(BLOCK)
     started = time.monotonic()
     try:
@@ -86,7 +86,7 @@ def kernel_log() -> str:
 
 
 def xid(log: str) -> str:
-    """Return why a GPU cannot be trusted by the driver's messages; empty if it can."""
+    """Return a message about the first fatal Xid error in the kernel log; empty if there is none."""
     for match in XID.finditer(log):
         if why := FATAL.get(int(match["number"])):
             return f"the GPU at {match['where']} had Xid {match['number']}: {why}"
@@ -94,7 +94,10 @@ def xid(log: str) -> str:
 
 
 def uncorrected(counts: str) -> str:
-    """Return why a GPU cannot be trusted by its uncorrected memory errors since driver start, one line a GPU."""
+    """Return a message about the first GPU with uncorrected memory errors; empty if there is none.
+
+    `counts`: the number of errors since driver start, one line per GPU.
+    """
     for number, line in enumerate(counts.splitlines()):
         if line.strip().isdigit() and int(line) > 0:
             return f"GPU {number} had {line.strip()} memory errors that were not corrected"
@@ -102,7 +105,7 @@ def uncorrected(counts: str) -> str:
 
 
 async def _ecc() -> str:
-    """Return the error counts; empty if the tool is absent or does not answer."""
+    """Return the counts for `uncorrected`; empty if nvidia-smi is absent or does not answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

@@ -1,4 +1,4 @@
-"""Upload of the log in chunks: at most `log_s` late, at most 256 KiB each, none if nothing is new."""
+"""Upload of new log lines in chunks of up to 256 KiB, every `log_s` seconds or as soon as a chunk is full."""
 
 import asyncio
 import time

@@ -26,7 +26,7 @@ class TaskSamples(ABC, Generic[D]):
         """Return the model's input and target of a parsed row, as text."""
 
     def check(self) -> None:
-        """Raise UserFault if `write` cannot use the configured prompts. Requires `TaskData.read` before."""
+        """Raise UserFault if `write` cannot use the configured prompts. Call `TaskData.read` first."""
 
     def write(self, model: Any, device: torch.device) -> list[str]:
         """Return the model's output for each configured prompt: text, or a PNG file in base64."""

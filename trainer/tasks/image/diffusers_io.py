@@ -16,7 +16,7 @@ from trainer.models import availability
 from trainer.tasks.image.frozen_encoders import FrozenEncoders
 
 PIPELINES = {"StableDiffusionPipeline": False, "StableDiffusionXLPipeline": True}
-"""True for pipeline classes with two text encoders."""
+"""Supported pipeline classes; True if the class has two text encoders."""
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 PREFIX = "base_model.model."
 
@@ -40,7 +40,7 @@ class PipelineKind:
 
 @contextlib.contextmanager
 def refusals(config: TrainConfig) -> Iterator[None]:
-    """Convert the libraries' errors for an unreadable model to a UserFault, or to the Fault of machine or Hub."""
+    """Convert the libraries' errors for an unreadable model to a UserFault, or a Fault if machine or Hub failed."""
     try:
         yield
     except (OSError, ValueError, KeyError) as e:
@@ -54,7 +54,7 @@ def refusals(config: TrainConfig) -> Iterator[None]:
 
 
 def pipeline_kind(config: TrainConfig) -> PipelineKind:
-    """Return the kind of a pipeline. Raises UserFault for a class not in PIPELINES or not for text to image."""
+    """Return the kind of a pipeline. Raises UserFault if the pipeline is unsupported or not for text to image."""
     from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
     from transformers import AutoTokenizer
 
@@ -94,7 +94,7 @@ def _index(model: str) -> Path:
 
 
 def load_unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
-    """Return the UNet with weights of the type. `hollow`: True loads no weights. Raises UserFault."""
+    """Return the UNet with weights of `dtype`. `hollow`: True builds it on the meta device. Raises UserFault."""
     from diffusers import UNet2DConditionModel
 
     with refusals(config):
@@ -109,9 +109,9 @@ def load_unet(config: TrainConfig, dtype: torch.dtype, *, hollow: bool) -> Any:
 
 
 def adapter_targets(model: Any, config: TrainConfig) -> list[str]:
-    """Return the names of a UNet's modules for `attention` or `all-linear`; empty for configured names.
+    """Return the names of a UNet's modules for `attention` or `all-linear`; empty if the job lists module names.
 
-    peft resolves these two values for models of transformers only.
+    peft resolves these two keywords for models of transformers only.
     """
     configured = config.adapters.targets if config.adapters is not None else ()
     if configured == "attention":
@@ -162,7 +162,7 @@ def _sort_metadata(file: Path) -> None:
 
 
 class StableDiffusion:
-    """Frozen parts of one pipeline: its kind, and its encoders once they are needed."""
+    """Frozen parts of one pipeline; its kind and its encoders are loaded at their first use."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config

@@ -52,7 +52,7 @@ class TokenClassData(TaskData[Tagged]):
     """Tags. Set by `read`."""
 
     def _load_tokenizer(self) -> Any:
-        # The words come without the spaces between them.
+        # Words are passed as a list, without the spaces that the tokenizer expects before a word.
         tokenizer = loading.tokenizer_of(self.config, add_prefix_space=True)
         if not tokenizer.is_fast:
             raise UserFault(
@@ -152,7 +152,7 @@ class TokenClassSamples(TaskSamples[TokenClassData]):
 
 
 class TokenClassification(Task[Tagged]):
-    """Tags of words."""
+    """Task that predicts a tag for each word."""
 
     data: TokenClassData
 
