@@ -1,8 +1,8 @@
-"""AWS: moto's EC2, STS, IAM and S3 behind a front that knows prices, with a real machine for each of its instances.
+"""AWS: moto's EC2, STS, IAM and S3 behind a proxy that has prices, with a real machine for each instance.
 
-What moto says runs has a machine and is billed, and what it says is terminated has none: after every call that changes
-instances the two are compared, before another is answered. Machines are entered in the same account as those of the
-other clouds, so that one bill has all.
+An instance that moto lists as running has a machine and is billed; a terminated one has no machine. After every call
+that changes instances the two are compared, before the next call is answered. Machines are entered in the same account
+as those of the other clouds, so that one bill covers all.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ MAX_BODY = 2**26
 SSH_PORT = 22
 TAG = "skypilot-cluster-name"
 GPU_TAGS = ("skypilot:custom-cpu-ubuntu", "skypilot:custom-gpu-ubuntu", "skypilot:custom-gpu-ubuntu-cuda13")
-"""What SkyPilot calls the images that it takes by default (sky/clouds/aws.py)."""
+"""SkyPilot's names of its default images (sky/clouds/aws.py)."""
 EVICTED = ("Server.SpotInstanceTermination", "Server.SpotInstanceTermination: Spot instance termination")
 SHUT_DOWN = ("Client.InstanceInitiatedShutdown", "Client.InstanceInitiatedShutdown: Instance initiated shutdown")
 """Codes and messages as the EC2 API reference lists them under StateReason."""
@@ -78,7 +78,7 @@ class Aws:
         self.front: Ec2Front
         self.url = ""
         self.images: dict[str, str] = {}
-        """By region: the AMI that machines are made of."""
+        """AMI of the machines, by region."""
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
         self._clients: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Aws:
 
     @property
     def sky_config(self) -> Mapping[str, Any]:
-        """What SkyPilot's configuration needs so that it finds the machines."""
+        """Return the SkyPilot configuration that routes SSH to the machines."""
         return {"aws": {"ssh_proxy_command": f"{sys.executable} {PROXY} {self.url} %h"}}
 
     def write_catalog(self, folder: Path) -> None:
@@ -140,7 +140,9 @@ class Aws:
         return self._clients[key]
 
     def _furnish(self, region: str) -> None:
-        """As every account has it: a way out of the default VPC, and an image."""
+        """Give the account the resources that every account has: an internet gateway of the default VPC, and an
+        image.
+        """
         ec2 = self.client(region)
         if left := [one["InstanceId"] for one in self._described(region)]:  # moto is one for the whole process
             ec2.terminate_instances(InstanceIds=left)
@@ -213,7 +215,7 @@ class Aws:
         return Decimal(self.front.disk.get(region, "0")) * gib / MONTH_H
 
     async def _where(self, request: web.Request) -> web.Response:
-        """For aws_proxy.py: the address and port where the machine behind an address of moto's really listens."""
+        """Answer aws_proxy.py with the real address and port of the machine behind an address of moto's."""
         address = request.match_info["address"]
         for rented in self.world.rented.values():
             if rented.cloud == "aws" and rented.gone_at is None and address in rented.facts["addresses"]:
@@ -277,7 +279,7 @@ class Aws:
 
 
 def _billed_from(one: Mapping[str, Any]) -> Literal["created", "running"]:
-    """EC2 bills the state `running`, which moto tells of an instance long before its machine is up."""
+    """EC2 bills the state `running`, which moto reports for an instance long before its machine is up."""
     return "created" if one["State"]["Name"] == "running" else "running"
 
 

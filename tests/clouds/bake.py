@@ -25,7 +25,7 @@ ENCLOSE = Path(__file__).with_name("enclose.py")
 PROVISION = Path(__file__).with_name("bake_inside.sh")
 SUITE = "bookworm"
 EDITION = 2
-"""Raised when this file bakes something else than before; the other inputs are part of the recipe themselves."""
+"""Version of this file's output; raise it when the result changes. The other inputs are part of the recipe."""
 BASE = 2_000_000
 """User id outside of a machine's root."""
 PACKAGES = (
@@ -61,7 +61,7 @@ def recipe() -> str:
 
 
 def mirror() -> str:
-    """Where this machine's apt gets Debian bookworm from."""
+    """Return the address of this machine's apt mirror of Debian bookworm."""
     layout = "$(CREATED_BY)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)"
     try:
         listing = subprocess.run(["apt-get", "indextargets", "--format", layout], capture_output=True, text=True).stdout
@@ -97,7 +97,7 @@ def index_settings() -> dict[str, str]:
 
 
 def local_indexes(settings: Mapping[str, str]) -> list[Path]:
-    """Folders on this machine that the settings name; an index lies beside the files that it points to."""
+    """Return local folders that the settings name; an index lies next to the files that it points to."""
     links, indexes = (
         settings.get("UV_FIND_LINKS", ""),
         (settings.get("UV_INDEX", ""), settings.get("UV_DEFAULT_INDEX", "")),

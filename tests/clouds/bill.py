@@ -15,7 +15,7 @@ MONTH_H = Decimal(720)
 
 @dataclass(frozen=True, kw_only=True)
 class Tariff:
-    """How a cloud counts time."""
+    """Rules by which a cloud counts billed time."""
 
     quantum_s: int
     """Every run of a machine is rounded up to a multiple of this."""
@@ -52,9 +52,10 @@ def counted_s(seconds: Decimal, tariff: Tariff) -> Decimal:
 
 
 def machine_usd(events: Sequence[Event], until: datetime) -> Decimal:
-    """What one machine cost up to `until`, by its events in order.
+    """Return the cost of one machine up to `until`, by its events in order.
 
-    A run is an unbroken time of computing; what rounding adds to it is charged at its last rate. Storage is exact.
+    A run is an uninterrupted time of computing. The seconds that rounding adds to a run are charged at its last rate.
+    Storage is exact.
     """
     tariff = TARIFFS[events[0].cloud]
     total = run_s = rate = Decimal(0)
@@ -105,6 +106,6 @@ class Bill:
 
 
 def _ended(events: Sequence[Event]) -> bool:
-    """Destroyed by us, or taken for good by the cloud."""
+    """Return True if the broker destroyed the machine or the cloud took it back permanently."""
     last = events[-1]
     return last.kind == "destroyed" or (last.kind == "evicted" and last.cloud in ("lambda", "aws"))

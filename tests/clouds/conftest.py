@@ -11,7 +11,7 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 class Time:
-    """The clouds' own clock: stands still until it is told."""
+    """The clouds' own clock; it advances only by `pass_by`."""
 
     def __init__(self) -> None:
         self.now = START
@@ -27,7 +27,7 @@ def time() -> Time:
 
 @pytest.fixture
 async def clouds(time: Time) -> AsyncIterator[Clouds]:
-    """All three, without machines; the test fails when somebody calls what the real APIs do not have."""
+    """Yield all three clouds, without machines; the test fails if a call differs from the real APIs."""
     async with Clouds(now=lambda: time.now) as clouds:
         yield clouds
         assert clouds.violations == []

@@ -1,4 +1,4 @@
-"""The door for tests: what the clouds do next, as methods and as `POST /_ctl/<method>` with a JSON object."""
+"""The control API for tests: the clouds' next behaviour, as methods and as `POST /_ctl/<method>` with a JSON object."""
 
 import asyncio
 import inspect
@@ -37,7 +37,7 @@ class Control:
     # --------------------------------------------------------------------------------------------------------- market
 
     def capacity(self, cloud: CloudName, what: str, free: int, where: str | None = None) -> None:
-        """So many are to be had from now on: machines at Lambda and Vast, GPUs at RunPod; `where`: in one place."""
+        """Set the free capacity: machines at Lambda and Vast, GPUs at RunPod; `where`: in one place."""
         match cloud:
             case "lambda":
                 row = self._lambda.types[what]
@@ -55,7 +55,7 @@ class Control:
     def price(
         self, cloud: CloudName, what: str, usd_per_hour: float, spot: bool = False, at_next_sale: bool = False
     ) -> None:
-        """A new price (RunPod: of one GPU; spot: the lowest bid); `at_next_sale`: once somebody is about to buy."""
+        """Set a price (RunPod: of one GPU; spot: the lowest bid); `at_next_sale`: only at the next purchase."""
 
         def change() -> None:
             match cloud:
@@ -86,7 +86,7 @@ class Control:
         return found
 
     def sell_instead(self, cloud: CloudName, what: str) -> None:
-        """The next buyer gets this, whatever it asked for (Vast: an offer's id), at the price it asked for."""
+        """Sell `what` (Vast: an offer's id) to the next buyer instead of its choice, at the price of its choice."""
         match cloud:
             case "lambda":
                 self._lambda.sell_instead = what
@@ -133,7 +133,7 @@ class Control:
             await machine.kill()
 
     def status(self, machine_id: str, status: str) -> None:
-        """The cloud says so of a machine, e.g. a word that nobody knows."""
+        """Set the status that the cloud reports of a machine, for example an undocumented one."""
         self._rented(machine_id).status = status
 
     def hold_boots(self) -> None:

@@ -48,7 +48,7 @@ class Clouds:
         return self.world.violations
 
     def bill(self) -> Bill:
-        """What the clouds charge up to now."""
+        """Return the clouds' charges up to now."""
         return Bill(self.world.events, self.world.now())
 
     async def __aenter__(self) -> "Clouds":

@@ -1,16 +1,16 @@
-"""Runs one program in namespaces of its own, over a root file system of its own: `python -I enclose.py CONFIG`.
+"""Runs one program in its own namespaces, over its own root file system: `python -I enclose.py CONFIG`.
 
-CONFIG is JSON. The program is process 1; it dies when nobody holds the other end of the pipe `life` any more.
+CONFIG is JSON. The program is process 1; it dies when the other end of the pipe `life` is closed.
 
-  lower: [path…]     read-only layers, uppermost first, with `upper`: a folder that holds `up` and `work`
-  root: path         instead of both: this folder itself, writable (the bake)
-  base: n            user ids 0…65535 inside are n…n+65535 outside; without it the user namespace is the caller's
-  network: own|host
-  binds: [[path outside, path inside, read-only]…]
-  argv, env, life: fd, keep: [fd…]
+  - `lower`: [path…]: read-only layers, uppermost first, with `upper`: a folder that has `up` and `work`
+  - `root`: path: instead of both: this folder itself, writable (the bake)
+  - `base`: n: user ids 0…65535 inside are n…n+65535 outside; without it the user namespace is the caller's
+  - `network`: own|host
+  - `binds`: [[path outside, path inside, read-only]…]
+  - `argv`, `env`, `life`: fd, `keep`: [fd…]
 
-Two mount namespaces: the caller's user collects in the first what the second may see, under paths that the user of the
-second can reach; everything else happens in the second, in the machine's own user namespace.
+There are two mount namespaces. In the first, the caller's user binds the files of the second under paths that the
+second's user can reach. All other work happens in the second, in the machine's own user namespace.
 """
 
 import ctypes
@@ -158,7 +158,7 @@ def enter_namespaces(config: dict[str, Any]) -> None:
 
 
 def tend(child: int, life: int) -> int:
-    """Waits for process 1, and kills it when nobody holds the other end of `life` any more."""
+    """Wait for process 1, and kill it when the other end of `life` is closed."""
     pidfd = os.pidfd_open(child)
     if life in select.select([life, pidfd], [], [])[0]:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)

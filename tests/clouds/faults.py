@@ -1,4 +1,4 @@
-"""What can go wrong between a caller and a cloud, armed by tests for the next calls."""
+"""Failures between a caller and a cloud, which tests arm for the next calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -75,4 +75,4 @@ class Faults:
             await self._released.wait()
         if request.transport is not None:
             request.transport.abort()
-        return web.Response(status=499)  # for aiohttp's sake: nobody is there to read it
+        return web.Response(status=499)  # aiohttp requires a response; the caller has no connection left to read it

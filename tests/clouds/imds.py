@@ -19,7 +19,7 @@ LIMIT = 16384
 
 
 class Imds:
-    """Answers from `contents` (path to text) as it stands at the time of each request."""
+    """Answers from `contents` (path to text) as of each request."""
 
     def __init__(self, contents: Mapping[str, str]) -> None:
         self.contents = contents

@@ -56,7 +56,7 @@ def planted() -> Iterator[Mapping[str, Any]]:
 
 
 def found_on_host(facts: Mapping[str, Any]) -> list[str]:
-    """What the probe finds where there is nothing between it and the host; a probe that finds little proves nothing."""
+    """Return the probe's findings without isolation from the host; a probe that finds little there proves nothing."""
     facts = {**facts, "on_host": True, "walk": str(Path(facts["unix"]).parent)}
     done = subprocess.run([sys.executable, "-I", PROBE, json.dumps(facts)], capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)

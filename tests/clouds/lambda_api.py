@@ -24,7 +24,7 @@ class LambdaType:
 
     name: str
     gpu: str
-    """As in `gpu_description`, e.g. `H100 (80 GB PCIe)`."""
+    """GPU name in the format of `gpu_description`, for example `H100 (80 GB PCIe)`."""
     gpus: int
     cents: int
     vcpus: int
@@ -70,7 +70,7 @@ class LambdaApi(JsonApi):
         self.launch_interval_s = 0.0
         """Launches closer together than this are answered with 429 (the real API: about 12 s)."""
         self.sell_instead: str | None = None
-        """A type that the next launch gets, whatever it asked for."""
+        """Type that the next launch gets instead of the type that it asks for."""
         self._last_launch = float("-inf")
 
     @property

@@ -1,6 +1,6 @@
-"""A network between machines, as a cloud's own: a bridge in a network namespace that holds nothing else.
+"""A network between machines, as a cloud's own: a bridge in a network namespace that is otherwise empty.
 
-No way leads from it to this host: the namespace has no interface but the bridge and the machines' cables.
+No route leads from it to this host: the namespace has no interface but the bridge and the machines' cables.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Where the emulated APIs meet the machines behind them."""
+"""Interface between the emulated APIs and the machines behind them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """What a cloud was asked to boot."""
+    """A machine that a cloud was asked to boot."""
 
     id: str
     user: Literal["root", "ubuntu"]
@@ -22,7 +22,7 @@ class MachineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     private_ip: str = ""
-    """By which the other machines of its cloud reach it; empty: `inner_ip` makes one up."""
+    """Address at which the other machines of its cloud reach it; empty: `inner_ip` derives one."""
     imds: Mapping[str, str] | None = None
     """AWS: what the instance metadata service says, by path; None where the cloud has none."""
 

@@ -148,7 +148,9 @@ class NamespaceMachine:
             self._end_life()
 
     async def _relay(self, address: str | None, port: int | None, sock: socket.socket) -> None:
-        """What somebody inside connected to. The machine names the port, so it is looked up, never trusted."""
+        """Relay a connection from inside the machine. The machine names the port, so the port is looked up, never
+        trusted.
+        """
         if self._imds is not None and (address, port) == IMDS:
             return await self._imds.serve(sock)
         target = self._forwards.get(port or 0)
@@ -262,7 +264,7 @@ def _lock(path: Path, mode: int) -> int:
 
 
 def _drop_leftovers(runs: Path) -> None:
-    """Folders of processes that died without closing: nobody holds their lock."""
+    """Delete the folders of processes that died without closing; no process holds their lock."""
     for folder in runs.glob("*/"):
         with contextlib.suppress(BlockingIOError):
             fd = _lock(folder / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB)

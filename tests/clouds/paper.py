@@ -25,10 +25,10 @@ from trainer.contract.documents import AttemptSpec, CheckpointRef, Desired, Fina
 POLL_S = 5.0
 """Between two looks of the launch server at a machine that boots."""
 QUEUE_S = 40.0
-"""What SkyPilot does before it asks the cloud for anything: longer than a proof of absence takes."""
+"""Seconds that SkyPilot works before its first call to the cloud; longer than a proof of absence takes."""
 BOOT_S = 30.0
 STEPS, STEP_S = 6, 5.0
-"""What the agent does, and how long a step takes."""
+"""Number of the agent's steps, and seconds per step."""
 USER = "1a2b3c4d"
 KEY = "ssh-ed25519 AAAA server"
 
@@ -66,13 +66,13 @@ class SlowMachines(PaperMachines):
 
 
 class Agents:
-    """What runs on the machines: the documents of the trainer's contract, for as long as the machine lives."""
+    """Agents on the machines: they write the documents of the trainer's contract as long as the machine runs."""
 
     def __init__(self, blobs: FarBlobs) -> None:
         self._blobs = blobs
         self._tasks: set[asyncio.Task[None]] = set()
         self.started: Counter[str] = Counter()
-        """By attempt."""
+        """Number of agent starts by attempt."""
 
     def start(self, rented: Rented, attempt: str) -> None:
         self.started[attempt] += 1
@@ -121,14 +121,14 @@ class Agents:
 
 
 class Server:
-    """Launches call by call as SkyPilot's server does, and goes on when whoever asked has gone."""
+    """Launches call by call as SkyPilot's server does, and continues after its caller has gone."""
 
     def __init__(self, number: int, clouds: Clouds, agents: Agents, point: Point) -> None:
         self.id = f"server-{number}"
         self.life = Life()
         self.running: dict[InstanceName, asyncio.Task[None]] = {}
         self._locks: dict[InstanceName, asyncio.Lock] = {}
-        """As SkyPilot has one for each cluster: launches under one name come one after the other."""
+        """Lock of each cluster, as in SkyPilot: launches under one name run one after the other."""
         self._clouds, self._agents, self._point = clouds, agents, point
         self._http = aiohttp.ClientSession(headers={"Authorization": "Bearer test-key"})
 
@@ -269,7 +269,7 @@ class Server:
 
 
 class Host:
-    """Where the server runs: a new one takes the place of a dead one as soon as somebody needs it."""
+    """Host of the server: a new server replaces a dead one at the next access."""
 
     def __init__(self, make: Callable[[int], Server]) -> None:
         self._make = make

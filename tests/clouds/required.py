@@ -1,4 +1,4 @@
-"""What becomes of a test that this host cannot run."""
+"""Outcome of a test that this host cannot run."""
 
 import os
 from typing import NoReturn

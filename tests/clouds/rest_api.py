@@ -1,4 +1,4 @@
-"""What Lambda's and Vast's emulators share: JSON calls, each checked against the schema file on the way in and out."""
+"""Common part of Lambda's and Vast's emulators: JSON calls, each checked against the schema file in both directions."""
 
 import json
 from abc import ABC, abstractmethod

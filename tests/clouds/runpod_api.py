@@ -20,12 +20,14 @@ from tests.clouds.state import Rented, World
 SDL = Path(__file__).with_name("schema") / "runpod.graphql"
 SSH_PORTS_FROM = 41000
 DISK_USD_PER_GB_MONTH = Decimal("0.10")
-"""Of a pod's volume, and of its container's disk while it runs (docs.runpod.io/pods/storage/types, "Comparison";
-docs.runpod.io/sdks/graphql/manage-pods: the container's disk is paid for only while the pod is running)."""
+"""Price of a pod's volume, and of its container's disk while the pod runs (docs.runpod.io/pods/storage/types,
+"Comparison").
+
+The container's disk is billed only while the pod is running (docs.runpod.io/sdks/graphql/manage-pods)."""
 CONTAINER_DISK_GB = 10
-"""Where none is asked for, as the SDK does by itself (runpod/api/ctl_commands.py)."""
+"""Default size of the container's disk, as in the SDK (runpod/api/ctl_commands.py)."""
 OWN_CALLS = frozenset({"pod", "podStop", "podTerminate"})
-"""What a pod's own key may do, with this pod alone."""
+"""Calls that a pod's own key permits, on this pod alone."""
 NONE_LEFT = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again."
 )
@@ -45,7 +47,7 @@ class RunPodApi:
         self.templates: dict[str, dict[str, Any]] = {}
         self.registries: dict[str, dict[str, str]] = {}
         self.sell_instead: str | None = None
-        """A GPU type that the next pod gets, whatever was asked for."""
+        """GPU type that the next pod gets instead of the type that it asks for."""
         self._root = {
             "myself": self._myself, "pod": self._pod, "gpuTypes": self._gpu_types,
             "dataCenters": lambda _: [_data_center(name) for name in DATA_CENTERS],
@@ -95,7 +97,7 @@ class RunPodApi:
         return await self.faults.around(request, "runpod", _call(document, asked.get("operationName")), carry_out)
 
     def _own_calls(self, key: str | None) -> dict[str, Any] | None:
-        """The calls as a pod may make them with its own key; None for a key that is nobody's."""
+        """Return the calls that a pod may make with its own key; None for an unknown key."""
         pods = (r.id for r in self.world.rented.values() if r.cloud == "runpod" and r.gone_at is None)
         pod = next((pod for pod in pods if key_of(pod) == key), None)
 

@@ -1,4 +1,4 @@
-"""What RunPod sells: kinds of GPU, and how many of each stand where."""
+"""RunPod's market: kinds of GPU, and the number of each in every data center."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Pool:
     """Lowest bid that is taken; None: no spot here."""
     free: int = 16
     vcpus: int = 8
-    """For one GPU."""
+    """Number of vCPUs per GPU."""
     memory_gb: int = 64
 
     @property

@@ -1,7 +1,7 @@
-"""What an API's calls may say: every field with its type and the source that it is known from.
+"""Schema of an API's calls: every field with its type and its source.
 
-A field is `<type>[!][|null] @source…` in the file; `!`: it must be there. Types: string, int, number, bool,
-map (any keys), any. A list has one element; an object is a mapping, where `_` describes itself and `*` any other key.
+A field is `<type>[!][|null] @source…` in the file; `!`: it is required. Types: string, int, number, bool, map (any
+keys), any. A list has one element; an object is a mapping, where `_` describes itself and `*` any other key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def field_of(text: str) -> Field:
 
 
 def check(schema: Any, value: Any, where: str) -> list[str]:
-    """What is wrong with a value, one line each."""
+    """Return the faults of a value, one line each."""
     if isinstance(schema, str):
         return _check_plain(field_of(schema), value, where)
     if isinstance(schema, list):
@@ -89,7 +89,7 @@ class Schema:
         self.fields: Mapping[str, Any] = document.get("fields", {})
 
     def asked(self, call: str, *, query: Mapping[str, Any], body: Any) -> list[str]:
-        """What the API does not know in a request."""
+        """Return the parts of a request that are not in the API's schema."""
         rules = self.calls[call]
         problems = check(rules.get("query", {}), dict(query), f"{call}: query")
         if "body" in rules:
@@ -97,7 +97,7 @@ class Schema:
         return problems + ([f"{call}: takes no body"] if body else [])
 
     def answered(self, call: str, answer: Any) -> list[str]:
-        """What the emulator says that the API would not: a mistake of the emulator."""
+        """Return the parts of an answer that differ from the API's schema: faults of the emulator."""
         return check(self.calls[call]["answer"], answer, f"{call}: answer")
 
     def leaves(self) -> Sequence[tuple[str, Field]]:

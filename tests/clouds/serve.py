@@ -45,7 +45,7 @@ async def machines(kind: str, forwards: Mapping[int, int]) -> Machines:
 
 
 async def serve(kind: str, port: int, folder: Path) -> None:
-    """Until somebody ends it."""
+    """Serve the emulated clouds until SIGINT or SIGTERM."""
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

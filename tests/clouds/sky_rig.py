@@ -42,7 +42,7 @@ class NoRsync(RuntimeError):
 
 
 def rsync(folder: Path) -> str:
-    """A PATH with rsync on it: this host's, else the baked root's under its own loader. Raises NoRsync."""
+    """Return a PATH with rsync: this host's, or the baked root's under its own loader. Raises NoRsync."""
     path = os.environ["PATH"]
     if shutil.which("rsync"):
         return path
@@ -58,7 +58,7 @@ def rsync(folder: Path) -> str:
 
 
 def launcher(state: Path, clouds: Clouds | None = None, **settings: Any) -> SkyLauncher:
-    """As the registry makes it; `clouds`: their addresses instead of the real ones."""
+    """Return a launcher as the registry creates it; `clouds`: their addresses instead of the real ones."""
     state.mkdir(parents=True, exist_ok=True)
     own = settings.pop("env", {})
     env = own if "PATH" in own else {"PATH": rsync(state), **own}

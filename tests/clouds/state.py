@@ -1,4 +1,6 @@
-"""What an emulated account owns: machines rented, a log of all that costs money, and calls that no cloud would take."""
+"""State of an emulated account: its machines, a log of all billable events, and calls that no real cloud would
+accept.
+"""
 
 import asyncio
 import secrets
@@ -17,7 +19,9 @@ Kind = Literal["created", "running", "price", "evicted", "stopped", "resumed", "
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """From `at` on the machine costs `usd_per_hour` for computing and `storage_usd_per_hour` for keeping its disk."""
+    """A change of rates: after `at` the machine costs `usd_per_hour` for computing and `storage_usd_per_hour` for its
+    disk.
+    """
 
     at: datetime
     cloud: CloudName
@@ -52,20 +56,20 @@ class Rented:
     usd_per_hour: Decimal
     """While it computes, as its cloud shows it."""
     disk_usd_per_hour: Decimal = Decimal(0)
-    """While it computes, beside what is shown."""
+    """Price of the disk while the machine computes, in addition to the listed price."""
     storage_usd_per_hour: Decimal = Decimal(0)
     """While it exists, computing or not."""
     status: str
-    """In the cloud's own words."""
+    """Status in the cloud's own terms."""
     created_at: datetime
     spec: MachineSpec
     machine: Machine | None = None
     gone_at: datetime | None = None
     """When it was destroyed; it may be listed for a while longer."""
     request: Mapping[str, Any]
-    """What was asked for, whole: the place to look for secrets that should not have come."""
+    """The whole create request, which tests search for secrets."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What its cloud says of it besides."""
+    """Further properties that the cloud reports of the machine."""
     turn: int = 0
     """Counts stops, resumes and the end: a boot that finishes in another turn than it began comes too late."""
 
@@ -79,15 +83,15 @@ class World:
         self.machines, self.api_key, self.now = machines, api_key, now
         self.rented: dict[str, Rented] = {}
         self.account = 1
-        """Whose the key is."""
+        """Account of the current key."""
         self._owners: dict[str, int] = {}
         self.events: list[Event] = []
         self.calls: list[Call] = []
         self.violations: list[str] = []
         self.list_lag_s: Counter[str] = Counter()
-        """By cloud: for so long a new machine is not listed yet, and a destroyed one still is."""
+        """Listing delay in seconds, by cloud: a new machine is not listed yet, and a destroyed one still is."""
         self.teardown_s: Counter[str] = Counter()
-        """By cloud: for so long a destroyed machine is listed as being terminated."""
+        """Seconds during which a destroyed machine is listed as being terminated, by cloud."""
         self.boots = asyncio.Event()
         """Cleared: machines stay as the cloud creates them, and none comes up."""
         self.boots.set()
@@ -168,7 +172,7 @@ class World:
             await rented.machine.kill()
 
     def reprice(self, rented: Rented, usd_per_hour: Decimal) -> None:
-        """From now on it computes at another rate."""
+        """Change the machine's rate as of now."""
         computing = self.events_of(rented.id)[-1].usd_per_hour > 0
         rented.usd_per_hour = usd_per_hour
         self._log(rented, "price", computing=computing)
@@ -185,7 +189,9 @@ class World:
     # ------------------------------------------------------------------------------------------------------- looking
 
     def listed(self, cloud: CloudName) -> Sequence[Rented]:
-        """What a listing shows now, lag included; the destroyed ones only while they linger."""
+        """Return the machines that a listing shows now, lag included; destroyed ones are listed until their lag and
+        teardown end.
+        """
         now, lag = self.now(), timedelta(seconds=self.list_lag_s[cloud])
         linger = lag + timedelta(seconds=self.teardown_s[cloud])
         return [
@@ -195,7 +201,7 @@ class World:
         ]  # fmt: skip
 
     def owned(self, cloud: CloudName, machine_id: str) -> Rented | None:
-        """A machine that was not destroyed, whatever listings show."""
+        """Return a machine that was not destroyed, regardless of listings."""
         rented = self.rented.get(machine_id)
         ours = rented is not None and rented.cloud == cloud and self._owners[machine_id] == self.account
         return rented if rented is not None and ours and rented.gone_at is None else None
@@ -222,7 +228,7 @@ class World:
     # ------------------------------------------------------------------------------------------------------- the end
 
     def spawn(self, work: Any) -> None:
-        """Runs a coroutine beside the calls, until it is done or the world is closed."""
+        """Run a coroutine in the background, until it is done or the world is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

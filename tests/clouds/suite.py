@@ -19,13 +19,13 @@ from tests.clouds.scenarios.scene import Scene
 
 HERE = Path(__file__).parent
 MACHINES = ("test_isolation.py", "test_machines.py", "test_aws.py", "test_together.py")
-"""What is proven of machines before the scenarios rest on it."""
+"""Tests of the machines, which run before the scenarios because the scenarios depend on them."""
 LAUNCHES = ("test_sky_machines.py", "test_self_stop.py")
 """Launches without a broker: left out of a sample, whose scenarios launch as well."""
 
 
 class Tally:
-    """Counts scenarios, and what the houses that they ran in say of money and machines."""
+    """Counts scenarios, and sums up money and machines as their scenes report them."""
 
     def __init__(self) -> None:
         self.scenarios = self.passed = self.orphans = 0

@@ -55,7 +55,7 @@ class Account:
         return await self.world.reach(machine.id, "running")
 
     async def rent(self, *, spot: bool = False, **more: Any) -> Rented:
-        """As SkyPilot does."""
+        """Rent an instance with SkyPilot's request."""
         wanted: dict[str, Any] = {"ImageId": self.aws.images[EAST], "InstanceType": "g6e.xlarge", "MinCount": 1}
         wanted |= {"MaxCount": 1, "UserData": USER_DATA.format(key=self.key.with_suffix(".pub").read_text().strip())}
         wanted |= {"TagSpecifications": [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": "gb-x-0123"}]}]}
@@ -90,7 +90,7 @@ async def make_key(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 async def account(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Account]:
-    """With real machines."""
+    """Yield an account with real machines."""
     try:
         world = World(await NamespaceMachines.open())
     except (NoNamespaces, NoBake) as e:

@@ -77,7 +77,7 @@ async def answering(status: int, text: str, *, hangs: bool = False) -> AsyncIter
 
 
 def provider(name: str, url: str, home: Path, *, key: str | None = KEY) -> CloudProvider:
-    """Bought by nobody: its launcher is never asked."""
+    """Return a provider for calls other than launches: its launcher is never called."""
     env = {} if key is None else {f"{name.upper()}_API_KEY": key}
     if name == "aws" and key is not None:
         env = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": key, "AWS_SESSION_TOKEN": key}
@@ -97,7 +97,7 @@ def provider(name: str, url: str, home: Path, *, key: str | None = KEY) -> Cloud
 
 
 def one_line(name: str, said: object) -> str:
-    """What people read: the cloud's name, no line break, no dump, no key."""
+    """Return the user's message after a check: it has the cloud's name, no line break, no dump and no key."""
     text = str(said)
     assert NAMES[name] in text
     assert "\n" not in text
@@ -272,7 +272,7 @@ class Daemon:
 async def daemon(
     dsn: str, home: Path, clouds: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Daemon]:
-    """With a folder as its blob store, the given clouds, and virtual machines that always work."""
+    """Start a daemon with a folder as its blob store, the given clouds, and virtual machines that always work."""
     for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN", "VAST_API_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     keys = {"RUNPOD_API_KEY": "test-key", "LAMBDA_API_KEY": KEY, "AWS_SECRET_ACCESS_KEY": KEY, "AWS_ACCESS_KEY_ID": "A"}
@@ -299,7 +299,7 @@ async def daemon(
 
 
 async def run(*words: str) -> str:
-    """What the command prints."""
+    """Return the command's output."""
     result = await asyncio.to_thread(CliRunner(env={"COLUMNS": "1000"}).invoke, command_line, list(words))
     return result.output
 

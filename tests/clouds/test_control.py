@@ -1,4 +1,4 @@
-"""The control door: what goes wrong on demand, and over HTTP."""
+"""The control API: failures on demand, and over HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -160,7 +160,7 @@ async def test_a_machine_that_comes_up_too_late_is_killed_and_not_billed(time: T
     ):
         pod = (await graphql(http, POD))["data"]["podFindAndDeployOnDemand"]["id"]
         await graphql(http, f'mutation {{ podTerminate(input: {{podId: "{pod}"}}) }}')
-        machines.booted[0].alive = True  # as one that boots on although it was told to die
+        machines.booted[0].alive = True  # like a machine that continues to boot although it was destroyed
         machines.gate.set()
         await machines.came_up.wait()
         await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from tests.clouds.required import cannot
 
 
 class Host:
-    """As if the machine were no machine: the probe runs on the host, where it only takes the harmless looks."""
+    """Runs the probe on the host instead of in a machine; there the probe takes only the harmless looks."""
 
     async def run(self, *argv: str) -> tuple[int, str]:
         *command, facts = argv

@@ -62,7 +62,7 @@ POINTS = (
     "after the answer is written",
 )
 BARE = POINTS[POINTS.index("the create request is answered unread") : POINTS.index("the agent is started")]
-"""Here a machine stands on which nobody but the server would start the agent."""
+"""Points at which a machine runs and only the server would start its agent."""
 LISTING = {"lambda": "instances", "runpod": "myself", "vast": "instances"}
 CREATING = {
     "lambda": ("launch",),
@@ -72,10 +72,10 @@ CREATING = {
 INSTALLATION = Installation("test")
 INTERVALS = Intervals(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
 LAG_S = 8
-"""Of the emulated clouds' listings; all caps promise 10 at most."""
+"""Listing delay of the emulated clouds; all caps promise 10 at most."""
 PRECISION = Decimal("0.0001")
 AWAY_S = 12.0
-"""From the death of a broker to the start of the next one."""
+"""Seconds from the death of a broker to the start of the next one."""
 SOON_S = 12.0
 """Looks at an attempt."""
 
@@ -245,7 +245,7 @@ def test_killed_while_the_cloud_lists_nothing(cloud: str, killed: str, tmp_path:
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_create_whose_reply_is_lost(cloud: str, tmp_path: Path) -> None:
-    """The server gives up, or asks again and is told that this is sold: its machine is given back all the same."""
+    """The server gives up, or asks again and gets the answer "sold"; in both cases its machine is given back."""
     told(_reply_lost(cloud, tmp_path))
 
 
@@ -260,7 +260,7 @@ async def _killed(cloud: str, point: str, killed: str, home: Path, *, blind: boo
         if killed != "server":
             await asyncio.sleep(AWAY_S)
             story.start_broker()
-        # A machine that its dead launcher left bare is given back; everything else is picked up as it is.
+        # A machine without an agent is given back after its launcher died; every other machine is adopted as it is.
         lost = blind or (point in BARE and killed != "broker")
         await _ends_well(story, job, tries=2 if lost else 1)
 
@@ -301,7 +301,9 @@ async def _ends_well(story: Story, job: Job, *, tries: int) -> None:
 
 
 async def _honest(story: Story, attempt: Attempt) -> None:
-    """At most one machine at any time, none after the end, and a ledger that is the bill and what nobody can know."""
+    """Check that one machine at most ran, that none outlived the attempt, and that the ledger is the bill plus a
+    bounded uncertainty.
+    """
     lives = [(machine.created_at, machine.gone_at) for machine in story.clouds.world.named(attempt.name)]
     assert len(lives) == 1, lives
     assert attempt.ended_at is not None
@@ -315,7 +317,7 @@ async def _honest(story: Story, attempt: Attempt) -> None:
     assert attempt.create_sent_at is not None
     ((_, gone),) = lives
     assert gone is not None
-    lags = 1 if attempt.booted_at else 2  # of what never booted nobody knows when it was born
+    lags = 1 if attempt.booted_at else 2  # the creation time of a machine that never booted is unknown
     assert attempt.absent_at - gone <= timedelta(seconds=lags * LAG_S + SOON_S)
     offer = attempt.line.offer
     whole_s = (attempt.absent_at - attempt.create_sent_at).total_seconds() + offer.billing_quantum_s

@@ -46,7 +46,7 @@ print(json.dumps({
 
 
 async def skypilot(clouds: Clouds, home: Path, *, key: str = "test-key") -> dict[str, Any]:
-    """What SkyPilot's provisioner says of a launch of two nodes, opened ports, a look and the end."""
+    """Return the provisioner's answers for a launch of two nodes, opened ports, a status query and the termination."""
     keys = home / ".lambda_cloud" / "lambda_keys"
     keys.parent.mkdir()
     keys.write_text(f"api_key = {key}\n")

@@ -1,4 +1,4 @@
-"""`python -m tests.live` against the emulators: nothing to say of the clouds as they are, and what changed is told."""
+"""`python -m tests.live` against the emulators: unchanged clouds have no findings, and every change is reported."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ async def clouds() -> AsyncIterator[Clouds]:
 
 
 async def rent(clouds: Clouds, cloud: str) -> None:
-    """A machine of somebody's, of no installation of ours."""
+    """Rent a machine that belongs to no installation."""
     method, path, body = RENTS[cloud]
     url = clouds.url + path.format(ask=next(iter(clouds.vast.offers)))
     headers = {"Authorization": "Bearer test-key"}

@@ -189,7 +189,7 @@ async def taken_away_and_destroyed(clouds: Clouds, cloud: Any, machine: Observed
 
 
 async def rent(clouds: Clouds, bought: Purchase) -> None:
-    """As SkyPilot's Vast provisioner does, once our plugin has pinned the ask."""
+    """Rent as SkyPilot's Vast provisioner does after our plugin has pinned the ask."""
     config: Any = bought.config.get("vast", {"create_instance_kwargs": {}})
     body = {"client_id": "me", "image": "i", "label": f"{CLUSTER}-head", "disk": bought.disk_gb, "runtype": "ssh"}
     await send(clouds, "PUT", f"/api/v0/asks/{bought.pin['ask']}/", body | config["create_instance_kwargs"])

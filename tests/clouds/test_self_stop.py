@@ -15,7 +15,7 @@ from tests.clouds.required import cannot
 from tests.clouds.state import Rented
 
 COPY = "export -p > /etc/profile.d/container_env_var.sh; sleep infinity"
-"""What SkyPilot's start command of a pod does with the container's environment."""
+"""Start command by which SkyPilot stores the environment of a pod's container."""
 POD = """mutation { podFindAndDeployOnDemand(input: { name: "gb-x-head", imageName: "registry/image", gpuCount: 1,
   gpuTypeId: "NVIDIA L40S", cloudType: SECURE, dockerArgs: "%s" }) { id } }"""
 TERMINATE = 'mutation { podTerminate(input: { podId: "%s" }) }'

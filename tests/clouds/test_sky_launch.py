@@ -1,4 +1,4 @@
-"""What SkyPilot does at each cloud for the daemon: refusals, bids, keys, and launches that are cut short.
+"""SkyPilot's calls to each cloud for the daemon: refusals, bids, keys, and launches that are cut short.
 
 No machine comes up here; see `test_sky_machines.py`.
 """
@@ -108,7 +108,7 @@ async def test_a_refused_key_says_where_to_look(sky: SkyLauncher, clouds: Clouds
 async def test_a_key_that_was_exchanged_is_the_next_launchs(
     sky: SkyLauncher, clouds: Clouds, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
-    """Without another server: sold out is what the cloud says to a key that it takes."""
+    """The same server launches with the new key. A cloud answers "sold out" only to a key that it accepts."""
     row = clouds.lambdas.types[H100]
     monkeypatch.setattr(row, "free", dict.fromkeys(row.free, 0))
     for pool in clouds.runpod.pools:
@@ -147,7 +147,7 @@ async def test_a_vast_ask_that_is_gone_is_never_another_machine(sky: SkyLauncher
 
 
 async def test_the_second_bid_is_the_second(sky: SkyLauncher, clouds: Clouds) -> None:
-    """SkyPilot's workers keep a catalog for life, and RunPod's bid is what stands in it."""
+    """SkyPilot's workers cache a catalog until they exit, and RunPod's bid comes from the catalog."""
     clouds.control.hold_boots()
     bought = []
     for last, bid in (("e", "0.31"), ("f", "0.37")):

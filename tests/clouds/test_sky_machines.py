@@ -1,4 +1,4 @@
-"""SkyPilot's whole launch on a real machine of each emulated cloud: the task runs, nothing else was brought along."""
+"""SkyPilot's whole launch on a real machine of each emulated cloud: the task runs, and no other file arrives."""
 
 import asyncio
 import subprocess
@@ -49,7 +49,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
         except (NoBake, NoNamespaces) as e:
             cannot(e)
         clouds = await stack.enter_async_context(Clouds(machines))
-        clouds.control.capacity("lambda", "gpu_1x_h100_pcie", 4)  # what a test rented stands until all have run
+        clouds.control.capacity("lambda", "gpu_1x_h100_pcie", 4)  # a test's machine is kept until all tests have run
         aws = await stack.enter_async_context(Aws(clouds.world))
         sky = launcher(state, clouds, env={**aws.environment, **AWS_KEY}, config=dict(aws.sky_config))
         aws.write_catalog(state / "sky/home/.sky/catalogs/v8/aws")

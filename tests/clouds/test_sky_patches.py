@@ -1,4 +1,4 @@
-"""What our plugin changes in SkyPilot, alone and in a process of its own."""
+"""Our plugin's patches of SkyPilot, alone and in a separate process."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ for cluster in sys.argv[1:]:
     made = machine_as_bought(lambda region, cluster, config: config)("us-east-1", cluster, asked)
     print(json.dumps(made.node_config["Placement"]["GroupName"]))
 """
-"""What SkyPilot does for each cluster right before it asks AWS for its machines."""
+"""SkyPilot's steps for each cluster right before it asks AWS for its machines."""
 OURS = "gb-aaaa-"
 ONE, TWO, GONE, FULL = (f"{OURS}{letter * 13}-1a2b3c4d" for letter in "bcde")
 
@@ -84,7 +84,7 @@ try:
 except RuntimeError as e:
     print(e)
 """
-"""Of a launch, what SkyPilot sets up on its machines, and who starts its task."""
+"""Setup of a launch's machines by SkyPilot, and the start of its task."""
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ CATALOG = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price
 1x_L40S_SECURE,L40S,1,16,94,0.79,0.11,US,US-GA-1
 1x_L40S_SECURE,L40S,1,16,94,0.79,0.11,CA,CA-MTL-1
 """
-"""What the team's server knows of RunPod: another price, and nothing of our purchase."""
+"""RunPod's catalog on the team's server: another price, and no entry of our purchase."""
 
 
 class Team:

@@ -31,12 +31,12 @@ from sky.server.plugins import ExtensionContext
 from gpubroker_skypilot.plugin import GpuBroker
 GpuBroker().install(ExtensionContext())
 """
-"""What every process of a server does first."""
+"""First statements of every process of a server."""
 
 
 @pytest.fixture
 async def state(tmp_path: Path) -> AsyncIterator[Path]:
-    """A state folder; whatever runs below it ends with the test."""
+    """Yield a state folder; processes that run below it end with the test."""
     yield tmp_path
     for process in processes(tmp_path).values():
         process.kill()
@@ -50,7 +50,7 @@ def opened(state: Path, **settings: Any) -> SkyLauncher:
 
 
 async def dies(sky: SkyLauncher) -> None:
-    """As much of a daemon's sudden end as one process can show: its server goes on without it."""
+    """Simulate a daemon's sudden end within one process: its server continues without it."""
     assert sky._server is not None
     await sky._server.close()
 
@@ -154,7 +154,7 @@ async def main(state, url, launches):
 
 asyncio.run(main(sys.argv[1], sys.argv[2], bool(sys.argv[3])))
 """
-"""What of a daemon has to do with the server: it launches, and hears SIGTERM."""
+"""The part of a daemon that concerns the server: it launches, and handles SIGTERM."""
 
 
 @pytest.mark.parametrize("launches", [False, True])
@@ -292,7 +292,7 @@ async def test_a_busy_port_is_told_with_the_log(state: Path) -> None:
 
 async def test_a_missing_program_is_named_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "sky").mkdir()
-    sky = launcher(tmp_path, env={"PATH": str(tmp_path / "sky")})  # beside it there may be an rsync of the rig's
+    sky = launcher(tmp_path, env={"PATH": str(tmp_path / "sky")})  # the folder above may have the rig's rsync
     with pytest.raises(Rejected, match="SkyPilot needs rsync and ssh on this machine"):
         await sky.warm()
     assert processes(tmp_path) == {}

@@ -15,7 +15,7 @@ from tests.clouds.emulator import Clouds
 from tests.clouds.vast_market import impossible_rows, many_offers
 
 SKYPILOTS = 'chunked=true georegion=true geolocation="EU" disk_space>=100 num_gpus=1 gpu_name="L40S" cpu_ram>="64.0"'
-"""What SkyPilot 0.14.1 asks for, word for word (sky/provision/vast/utils.py, launch)."""
+"""Query of SkyPilot 0.14.1, word for word (sky/provision/vast/utils.py, launch)."""
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def sdk(clouds: Clouds) -> VastAI:
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A call of the SDK, which blocks, beside the emulator's loop."""
+    """Call the SDK, which blocks, in a thread, so that the emulator's loop runs on."""
     return await asyncio.to_thread(function, *args, **kwargs)
 
 

@@ -19,7 +19,7 @@ V0, V1 = "/api/v0", "/api/v1"
 PAGE = 25
 """Instances in one answer (vastai 1.9.1, vastai/api/instances.py asks for as many)."""
 SEARCH_CAP = 64
-"""Offers in one answer, whatever `limit` says (seen by open-source clients in 2026)."""
+"""Number of offers in one answer, regardless of `limit` (observed by open-source clients in 2026)."""
 SSH_PORTS_FROM = 41000
 
 
@@ -32,7 +32,7 @@ class VastApi(JsonApi):
         self.search_cap: int | None = SEARCH_CAP
         self.keys: dict[int, dict[str, Any]] = {}
         self.sell_instead: int | None = None
-        """An offer whose machine the next buyer gets, whatever was asked for."""
+        """Offer whose machine the next buyer gets instead of its choice."""
         self._next = 9000
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -53,7 +53,7 @@ class VastApi(JsonApi):
         ]
 
     def authorised(self, request: web.Request) -> bool:
-        """By the account's key, or by an instance's own, which is for that instance alone."""
+        """Accept the account's key, or an instance's own key for that instance alone."""
         if super().authorised(request) or request.query.get("api_key") == self.world.api_key:
             return True
         own = request.match_info.get("id", "")

@@ -1,4 +1,4 @@
-"""What Vast's hosts offer: each row one machine, sold once."""
+"""Offers of Vast's hosts: each row is one machine, sold once."""
 
 import random
 from collections.abc import Mapping

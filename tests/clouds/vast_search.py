@@ -37,7 +37,7 @@ def _fits(row: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
-    """What a filter sees; some names are not columns."""
+    """Return the value that a filter compares; some names are not columns."""
     match name:
         case "verified":
             return row["verification"] == "verified"

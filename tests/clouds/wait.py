@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 LOOK_S = 0.02
 GUARD_S = 300.0
-"""Ends a hang, and nothing else: SkyPilot's server alone takes a minute to start on a busy machine."""
+"""Seconds after which a hang ends: SkyPilot's server alone takes a minute to start on a busy machine."""
 
 
 async def until(holds: Callable[[], bool], *, within_s: float = GUARD_S) -> None:

@@ -1,7 +1,7 @@
-"""Time that takes none, and processes that can be killed, within one event loop.
+"""Simulated time, and processes that can be killed, within one event loop.
 
-Everything that would be a process has a `Life`; once that is over, nothing of it has an effect any more, as after
-kill -9. Time is the loop's own and jumps as soon as nobody has work.
+Every simulated process has a `Life`; after its end the process has no further effect, as after kill -9. Time is the
+loop's own and jumps as soon as the loop is idle.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HELD_S = 60.0
-"""Of the wall: a call that takes longer hangs, and the clock goes on."""
+"""Wall-clock seconds after which a call counts as hanging, and the simulated clock runs on."""
 
 # ---------------------------------------------------------------------------------------------------------------- time
 
@@ -56,7 +56,7 @@ class WarpLoop(asyncio.SelectorEventLoop):
 
 
 def held() -> AbstractContextManager[None]:
-    """Time stands still inside: for calls of other threads and over sockets, in which nobody sleeps."""
+    """Hold the time inside: for calls of other threads and over sockets, in which no task sleeps."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, WarpLoop)
     return loop._hold()
@@ -85,7 +85,7 @@ class Life:
         self.over = False
 
     def check(self) -> None:
-        """Ends whoever asks, if its process is dead."""
+        """End the calling task if its process is dead."""
         if self.over:
             raise asyncio.CancelledError
 
@@ -126,7 +126,7 @@ class MortalCloud(Mortal):
 
 
 class Point:
-    """The place of the story at which somebody is killed, once."""
+    """The point of the story at which a process is killed, once."""
 
     def __init__(self, name: str, kill: Callable[[], None]) -> None:
         self._name, self._kill = name, kill

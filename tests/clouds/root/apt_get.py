@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""apt-get and apt without a network: what is installed already installs; anything else fails as apt would."""
+"""apt-get and apt without a network: an installed package installs again; any other package fails as in apt."""
 
 import subprocess
 import sys

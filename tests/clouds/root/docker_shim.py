@@ -201,7 +201,7 @@ def run(words: Sequence[str], config: Path) -> int:
 
 
 def contain(argv: Sequence[str], env: Mapping[str, str], *, interactive: bool) -> NoReturn:
-    """Runs `argv` as process 1 of a container, and ends with its exit status as docker tells it."""
+    """Run `argv` as process 1 of a container, and end with its exit status in docker's form."""
     os.setsid()
     if not interactive:
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)

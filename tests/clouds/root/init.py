@@ -1,11 +1,17 @@
-"""Process 1 of an emulated machine: brings it up, reaps, and hands connections to and from the host's side.
+"""Process 1 of an emulated machine: boots it, reaps, and passes connections between the machine and the host's side.
 
-The only way out is the control socket: messages are JSON, one a packet, each with at most one file descriptor. What
-goes to the host are sockets of this machine's own network, so no socket of the host's network is ever in here.
+The only way out is the control socket. Its messages are JSON, one per packet, each with at most one file descriptor.
+The host receives sockets of this machine's own network, so no socket of the host's network exists in here.
 
-  in:  {"settings": …} first, then {"connect": n, "port": p}, {"exec": n, "argv": […], "env": {…}} with a socket
-  out: {"up": true}, {"connect": n} with a socket or "error", {"exec": n, "code": c}, {"startup": c}, {"port": p} with
-       a socket that somebody in here connected to, {"halt": true}
+  - in: {"settings": …} first
+  - in: {"connect": n, "port": p}
+  - in: {"exec": n, "argv": […], "env": {…}} with a socket
+  - out: {"up": true}
+  - out: {"connect": n} with a socket or "error"
+  - out: {"exec": n, "code": c}
+  - out: {"startup": c}
+  - out: {"port": p} with a socket that a process in here connected to that port
+  - out: {"halt": true}
 """
 
 import array

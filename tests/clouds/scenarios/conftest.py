@@ -1,4 +1,4 @@
-"""One house for the scenarios; where this host cannot run machines they are skipped with the reason."""
+"""One scene shared by all scenarios; a host that cannot run machines skips them with the reason."""
 
 from collections.abc import AsyncIterator
 

@@ -1,5 +1,6 @@
-"""The whole house on one machine: a real daemon and SkyPilot's real API server against emulated clouds with real
-machines, a real S3 (moto), and a hub with a real model."""
+"""The whole system on one machine: a real daemon and SkyPilot's real API server against emulated clouds.
+
+The clouds have real machines; there is a real S3 (moto) and a hub with a real model."""
 
 import asyncio
 import contextlib
@@ -52,7 +53,7 @@ INTERVALS = {"poll_s": 0.5, "look_s": 1.0, "list_s": 1.0, "billing_s": 5.0, "swe
 LIMITS = {"heartbeat_s": 2.0, "poll_s": 2.0, "log_s": 2.0, "drain_s": 60.0}
 CLOUDS = ("runpod", "vast", "lambda", "aws")
 GUARD_S = 1800.0
-"""Ends a hang, and nothing else: four machines that train share the cores of this one."""
+"""Seconds after which a hang ends. It is long because four machines that train share the cores of this one."""
 
 
 class Scene:
@@ -70,7 +71,7 @@ class Scene:
         self.leaks: set[str] = set()
         """Command lines of this host in which a secret was seen."""
         self.money: list[tuple[Decimal, Decimal, Decimal]] = []
-        """Of each job that was settled: spent, billed, and what started quanta may add."""
+        """Spent, billed, and possible extra cost of started quanta, for each job whose ledger is closed."""
         """(job, ledger, bill) of the jobs that were looked at."""
         self.clouds: Clouds
         self.aws: Aws
@@ -209,7 +210,7 @@ class Scene:
         return done.returncode, done.stdout, done.stderr
 
     async def next_market(self) -> None:
-        """Until every cloud has been asked for its prices once more."""
+        """Wait until the broker has polled every cloud's prices once more."""
         async with self.client() as client:
             before = {s.name: s.seen_at for s in (await client.providers()).items}
             async with asyncio.timeout(GUARD_S):
@@ -267,7 +268,7 @@ class Scene:
     # ---------------------------------------------------------------------------------------------------- the clouds
 
     async def names(self, job: str) -> list[str]:
-        """What the machines of a job's attempts are called, in order; clouds add a suffix."""
+        """Return the machine names of a job's attempts, in order; clouds add a suffix."""
         installation = Installation((self.home / "installation").read_text().strip())
         return [instance_name(installation, AttemptId(run.id)) for run in (await self.job(job)).runs]
 
@@ -277,18 +278,18 @@ class Scene:
         return [r for r in self.clouds.world.rented.values() if any(r.name.startswith(n) for n in names)]
 
     async def bill(self, job: str) -> Decimal:
-        """What the clouds charge for a job, by their own log."""
+        """Return the clouds' charges for a job, by their own log."""
         return sum((self.clouds.bill().usd(name) for name in await self.names(job)), Decimal(0))
 
     @staticmethod
     def started(detail: JobDetail) -> Decimal:
-        """What a second at either end may cost where time is billed in minutes."""
+        """Return the possible cost of a second at either end where time is billed in minutes."""
         offers = [run.offer for run in detail.runs if run.create_sent_at]
         return sum((o.usd_per_hour * o.billing_quantum_s / 3600 for o in offers if o.billing_quantum_s > 1), Decimal(0))
 
     @staticmethod
     def agrees(spent: Decimal, bill: Decimal, started: Decimal) -> bool:
-        """To the cent."""
+        """Return True if the ledger and the bill agree to the cent, except for started quanta."""
         return bill - CENT < spent < bill + CENT + started
 
     def orphans(self) -> list[str]:
@@ -296,7 +297,7 @@ class Scene:
         return list(self.clouds.bill().open())
 
     def secrets_seen(self) -> list[str]:
-        """Where an account key shows on a machine: in what it was asked for with, or anywhere on its disk."""
+        """Return the places where an account key is visible to a machine: in the request for it, or on its disk."""
         found = []
         for rented in self.clouds.world.rented.values():
             if "test-key" in json.dumps(rented.request, default=str):

@@ -89,7 +89,7 @@ async def test_an_evicted_pod_moves_to_vast_and_trains_on_as_if_nothing_had_been
     job = await submit(scene, providers=["runpod", "vast"], accelerators=["rtx4090"], spot="only")
     pod = await machine(scene, job)
     assert pod.cloud == "runpod"
-    control.price("runpod", "NVIDIA GeForce RTX 4090", 0.45, spot=True)  # somebody bids more
+    control.price("runpod", "NVIDIA GeForce RTX 4090", 0.45, spot=True)  # a competing bid is higher
     await control.preempt(pod.id)
     evicted = scene.clouds.world.now()
     moved = await settled(scene, job)

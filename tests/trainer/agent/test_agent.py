@@ -174,7 +174,7 @@ def test_what_is_being_fetched_is_given_up_when_the_end_leaves_no_time(bench: Be
     code = bench.code(main=SAVER)
     path = bench.path(code.key)
     path.unlink()
-    os.mkfifo(path)  # nobody ever writes it, so it is read for ever
+    os.mkfifo(path)  # no process writes to the FIFO, so the read blocks for ever
     config = ScriptConfig(code="upload:x", command=(sys.executable, "main.py"))
     drain_s = 600.0 if want == "stop" else 1.0
     agent = bench.start(script=config, code=code, limits=FAST.model_copy(update={"drain_s": drain_s}))

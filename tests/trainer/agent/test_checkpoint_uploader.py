@@ -60,7 +60,7 @@ async def committed(saver: Saver) -> list[Manifest]:
 
 
 class Slow:
-    """A removal that has removed one file, and goes on when it is told to."""
+    """A removal that deletes one file and then waits for `go_on`."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""The image's first process as a process: what it runs, what it hears, and who hears of that."""
+"""The image's first process, run as a process: the programs it starts and the signals it receives and forwards."""
 
 import contextlib
 import os

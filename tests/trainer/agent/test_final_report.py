@@ -1,4 +1,4 @@
-"""An attempt's end is told, also where the store is away just then."""
+"""The agent reports the end of an attempt, even if the store is unreachable at that moment."""
 
 import asyncio
 from pathlib import Path
@@ -41,7 +41,7 @@ class Away(Objects):
 
 
 class Mate:
-    """What the agent of the second machine of two waits with."""
+    """The parts of the agent on the second of two machines that wait for the first machine."""
 
     def __init__(self, folder: Path, node: int = 1) -> None:
         env = Environment(blobs="", installation="inst", attempt="a", node=node, workdir=folder)
@@ -62,7 +62,7 @@ class Mate:
         return Heartbeat.model_validate_json(data) if data else None
 
     async def has_beaten(self, times: int) -> bool:
-        """That it is done."""
+        """Wait for `times` heartbeats; return True if the last one has the phase `done`."""
         while (beat := await self.beat()) is None or beat.seq < times:  # noqa: ASYNC110
             await asyncio.sleep(0)
         return beat.phase == "done"
@@ -80,7 +80,7 @@ def mate(tmp_path: Path) -> Mate:
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN])
 async def test_a_machine_that_is_done_beats_until_the_first_one_has_spoken(mate: Mate, outcome: Outcome) -> None:
-    """Where the store fails as well."""
+    """The second machine sends heartbeats until the first one reports, although the store fails meanwhile."""
     mate.objects.hidden, mate.state.limits = 3, Limits(heartbeat_s=0.01)
     waiting = asyncio.create_task(mate.waits(outcome))
     assert await mate.has_beaten(10)
@@ -107,7 +107,7 @@ async def test_it_waits_no_longer_than_it_may_once_it_is_told_to_end(mate: Mate,
 
 
 async def test_it_waits_for_the_drain_that_is_under_way(mate: Mate) -> None:
-    """In which the first machine still saves."""
+    """The second machine waits because the first one still saves during its drain."""
     mate.state.limits = Limits(heartbeat_s=0.01, drain_s=600)
     mate.state.end(Outcome.DRAINED, "told")
     waiting = asyncio.create_task(mate.waits(Outcome.DRAINED))

@@ -1,4 +1,4 @@
-"""A machine that is not fit is left before anything is loaded, with the reason, and the broker hears so."""
+"""The agent leaves an unfit machine before it loads anything, and reports the reason to the broker."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a machine has to tell people reaches them also after hours of the same."""
+"""Messages of a machine reach the user, even after hours of repeated messages of the same kind."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from trainer.core.ipc import RunFolder
 
 HOURS = 24
 MINUTES = [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023]
-"""At which something of one kind is told, that comes all the time."""
+"""Minutes at which a message of a kind that repeats all the time is reported."""
 
 
 @pytest.fixture

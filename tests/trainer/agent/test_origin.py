@@ -59,7 +59,7 @@ async def test_what_was_named_and_has_gone_is_looked_up_anew(source: Source, tmp
 
 
 async def test_an_old_one_that_stays_does_not_come_before_what_it_has_by_now(source: Source, tmp_path: Path) -> None:
-    """Of an attempt before, whose newer ones went as this one passed them."""
+    """An earlier attempt left an old checkpoint, and its newer ones were pruned. The newest checkpoint is restored."""
     old = Origin(job="source", attempt="s0", kind="script")
     made = tmp_path / "milestone"
     made.mkdir()

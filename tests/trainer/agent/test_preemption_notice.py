@@ -1,4 +1,4 @@
-"""The machine's own word of its end: asked for properly, told to the broker, obeyed without it."""
+"""A preemption notice of the machine: requested with a token, reported to the broker, obeyed without the broker."""
 
 import asyncio
 import json
@@ -226,7 +226,7 @@ async def test_what_is_over_time_may_take_a_moment_to_end(watch: Watch, monkeypa
 
 
 async def test_a_notice_during_the_last_drain_leaves_less_for_it(watch: Watch, service: Service) -> None:
-    """What the broker granted is more than the cloud does."""
+    """The broker grants more drain time than the cloud does; the cloud's notice shortens the drain."""
     watch.state.limits = Limits(drain_s=3600)
     watch.state.end(Outcome.DRAINED, "the broker asked to drain")
     service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:00:01Z"}'

@@ -43,7 +43,7 @@ def saved(bench: Bench) -> set[str]:
 
 
 def done(agent: Agent) -> bool:
-    """Whether the second machine has said so."""
+    """Return True if the second machine has reported the phase `done`."""
     beat = agent.beat_of(1)
     return beat is not None and beat.phase == "done"
 

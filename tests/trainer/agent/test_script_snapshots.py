@@ -1,4 +1,4 @@
-"""Snapshots of a script's folder: whole ones only, whatever the script and the disk do meanwhile."""
+"""Snapshots of a script's folder are complete, even if the script changes the folder or the disk fails meanwhile."""
 
 import asyncio
 import errno
@@ -52,7 +52,7 @@ def taken(folder: Path) -> list[set[str]]:
 def test_a_folder_that_vanishes_while_it_is_looked_at_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a program removes its oldest checkpoints."""
+    """A program removes its oldest checkpoints during a snapshot; the snapshot leaves the removed folder out."""
     (tmp_path / "old" / "deep").mkdir(parents=True)
     (tmp_path / "kept").write_text("x")
     look = os.scandir

@@ -1,4 +1,4 @@
-"""What a notice leaves time for, by what saves have taken; and whose word counts when an order comes late."""
+"""Time that a notice leaves for a save, judged by earlier saves; and which deadline counts when an order comes late."""
 
 import asyncio
 import os

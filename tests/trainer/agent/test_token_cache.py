@@ -334,7 +334,9 @@ PLANTED = "planted: this row was never read"
 
 
 def plant(bench: Bench, key: str) -> None:
-    """As if the attempt had found one bad row: whoever takes its rows over says so, and whoever reads them does not."""
+    """Plant a bad row in the notes of a token cache. An attempt that fetches the cache reports it; an attempt that
+    reads the rows does not.
+    """
     folder, made = bench.path(key).parent, TokenCacheManifest.model_validate_json(bench.path(key).read_bytes())
     (piece,) = [one for one in made.pieces if one.path.startswith(NOTE)]
     path = folder / "files" / piece.path

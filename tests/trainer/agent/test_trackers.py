@@ -23,7 +23,7 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """By TensorBoard's own reader."""
+    """Return (step, value) pairs of a tag, read by TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     (file,) = folder.iterdir()

@@ -1,4 +1,4 @@
-"""What the agent sends to and receives from the blob store is counted, since clouds bill it."""
+"""The agent counts the bytes that it sends to and receives from the blob store, because clouds bill them."""
 
 import sys
 

@@ -63,7 +63,9 @@ def test_what_is_kept_comes_back(kind: type, tmp_path_factory: pytest.TempPathFa
 
 
 def held_mb() -> float:
-    """Of this process alone; what is mapped is the kernel's to let go."""
+    """Return the anonymous memory of this process in MB. Mapped pages are excluded, because the kernel may drop
+    them.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1000
 
@@ -124,7 +126,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Task[Any]]:
 
 
 def test_rewriting_rows_does_not_truncate_another_processs_mapping(tmp_path: Path) -> None:
-    """Rows that are written anew do not cut short what another process reads."""
+    """One process rewrites the rows while another reads them; the reader's mapping keeps its length."""
 
     def written(count: int) -> MmapDataset[Example]:
         writer = DatasetWriter(tmp_path, Example)

@@ -1,4 +1,4 @@
-"""What a run alone could not bring into its full store stays on the disk, and the next start goes on from it."""
+"""A standalone run whose store is full keeps its checkpoint on the disk, and the next start resumes from it."""
 
 import re
 import resource
@@ -26,7 +26,7 @@ ORIGIN = Origin(job="standalone", attempt="standalone-0001", kind="train")
 
 
 class Run:
-    """A training on this machine alone, that nobody waits for the end of."""
+    """A standalone training on this machine, started without waiting for its end."""
 
     def __init__(self, folder: Path, *, full: bool = False) -> None:
         self.said, self.erred = folder / "said", folder / "erred"

@@ -1,4 +1,4 @@
-"""What is committed comes back byte for byte; what is torn, altered or foreign is never used."""
+"""A committed checkpoint is restored byte for byte; a torn, altered or foreign one is never used."""
 
 import asyncio
 from pathlib import Path
@@ -41,7 +41,7 @@ async def save(objects: Objects, folder: Path, step: int, text: str = "state") -
 async def restored(
     objects: Objects, candidates: list[str], folder: Path, kind: str = "script"
 ) -> tuple[int, list[str]]:
-    """(step that was restored or -1, what was told)."""
+    """Restore a checkpoint; return its step, or -1 if none was restored, and the logged lines."""
     told: list[str] = []
     found = await checkpoint.restore(objects, candidates, folder, kind=kind, log=told.append)
     return (found[1].step if found else -1), told
@@ -170,7 +170,9 @@ async def test_same_step_twice_uses_two_folders(objects: Objects, tmp_path: Path
 
 
 async def test_of_one_step_the_results_are_the_newest(objects: Objects, tmp_path: Path) -> None:
-    """A training ends early right after a save: whatever their nonces are, the results count, and stay."""
+    """A training ends early right after a save. The results are the newest of the step, regardless of the nonces, and
+    stay.
+    """
     (tmp_path / "file").mkdir()
     (tmp_path / "file/a").touch()
     for attempt in map(str, range(8)):
@@ -227,7 +229,7 @@ async def test_prune_keeps_the_job_s_milestones(objects: Objects, store: Path, t
 
 
 async def test_prune_can_count_the_attempts_before_as_its_own(objects: Objects, store: Path, tmp_path: Path) -> None:
-    """Alone there is no broker that removes what they left; the newest ones stay, whoever made them."""
+    """A standalone run has no broker that removes checkpoints of former attempts. The newest stay, from any attempt."""
     (tmp_path / "file").mkdir()
     (tmp_path / "file/a").touch()
     made = []
@@ -317,7 +319,7 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
 
 
 async def test_a_commit_whose_reply_was_lost_is_found_by_the_next_try(objects: Objects, tmp_path: Path) -> None:
-    """Its manifest says another time, and nothing else."""
+    """The manifests of both tries differ only in the time of the save."""
     mine, first = part(tmp_path, "a", 0)
     alone = first.model_copy(update={"nodes": 1})
     keys_and_manifests = [

@@ -1,4 +1,4 @@
-"""Archives that anybody may have made: read in place, and never trusted."""
+"""Archives from untrusted sources are read in place and never trusted."""
 
 import io
 import json
@@ -90,7 +90,9 @@ def test_links_are_no_files() -> None:
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What says that it is large is refused; what lies about it is unpacked as far as it says."""
+    """A file that declares a large size is refused. A file that declares a false size is unpacked up to that size
+    only.
+    """
     monkeypatch.setattr(archives, "MAX_BYTES", 1000)
     bomb = zipped({"bomb.png": bytes(1_000_000)})
     with pytest.raises(BadArchive, match="has 1000000 bytes, more than 1000"):

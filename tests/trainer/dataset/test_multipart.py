@@ -48,7 +48,7 @@ asyncio.run(main())
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How busy this machine is says nothing of the store."""
+    """Extend the time limit of an abort, so that a busy test machine is not mistaken for a slow store."""
     monkeypatch.setattr(multipart, "ABORT_S", GUARD_S)
 
 
@@ -169,7 +169,7 @@ async def test_a_cancelled_upload_leaves_no_part(bucket: Bucket, tmp_path: Path)
 async def test_one_that_is_cancelled_again_and_again_leaves_no_part(
     bucket: Bucket, tmp_path: Path, first: bool
 ) -> None:
-    """As where the program ends while an order to stop comes."""
+    """The program ends while an order to stop arrives: the upload is cancelled repeatedly and must leave no part."""
     with trickle(tmp_path / "slow", 11 * MIB):
         sending = asyncio.ensure_future(multipart.upload(bucket.store, "slow", tmp_path / "slow", 32 * MIB))
         async with asyncio.timeout(GUARD_S):

@@ -123,7 +123,7 @@ def test_a_bucket_is_read_by_the_named_credentials_and_each_object_once(shelves:
 
 
 async def test_a_bucket_of_s3_is_listed_and_read_below_its_prefix(shelves: Shelves, tmp_path: Path) -> None:
-    """Of moto's, whose answers were not made up for this."""
+    """The bucket is moto's, so its answers were not written for this test."""
     async with gated() as gate:
         bucket, env = connect(gate.place, gate.options()), {"MY_S3": json.dumps(gate.options())}
         for name, content in {"rows/one.csv": ROWS[0], "rows/two.jsonl": ROWS[1], "rowsnot.csv": b"a\n7\n"}.items():

@@ -32,7 +32,7 @@ def fresh_accelerator() -> Iterator[None]:
 
 
 def two(sharding: str, method: str, **more: Any) -> TraceOptions:
-    """Of two processes; a global batch of 4 rows is a micro-batch of each."""
+    """Return options for two processes; a global batch of 4 rows is a micro-batch of each."""
     wanted = ask(method, **{"device": "cpu", "sequence": 64, "global_batch": 4, **more})
     return replace(wanted, gpus=2, divided=sharding == "fsdp")
 

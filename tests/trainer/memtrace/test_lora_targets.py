@@ -1,4 +1,4 @@
-"""What `--lora-targets` trains equals what peft makes trainable, over the modules of transformers' own classes."""
+"""`--lora-targets` trains the modules that peft makes trainable, over transformers' own classes."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ CLASSES: dict[str, tuple[Any, str]] = {
     **dict.fromkeys(("bert", "roberta"), (AutoModelForSequenceClassification, "SEQ_CLS")),
 }
 NOT_ESTIMATED = {"t5": ("lm_head", "embed_tokens"), "bart": ("lm_head", "embed_tokens")}
-"""What peft adapts and `estimate` refuses in words that say so."""
+"""Modules that peft adapts and `estimate` refuses with a message, by family."""
 
 
 def trained_by_peft(config: Any, family: str, said: str) -> int | None:

@@ -138,7 +138,7 @@ def test_fp8_is_for_linear_modules_that_are_trained_and_take_it(capsys: pytest.C
     pytest.importorskip("torchao", reason="extra fp8")
 
     class Own(torch.nn.Linear):
-        """As a quantised one, or one with adapters."""
+        """A subclass of Linear, like a quantised layer or one with adapters."""
 
     frozen = torch.nn.Linear(16, 32).requires_grad_(requires_grad=False)
     layer = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(16, 40), Own(16, 32), frozen)

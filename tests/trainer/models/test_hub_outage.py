@@ -73,14 +73,14 @@ def fails_with(error: Exception) -> Callable[..., Any]:
 
 
 def wrapped() -> OSError:
-    """As transformers puts it: every failure is an OSError without a number."""
+    """Return a failure as transformers wraps it: every failure is an OSError without a number."""
     error = OSError("We couldn't connect to the Hub to load the files")
     error.__cause__ = huggingface_hub.errors.LocalEntryNotFoundError("it cannot be located")
     return error
 
 
 def loading(read: str, error: Exception, patch: pytest.MonkeyPatch) -> Fault:
-    """What each of the places that read a model makes of a failure."""
+    """Return the fault that each function that reads a model raises for an error."""
     patch.setattr(transformers.AutoConfig, "from_pretrained", fails_with(error))
     patch.setattr(transformers.AutoTokenizer, "from_pretrained", fails_with(error))
     patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fails_with(error))

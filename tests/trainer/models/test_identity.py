@@ -90,8 +90,8 @@ def test_another_job_may_go_on_with_chats_and_never_with_other_tokens(model: Pat
 
 
 def gone_on(method: str, folder: Path, *, moved: bool = False, other: bool = False) -> Ended:
-    """How a training of two steps ended that has gone on from one: with its model elsewhere, or with another
-    tokenizer."""
+    """Train one step, resume and train a second one, and return how that ended. The model may have moved, or have
+    another tokenizer."""
     kind, data = KINDS[f"causal_lm {method}"], folder / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     train = tiny_jobs.train(kind, folder / "model").model_copy(update={"max_steps": 1})

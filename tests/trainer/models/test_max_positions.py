@@ -1,4 +1,4 @@
-"""How far a model's positions reach."""
+"""The highest position that a model supports."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Adapters over quantised bases, DoRA, and optimizers beside AdamW: exact to resume, and of use with plain peft."""
+"""Adapters over quantised bases, DoRA, and optimizers other than AdamW: exact to resume, and usable with plain peft."""
 
 import json
 import math
@@ -94,7 +94,9 @@ def test_a_checkpoint_holds_the_adapters_and_refuses_another_base(
 def test_adapter_checkpoint_of_another_rank_is_a_user_fault(
     tuned: Path, model: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Where a job starts from another one: a retry elsewhere would cost as much and end alike."""
+    """A job starts from another job's checkpoint of another rank. A retry on another machine would cost as much and
+    fail again.
+    """
     wider = NF4.model_copy(update={"r": 2 * NF4.r})
     ended = workers.Worker(tmp_path / "run", job(model, method=wider), data, restore=tuned).start().end()
     assert ended.code == ExitCode.USER_ERROR
@@ -148,7 +150,7 @@ def _change(weights: Path) -> None:
 
 
 def test_the_adapter_serves_the_unquantised_base(model: Path, tuned: Path) -> None:
-    """In plain peft: what was learned over four bits holds over all of them."""
+    """Plain peft loads the adapter: training over the 4-bit base also improves the unquantised base."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -209,7 +211,7 @@ def test_fsdp_over_states_of_other_shapes_is_refused(name: Any) -> None:
 
 
 def fp16(rank: int) -> None:
-    """As on a GPU: autocast to fp16, and a scaler, which soon grows and soon overflows."""
+    """Train as on a GPU: with autocast to fp16 and a scaler that soon grows and soon overflows."""
     import accelerate
     import torch
 
@@ -247,7 +249,7 @@ def test_the_scaler_of_fp16_is_resumed(model: Path, data: Path, tmp_path: Path) 
 
 
 def fp16_overflowing(rank: int) -> None:
-    """As `fp16`, with a loss that is no finite number at one step."""
+    """Extend `fp16` by a loss that is not finite at one step."""
     import torch
 
     from trainer.training.step import StepRunner
@@ -290,7 +292,7 @@ def test_a_step_that_is_left_out_under_fp16_is_gone_on_from(model: Path, data: P
 
 
 def fp16_hopeless(rank: int) -> None:
-    """As `fp16`, with losses that are finite and gradients that never are; of a scale that is soon at its end."""
+    """Extend `fp16` by gradients that are never finite, with finite losses; the scale soon reaches its minimum."""
     import torch
 
     from trainer.training.step import StepRunner
@@ -308,7 +310,7 @@ def fp16_hopeless(rank: int) -> None:
 
 
 def test_gradients_that_no_scale_makes_finite_are_the_guards_business(model: Path, data: Path, tmp_path: Path) -> None:
-    """Else it would run to its end, have learned nothing, and call that complete."""
+    """The guard ends the job. Without the guard the job would complete without having learned anything."""
     halvings = int(math.log2(FIRST_SCALE)) + 1
     train = job(model, method=LoraConfig(r=4), max_steps=halvings + 9, guard={"skip": 2, "rollbacks": 0})
     crew = Crew(tmp_path / "run", train, data, each=1, harm=fp16_hopeless).start()

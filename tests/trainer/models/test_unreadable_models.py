@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, model: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str], **more: Any) -> str:
-    """What both say, after the place."""
+    """Return the common message of preflight and the trainer, without the path in front."""
     train: dict[str, Any] = {"model": str(model), "data": data, **more}
     path = spec(folder, "word,meaning\nw1,w2\nw3,w4\n", **train)
     assert preflight.main([str(path)]) == 64

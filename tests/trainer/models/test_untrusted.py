@@ -32,7 +32,7 @@ class Own(LlamaForCausalLM):
 
 
 class Payload:
-    """What a pickle does when it is opened."""
+    """A pickle that creates the file `marker` when it is loaded."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -87,7 +87,9 @@ def with_code(tiny: Path, to: Path, marker: Path, *, own: bool = True, module: s
 
 @pytest.mark.parametrize("own", [True, False])
 def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(own: bool, tiny: Path, tmp_path: Path) -> None:
-    """Whether transformers knows the architecture otherwise, or not."""
+    """The code does not run, for an architecture that transformers supports (`own` is False) and for one that it does
+    not.
+    """
     marker = tmp_path / "was-here"
     folder = with_code(tiny, tmp_path / "model", marker, own=own)
     if own:

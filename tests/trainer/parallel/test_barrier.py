@@ -1,4 +1,4 @@
-"""What takes each process a time of its own is waited for by the others, as long as it lives."""
+"""Processes wait for work of unequal length in another process as long as that process is alive."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ SILENT_S = 6.0
 
 
 def late(rank: int) -> None:
-    """The second process comes when a collective that waited for it would have given up, and has its rows so much later
-    again; the first one its weights, and the results."""
+    """Delay the second process by longer than a collective's timeout, at its start and in its rows. Delay the first
+    process in its weights and its results."""
     from trainer.parallel import ddp as parallel
     from trainer.tasks.common.task import Task
     from trainer.tasks.common.task_model import TaskModel

@@ -1,4 +1,4 @@
-"""What tensor and context parallelism refuse, before anything is divided."""
+"""Models and options that tensor and context parallelism refuse before any layer is divided."""
 
 from collections.abc import Callable
 from pathlib import Path

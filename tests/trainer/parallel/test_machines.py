@@ -144,7 +144,7 @@ def test_what_the_second_machine_is_told_both_obey(nodes: tuple[Node, Node]) -> 
 
 
 def two_agents(bench: Bench, model: Path, *, steps: int, limits: Limits = FAST) -> tuple[Agent, Agent]:
-    """Of one job whose model is divided between them."""
+    """Start the agents of one job whose model is divided between two machines."""
     data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
     train = TrainConfig(model=str(model), data=data, max_steps=steps, global_batch=4, micro_batch=2)
     world = World(nodes=2, parallelism=Parallelism(kind="fsdp"))

@@ -38,8 +38,8 @@ STEPS = 4
 METHODS = {"lora": LoraConfig(r=4, dropout=0.2), "still lora": LoraConfig(r=4, dropout=0)}
 """Still: without dropout, which draws by what a process has of a layer."""
 CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
-"""Of weights. Adam moves each by up to the rate, 1e-2, whatever the size of its gradient: of one that is nearly nothing
-the order of sums shows, which is another one in every run of four processes."""
+"""Tolerances for weights. Adam moves a weight by up to the rate, 1e-2, regardless of the size of its gradient. With a
+gradient near zero the order of sums decides, and it differs in every run of four processes."""
 Hire = Callable[..., Crew]
 
 
@@ -185,7 +185,7 @@ def test_killed_and_resumed_by_as_many_is_bitwise(each: int, how: Parallelism, m
 
 
 def test_four_two_one_four(hire: Hire, alone: Callable[[str], Path]) -> None:
-    """The one that is alone stops within a step, which the four then begin anew."""
+    """The single process stops within a step; the four processes then restart that step."""
     four = hire(4, HYBRID, method="still lora").drained().last
     two = hire(2, TENSOR, method="still lora", restore=four).drained().last
     one = hire(1, method="still lora", restore=two).drained().last
@@ -265,7 +265,7 @@ def silent(rank: int) -> None:
 
 
 def test_corrupt_download_ends_the_attempt_before_loading(hire: Hire) -> None:
-    """What does not arrive as it was sent ends the attempt before anything is loaded."""
+    """Data that arrives corrupted ends the attempt before anything is loaded."""
     (ended,) = hire(2, harm=wrong_wire).start().ends()
     assert (ended.code, ended.bad_host, ended.pulled) == (ExitCode.INFRASTRUCTURE, True, False)
     assert ended.message == "host: data from process 1 to 0 arrives corrupted"
@@ -301,7 +301,7 @@ def doubtful(rank: int) -> None:
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) -> None:
-    """Else one stops and the other waits for it."""
+    """All processes use the first one's score; otherwise one would stop and the other would wait for it."""
     early = {"eval_every_steps": 1, "selection": {"metric": metric, "patience": 1}}
     last = hire(2, train={**early, "max_steps": 9}, harm=doubtful).done().last
     assert json.loads((last / "state.json").read_text())["scores"] == [[1, 1.0], [2, 1.0]]

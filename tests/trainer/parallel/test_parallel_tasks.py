@@ -1,4 +1,4 @@
-"""A model that is divided learns what an undivided one learns, whatever the task, its method and its precision."""
+"""A divided model learns the same as an undivided one, for every task, method and precision."""
 
 import json
 from collections.abc import Callable

@@ -65,7 +65,7 @@ def test_rows_are_those_of_the_tracer(tmp_path: Path) -> None:
 
 
 def test_several_processes_have_ddps_buckets_as_well(tmp_path: Path) -> None:
-    """As large as the gradients, of which a full fine-tune has as many as weights."""
+    """DDP's buckets are as large as the gradients; a full fine-tune has a gradient for every weight."""
     fields = {"model": str(heads.llama(tmp_path / "llama")), "data": {"path": "d", "completion": "{a}"}}
     train = TrainConfig.model_validate({**fields, "method": {"kind": "full"}, "global_batch": 64, "max_length": 512})
     alone, beside = (fit._peak(train, 1, processes, in_process) for processes in (1, 4))

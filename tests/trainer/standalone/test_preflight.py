@@ -1,4 +1,4 @@
-"""What is found before a GPU is bought, by the code that trains."""
+"""Faults that preflight reports before a GPU is bought, with the code that trains."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from trainer.models import availability as reach
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a check needs of a model: its config and its tokenizer, and a file in the place of the weights."""
+    """Write the files of a model that a check needs: config, tokenizer, and an empty file for the weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     made = heads.tokenizer()
     made.chat_template = TEMPLATE.replace(

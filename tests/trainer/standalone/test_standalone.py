@@ -1,4 +1,4 @@
-"""A fine-tune without a broker: it is told by the same keys as a job."""
+"""A fine-tune without a broker is configured by the same keys as a job."""
 
 import os
 import subprocess

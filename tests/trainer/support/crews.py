@@ -71,7 +71,7 @@ class Crew:
         return self
 
     def ends(self) -> list[Ended]:
-        """How it ended, for each machine."""
+        """Wait for the processes and return how the attempt ended on each machine."""
         for process in self.processes:
             process.join(HANGS_S)
         silent = [run.root.name for run in self.runs if not run.ended.exists()]

@@ -20,7 +20,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 @dataclass(kw_only=True)
 class Shelves:
-    """What it has, by name in the dataset or the bucket."""
+    """Contents of the server, by name in the dataset or the bucket."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     fetched: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Shelves:
     url: str = ""
 
     def options(self, key: str = KEY) -> str:
-        """Of S3, as a credential has them."""
+        """Return S3 options in the form of a credential."""
         return json.dumps({"aws_endpoint": self.url, "aws_access_key_id": key, "aws_secret_access_key": "x",
                            "aws_region": "us-east-1"})  # fmt: skip
 

@@ -10,7 +10,7 @@ BLOCKS: dict[str, Any] = {"block_out_channels": (8, 16), "norm_num_groups": 4}
 
 
 def tokenizer() -> Any:
-    """Of letters; a sequence has 16 tokens."""
+    """Return a tokenizer of letters; a sequence has 16 tokens."""
     from transformers import CLIPTokenizer
 
     names = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), "<|startoftext|>", "<|endoftext|>"]
@@ -18,7 +18,7 @@ def tokenizer() -> Any:
 
 
 def stable_diffusion(folder: Path, prediction: str = "epsilon") -> Path:
-    """Of pictures of 16 x 16 pixels."""
+    """Write a tiny Stable Diffusion model for pictures of 16 x 16 pixels."""
     return _saved(folder, two=False, prediction=prediction)
 
 

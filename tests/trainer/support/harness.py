@@ -35,7 +35,7 @@ def until(fact: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
 
 
 class Process(Protocol):
-    """What is used of a `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that the harness uses."""
 
     @property
     def pid(self) -> int: ...
@@ -96,7 +96,7 @@ class Bench:
         self.env: dict[str, str] = {}
         """More variables of agents started from now on."""
         self.module = "trainer"
-        """What agents are started as."""
+        """Name of the module that runs as the agent."""
         self._agents: list[Agent] = []
         self._number = 0
 

@@ -13,13 +13,13 @@ TOKEN = "hf_loopback_token_that_may_write"
 
 @dataclass(kw_only=True)
 class Hub:
-    """What it was given."""
+    """Repositories and files that the hub received."""
 
     private: dict[str, bool] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
-    """By path in the repository, as committed."""
+    """Committed contents by path in the repository."""
     refusals: int = 0
-    """How many answers to come are 500."""
+    """Number of the next answers that have the status 500."""
     url: str = ""
     _stored: dict[str, bytes] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Service:
-    """What the service answers, and what it was asked."""
+    """Pages that the metadata service answers with, and the requests that it received."""
 
     def __init__(self) -> None:
         self.pages: dict[str, str] = {}

@@ -1,7 +1,8 @@
-"""Runs that are killed by schedule, again and again, and must equal the run that nobody disturbed.
+"""Runs that are killed by schedule, again and again, and must equal the undisturbed run.
 
-A schedule is drawn from its seed: one to four kills of one job, each inside an accumulation window, at the end of an
-epoch, in an evaluation, in a save, in a restore, or at any time; of the machine, of its worker alone, or by a drain.
+A schedule is drawn from its seed: one to four kills of one job. A kill comes inside an accumulation window, at the end
+of an epoch, in an evaluation, in a save, in a restore, or at any time. It ends the machine or its worker alone, or it
+is a drain.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from trainer.contract.train import TrainConfig
 
 When = Literal["window", "epoch", "evaluation", "save", "restore", "anytime"]
 KILLS = 4
-"""Of a schedule, at the most."""
+"""Largest number of kills in a schedule."""
 TRIES = 20
 """Lives after which a schedule without a kill is broken."""
 SAVE = (
@@ -43,7 +44,7 @@ EVALUATED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """How a life is to end: at a point, or so many seconds after its start."""
+    """A planned end of a run: at a point, or `after_s` seconds after the start."""
 
     when: When
     how: How
@@ -61,12 +62,12 @@ class Story:
     rows: list[Any]
     """(step, loss, learning rate, norm of the gradients) of every step."""
     hashes: dict[str, str]
-    """Of weights, moments, results, samples and scores."""
+    """SHA-256 of weights, moments, results, samples and scores, by path."""
 
 
 @dataclass(kw_only=True)
 class Found:
-    """What schedules have come to."""
+    """Counts over the schedules that ran."""
 
     schedules: int = 0
     exact: int = 0
@@ -76,13 +77,13 @@ class Found:
     """Restores of something older than what was committed."""
     lives: int = 0
     kills: Counter[str] = field(default_factory=Counter)
-    """By moment and by manner."""
+    """Number of kills by moment and manner."""
     broken: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One kind of job, with what it is when nobody disturbs it."""
+    """One kind of job, with the story and the duration of its undisturbed run."""
 
     name: str
     kind: Kind
@@ -138,7 +139,9 @@ class Schedule:
         self._saved: set[str] = set()
 
     def run(self) -> None:
-        """Lives on until one comes to the end, with a kill at least: whose kill did not come by begins anew."""
+        """Start agents until one completes after at least one kill. A run that completes without a kill is repeated
+        from the beginning.
+        """
         kills, done = self._draw.randint(1, KILLS), 0
         bench = WarmBench(self.folder / "0")
         for life in range(1, TRIES + 1):
@@ -213,7 +216,7 @@ def drawn(draw: random.Random, job: Job, done: int) -> Kill:
 
 
 def _crosses(step: int) -> bool:
-    """Whether an epoch ends within this step's rows, or with them."""
+    """Return True if an epoch ends within or at the end of this step's rows."""
     return step >= 0 and step * GLOBAL_BATCH // TRAINED < (step + 1) * GLOBAL_BATCH // TRAINED
 
 
@@ -221,7 +224,7 @@ def _crosses(step: int) -> bool:
 
 
 def story(bench: WarmBench) -> Story:
-    """Of the complete checkpoint of a finished job."""
+    """Return the story of a finished job's complete checkpoint."""
     key, manifest = bench.committed()[0]
     assert manifest.complete, manifest
     folder = bench.files(key)

@@ -24,8 +24,8 @@ def allocated(events: Sequence[Any]) -> int:
 
 
 def _watched(found: dict[str, int]) -> None:
-    """Has the step's peak noted as the allocator counts it, which does not see what was there before go: so no bucket
-    is made anew."""
+    """Record the step's peak as the allocator counts it. The count omits frees of earlier memory, so `warm` runs twice
+    and the step rebuilds no bucket."""
     from torch.profiler import ProfilerActivity, profile
 
     from trainer.memtrace.probe import Probe
@@ -46,7 +46,9 @@ def _watched(found: dict[str, int]) -> None:
 
 
 def _to_another(sent: Any) -> Any:
-    """What the other one of two processes sends at this place. Neither has memory of torch's allocator."""
+    """Exchange a tensor with the other of two processes and return what arrived. The buffers are not of torch's
+    allocator.
+    """
     import numpy
     import torch
     from torch import distributed

@@ -36,7 +36,7 @@ def bert(folder: Path) -> Path:
 
 
 def roberta(folder: Path) -> Path:
-    """As `bert`, with a head of two layers."""
+    """Write a model like `bert`, with a head of two layers."""
     import torch
     from transformers import RobertaConfig, RobertaForMaskedLM
 
@@ -82,13 +82,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {**GATED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma": {**GATED, "head_dim": 16},
 }
-"""What each has beside the common sizes: Falcon one head of keys, layers in parallel and dropout; Mistral a window that
-is shorter than the longest rows; Mixtral experts, of which each token takes two; Gemma heads of a width of their own,
-and embeddings that are tied to its head."""
+"""Config of each family in addition to the common sizes. Falcon has one head of keys, parallel layers and dropout.
+Mistral has a window that is shorter than the longest rows. Mixtral has experts, of which each token takes two. Gemma
+has its own head width and ties its embeddings to its head."""
 
 
 def vit(folder: Path) -> Path:
-    """Of pictures of 8 x 8 pixels in patches of 4, never trained, with dropout, and an image processor."""
+    """Write an untrained model for pictures of 8 x 8 pixels in patches of 4, with dropout, and its image processor."""
     import torch
     from transformers import ViTConfig, ViTModel
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -120,7 +120,7 @@ def t5(folder: Path) -> Path:
 
 
 def bart(folder: Path) -> Path:
-    """With a start of its own, and positions that are learned."""
+    """Write a model with its own start token and learned positions."""
     import torch
     from transformers import BartConfig, BartForConditionalGeneration
 

@@ -1,8 +1,8 @@
-"""Whole machines that start at once: the real agent and the real worker, two processes forked from one that has the
-libraries loaded, over a folder as blob store. Killed or drained at a named step, or whenever it is wanted.
+"""Whole machines that start at once, over a folder as blob store.
 
-Nothing of them is another one's than in production but the fork in place of an exec, and the time between saves: as
-short as it can be, since a run of a second would hardly have one.
+The real agent and the real worker are two processes, forked from one that has the libraries loaded. They are killed or
+drained at a named step or at any time. They differ from production in two points: a fork replaces an exec, and the time
+between saves is as short as possible. A run of a second would otherwise hardly save.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from trainer.core.ipc import RunFolder, WorkerJob
 from trainer.core.parent_death import die_with_parent
 
 How = Literal["machine", "worker", "drain"]
-"""The machine dies; the worker dies, and its agent saves what is whole; the machine is told to end."""
+"""The machine dies; the worker dies, and its agent saves what is complete; the machine receives a drain order."""
 LOOK_S = 0.002
 EVALUATING, LOG = "evaluating", "log"
 
 
 def micro(step: int, number: int) -> Point:
-    """Before a micro-batch's forward pass; steps and numbers from 0."""
+    """Return the point before a micro-batch's forward pass; steps and numbers count from 0."""
     return Point(name=f"micro {step}.{number}", number=1, moment="before")
 
 
@@ -56,7 +56,7 @@ class WarmBench(Bench):
 
     at: Point | None = None
     how: How = "machine"
-    """Where and how the next agent's life ends, if anywhere."""
+    """Point (`at`) and manner (`how`) of the next agent's end; it is not interrupted without a point."""
 
     def _spawn(self, attempt: str) -> Agent:
         workdir = self.folder / "work" / attempt

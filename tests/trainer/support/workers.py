@@ -32,7 +32,7 @@ TENSORS = ("model", "optimizer", "gradients")
 
 
 Harm = Callable[[int], None]
-"""What is done to a process before it begins, by its rank."""
+"""A function that runs in a process before its work begins; the argument is its rank."""
 
 
 def _train(root: Path, harm: Harm | None = None) -> None:
@@ -104,7 +104,7 @@ class Worker:
         return self
 
     def end(self) -> Ended:
-        """How it ended."""
+        """Wait for the process and return how it ended."""
         self.process.join(HANGS_S)
         assert self.run.ended.exists(), f"it left no word; exit code {self.process.exitcode}"
         return Ended.model_validate_json(self.run.ended.read_bytes())

@@ -1,4 +1,4 @@
-"""Pictures and chats that cannot be used are bad rows by their place, and never quietly something else."""
+"""Unusable pictures and chats are reported as bad rows with their position, and never replaced silently."""
 
 import errno
 import io

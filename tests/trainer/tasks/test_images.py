@@ -69,7 +69,9 @@ def killed_without_room(rank: int) -> None:
 
 
 def test_resume_bitwise_of_pictures_that_are_decoded_ahead(model: Path, data: Path, tmp_path: Path) -> None:
-    """Where no memory is left to keep them, each step's are decoded while the one before it trains."""
+    """No memory is left to keep decoded pictures, so each step's pictures are decoded while the step before it
+    trains.
+    """
     train = config(model, max_steps=12)
     kept = workers.finished(tmp_path / "kept", train, data)
     killed = workers.Worker(tmp_path / "killed", train, data).start(killed_without_room)

@@ -20,7 +20,7 @@ LAYERS = 3
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """By the example that they are for: one of somebody else's, and one of the same shape, but for a layer, anew."""
+    """Return models by example: an existing one to continue, and a fresh one of the same shape except for one layer."""
     folder = tmp_path_factory.mktemp("models")
     made = {"continue": heads.llama(folder / "made"), "pretrain": folder / "fresh"}
     fresh_model.main([str(made["continue"]), "--out", str(made["pretrain"]), "--set", f"num_hidden_layers={LAYERS}"])

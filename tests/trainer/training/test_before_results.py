@@ -1,4 +1,4 @@
-"""What was trained is saved before results that take long: neither a drain nor an error of theirs loses a step."""
+"""The last step is saved before results that take long: neither a drain nor an error in the results loses a step."""
 
 from collections.abc import Callable
 from pathlib import Path

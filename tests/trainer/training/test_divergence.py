@@ -27,7 +27,7 @@ KIND = KINDS["text_regression full"]
 
 
 def told(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
-    """(verdict, what people are told) of each step until one is not gone on from."""
+    """Return (verdict, message to the user) of each step up to the first one that the run cannot continue from."""
     progress = Progress()
     found: list[tuple[str, str]] = []
     for loss in losses:
@@ -106,7 +106,7 @@ def test_a_selection_without_evaluations_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_last_weights_are_back_whatever_happens_to_the_results() -> None:
-    """They are saved then, beside the last moments."""
+    """The last weights are saved then, together with the last moments."""
     weights = {"w": torch.tensor([1.0])}
     chosen = selection.Selection(SelectionConfig(best=True))
     progress = chosen.scored(Progress(step=1), 2.0, {}, weights)
@@ -173,9 +173,9 @@ def test_a_job_that_cannot_be_saved_from_its_data_fails_by_its_own_fault(tmp_pat
 
 
 def way(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[list[int], Path]:
-    """(steps that were gone back to, the last snapshot) of workers that are started again as an agent does it.
+    """Restart workers as an agent does; return the steps that they went back to, and the last snapshot.
 
-    `stored`: from the newest checkpoint that they have left; else from the beginning.
+    `stored`: restart from the newest checkpoint that the workers left; otherwise from the beginning.
     """
     jumps: tuple[RowSkip, ...] = ()
     left: list[Path] = []

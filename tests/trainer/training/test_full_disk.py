@@ -29,7 +29,7 @@ def cramped(rank: int) -> None:
 
 
 def cramped_and_patient(rank: int) -> None:
-    """It tries until there is room, however late this test makes it."""
+    """Fill the disk; retry until space is free, however late this test frees it."""
     from trainer.training import result_writer as results
 
     cramped(rank)

@@ -27,14 +27,14 @@ def judged(selection: Selection, losses: list[float], progress: Progress | None 
 
 
 def result(selection: Selection, progress: Progress) -> tuple[int | None, float]:
-    """(the step that is told, the step whose weights there are) of the result."""
+    """Return (the step that is reported, the step whose weights are in the result)."""
     weights = {"w": torch.tensor([float(progress.step)])}
     with selection.chosen(progress, lambda: None, weights) as at:
         return at, weights["w"].item()
 
 
 def stored(progress: Progress, kept: float | None) -> Any:
-    """A checkpoint with the weights of the step `kept` beside the last ones."""
+    """Return a checkpoint with the weights of the step `kept` in addition to the last ones."""
     best = {} if kept is None else {"w": torch.tensor([kept])}
     return SimpleNamespace(progress=progress, read=lambda group, name, window: best[name])
 

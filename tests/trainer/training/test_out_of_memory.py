@@ -1,5 +1,5 @@
-"""Memory that really runs out is told apart from all else, and the next attempt, with smaller micro-batches, trains on
-the same samples in the same order to the same losses."""
+"""A real out-of-memory error is distinguished from all other failures. The next attempt has smaller micro-batches. It
+trains on the same samples in the same order, to the same losses."""
 
 import re
 import resource
@@ -31,7 +31,9 @@ TOLERANCE = 1e-5
 
 
 class Rough(WarmBench):
-    """Whose agent is forked where it is to be drained at a moment, and else a real one, with a memory of its own."""
+    """A bench that forks its agent if the agent is to be drained at a point. Otherwise the agent is a separate process
+    with its own memory.
+    """
 
     def _spawn(self, attempt: str) -> Agent:
         return super()._spawn(attempt) if self.at else Bench._spawn(self, attempt)

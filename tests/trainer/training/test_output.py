@@ -1,4 +1,4 @@
-"""Results: their card, the merged model, and where else they go once they are safe."""
+"""Results: their card, the merged model, and the places that they are copied to after they are safe."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ async def committed(objects: Objects, folder: Path) -> str:
 async def delivered(
     objects: Objects, folder: Path, hub: Hub, output: dict[str, Any], **secrets: str
 ) -> tuple[str, list[str]]:
-    """(why not, kinds of what people were told)."""
+    """Deliver committed results; return why that failed, and the reported messages with their kinds."""
     key, told = await committed(objects, folder / "made"), list[str]()
     why = await deliver.deliver(
         objects, key, OutputConfig.model_validate(output), folder=folder / "results", job="job", secrets=secrets,
@@ -86,7 +86,7 @@ async def test_what_is_to_be_private_is_not_pushed_to_a_public_repository(
 
 
 async def test_only_results_are_copied(tmp_path: Path) -> None:
-    """Beside those of a run alone lies its store, with the data set."""
+    """The output folder of a standalone run also contains its store with the data set, which is not copied."""
     copying = OutputConfig.model_validate({"copy_to": {"url": (tmp_path / "other").as_uri()}})
     for name, content in (RESULTS | {"store/inst/data": b"private rows", "notes.txt": b""}).items():
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)

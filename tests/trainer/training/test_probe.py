@@ -1,4 +1,4 @@
-"""A job of which nobody knows what it takes tries its longest rows early, and learns nothing by it."""
+"""A job with unknown memory use tries its longest rows early, and the try does not change its weights."""
 
 import contextlib
 import json

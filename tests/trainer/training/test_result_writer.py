@@ -18,7 +18,7 @@ TRIES = len(results.PAUSES_S) + 1
 
 
 def insist(monkeypatch: pytest.MonkeyPatch, *, why: str, waiting: bool) -> int:
-    """How often it was tried, until it was given up; another process fails each time."""
+    """Return the number of tries until the writer gave up; another process fails each time."""
     monkeypatch.setattr(results, "PAUSES_S", (0.0,) * (TRIES - 1))
     tried: list[int] = []
     asked: list[bool] = []
@@ -105,7 +105,7 @@ def divided(folder: Path, harm: Any) -> Crew:
 
 
 def newest(crew: Crew) -> list[SnapshotInfo]:
-    """On each machine."""
+    """Return the newest snapshot on each machine."""
     return [SnapshotInfo.model_validate_json(info_of(run.waiting()[-1]).read_bytes()) for run in crew.runs]
 
 

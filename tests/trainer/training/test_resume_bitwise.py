@@ -43,7 +43,7 @@ def job(bench: Bench, folder: Path, kind: str) -> dict[str, Any]:
 
 
 def kill(agent: Agent) -> None:
-    """Where the job came to its end before it could be killed, that end has not been."""
+    """Kill the agent. If the job completed before the kill, delete its complete checkpoint, so that it resumes."""
     agent.kill_group()
     for key, manifest in agent.bench.committed():
         if manifest.complete:
@@ -109,7 +109,7 @@ def test_resume_bitwise(kind: str, tmp_path: Path, tiny_models: dict[str, Path])
 
 
 def until_one_is_committed(bench: Bench, spec: dict[str, Any]) -> None:
-    """What follows is about resuming, so there must be something to resume from."""
+    """Start and kill agents until a checkpoint is committed, because the test that follows resumes from it."""
     while not bench.committed():
         agent = bench.start(**spec)
         until(bench.committed, "a committed checkpoint")
