@@ -40,7 +40,7 @@ def values(word: str, file: Path = DEPLOY / "Containerfile.broker") -> list[str]
 
 
 def copied(file: Path) -> set[str]:
-    """What of the repository it copies."""
+    """Return the paths of the repository that the file copies."""
     return {source for rest in values("COPY", file) if not rest.startswith("--from") for source in rest.split()[:-1]}
 
 
@@ -184,7 +184,7 @@ def test_the_set_up_script_writes_what_it_says(tmp_path: Path) -> None:
 
 
 def test_the_health_check_is_quick_to_start() -> None:
-    """It runs every 30 s, beside jobs: nothing heavy is imported for it."""
+    """The health check runs every 30 s while jobs run, so it imports nothing heavy."""
     assert BROKER["healthcheck"]["test"] == ["CMD", "python", "-m", "broker.daemon.healthcheck"]
     code = "import broker.daemon.healthcheck, json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from broker.daemon.config import DaemonConfig
 PAGES = sorted(Path("docs").rglob("*.md"))
 DOCUMENTS = [Path("README.md"), Path("CONTRIBUTING.md"), Path("deploy/iam/README.md"), *PAGES]
 MOST_LINES = 4000
-"""Of all pages: what is longer is not read."""
+"""Limit for all pages together: longer documentation is not read."""
 
 
 def test_every_setting_of_the_daemon_says_what_it_is() -> None:
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_of_a_page_stay_inside_docs(page: Path) -> None:
-    """`make docs` checks them, and the site has nothing else of the repository."""
+    """`make docs` checks the links, and the site has no other files of the repository."""
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).resolve().is_relative_to(Path("docs").resolve()), target
 

@@ -1,4 +1,4 @@
-"""What is shipped is what the benchmark fits, and its intervals hold what they say."""
+"""Shipped figures equal the benchmark's fit, and their intervals cover the share that they state."""
 
 import json
 import math

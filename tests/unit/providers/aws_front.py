@@ -41,7 +41,7 @@ def moto_server() -> Iterator[str]:
 
 @dataclass
 class Front:
-    """What AWS has beside moto; tests change it."""
+    """Answers of AWS that moto lacks; tests change them."""
 
     moto: str
     on_demand: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Front:
     """Dollars by (instance type, zone)."""
     quotas: dict[str, float] = field(default_factory=dict)
     scores: dict[str, int] = field(default_factory=dict)
-    """By zone id."""
+    """Placement scores by zone ID."""
     disk: dict[str, str] = field(default_factory=dict)
     """Dollars a GiB-month of gp3 by region."""
     groups: dict[str, list[str]] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class SteppedClock:
-    """Time stands still until `advance`; sleepers wake in order."""
+    """Clock that moves only by `advance`; sleepers wake in order."""
 
     def __init__(self) -> None:
         self._elapsed = 0.0

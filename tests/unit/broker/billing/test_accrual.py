@@ -47,7 +47,7 @@ def test_a_started_quantum_is_paid_whole() -> None:
 
 
 def test_billing_from_running_charges_the_boot_only_until_it_is_known() -> None:
-    """What is billed from running is charged for the boot only until it is known to run."""
+    """A machine that is billed from running is charged for the boot only until it is known to run."""
     booting = build.attempt(line=build.line(usd_per_hour=Decimal("3.6"), billed_from="running"))
     assert accrued(booting, build.at(100)) == Decimal("0.1")
     runs = replace(booting, running_at=build.at(90))
@@ -63,7 +63,7 @@ LATE = Handle(provider="simulated", id="i-1", name=build.attempt().name)
 
 
 def ended(charged_to: float, **changes: Any) -> Attempt:
-    """Whose bill was settled then."""
+    """Return an ended attempt whose bill was settled at `charged_to`."""
     attempt = priced("3.6", state=AttemptState.ENDED, charged_to=build.at(charged_to), **changes)
     return replace(attempt, charged_usd=accrued(attempt, build.at(charged_to)))
 
@@ -161,7 +161,7 @@ def test_every_machine_of_an_attempt_is_paid_for() -> None:
 
 
 def test_absent_or_terminating_machine_is_not_charged_for_proof_time() -> None:
-    """What is absent or being destroyed is not charged for the time of the proof."""
+    """A machine that is absent or being destroyed is not charged for the time of the proof."""
     assert billed_until(build.attempt(), build.at(100), 30) == build.at(100)
     assert billed_until(build.attempt(AttemptState.TERMINATING), build.at(100), 30) == build.at(70)
     absent = build.attempt(AttemptState.TERMINATING, absent_at=build.at(60))
@@ -173,7 +173,7 @@ def test_a_create_that_was_refused_costs_nothing_and_takes_no_time() -> None:
     asked = build.attempt(AttemptState.LAUNCHING)
     assert billed_until(asked, build.at(100), 30, shown=False) == build.at(0)
     assert billed_until(asked, build.at(100), 30, shown=True) == build.at(100)
-    assert accrued(asked, build.at(100)) > ZERO  # its cap is held as if it stood
+    assert accrued(asked, build.at(100)) > ZERO  # the cap counts it as if the machine existed
     no = replace(asked, state=AttemptState.TERMINATING, reason=Reason.NO_CAPACITY)
     assert (uncharged_usd(no, build.at(100)), machine_s(no, build.at(100))) == (ZERO, 0)
     # What came before it, whose outcome is unknown, stays charged, and nothing more.
@@ -215,8 +215,10 @@ def test_charging_in_any_steps_equals_charging_once(price: Decimal, quantum: int
 def test_spend_stays_under_the_cap_when_drained_in_time(
     price: Decimal, quantum: int, tick: float, cap: Decimal
 ) -> None:
-    """A tick-driven watcher, the slowest drain and hands allowed, stated teardown and list lag: never above the cap,
-    unless the very first tick was already too late (a cap too small for one lead), which placement refuses."""
+    """Spend stays at or below the cap with polling by ticks, the slowest allowed drain, and the stated teardown and
+    list lag. The exception is a cap too small for one lead: the very first tick is then too late. Placement refuses
+    such a cap.
+    """
     attempt, job = priced(price, quantum), build.active_job(cap_usd=cap)
     lead = drain_lead_s(attempt, CAPS, drain_budget(tick_s=tick))
     if accrued(attempt, build.at(lead)) >= cap:
@@ -264,7 +266,7 @@ STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
 
 
 def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
-    """A machine that stands owes it at once, so no drain comes early enough."""
+    """A machine owes the minimum as soon as it exists, so no drain comes early enough."""
     line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=3600)
     assert min_budget_usd(line, CAPS, 300, drain_budget()) == Decimal("3.6")
     assert min_budget_usd(replace(line, nodes=2), CAPS, 300, drain_budget()) == Decimal("7.2")

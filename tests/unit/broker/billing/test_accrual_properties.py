@@ -114,7 +114,7 @@ def test_the_order_in_which_changes_are_known_does_not_matter(
 def test_charging_while_prices_become_known_charges_each_second_once(
     first: Decimal, quantum: int, later: list[tuple[float, Decimal]], ticks: list[float]
 ) -> None:
-    """As billing does: at each tick the changes so far are known, and a rise counts from the tick before."""
+    """Simulate billing: each tick records the price changes so far, and a rise counts from the previous tick."""
     attempt, charged = priced(first, quantum), ZERO
     for t in sorted(ticks):
         market = max((m for m in later if m[0] <= t), default=(0.0, first), key=lambda m: m[0])[1]
@@ -163,9 +163,10 @@ def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> 
 def test_spend_stays_under_the_cap_whatever_the_price_does(
     times: int, quantum: int, tick: float, random: Random, cap: Decimal
 ) -> None:
-    """The cloud's own bill, with a price that it changes whenever billing has just looked, up to on-demand, and a
-    trainer that uses all of its drain, sends a checkpoint as often as it may and its last one at the end, and its
-    tokenised rows when nobody looks any more."""
+    """The cloud's own bill stays under the cap in the worst case. The price changes right after each poll of billing,
+    up to the on-demand price. The trainer uses its whole drain and sends checkpoints as often as allowed, the last one
+    at the end. It sends its tokenised rows after the last poll.
+    """
     first, top = Decimal(5), Decimal(5) * times
     size = random.choice([0, GIB, 20 * GIB])
     facts = HostFacts(egress_usd_per_gib=Decimal("0.01"))

@@ -1,4 +1,4 @@
-"""What clouds bill, as their documentation shows it, and files that are none."""
+"""Invoices of clouds, as their documentation shows them, and files that are no invoices."""
 
 import gzip
 import json

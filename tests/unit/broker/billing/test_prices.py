@@ -1,4 +1,4 @@
-"""What a listing's prices and machines come to: changes of what an attempt is charged, and from when on."""
+"""Price changes of an attempt that follow from listed prices and machines, and the time from which each counts."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -21,7 +21,9 @@ THREE = tuple(seen("0.36", number=number) for number in (1, 2, 3))
 def stood(
     number: int, since: float | None = None, until: float | None = None, *, shown: float | None = None
 ) -> MachineSpan:
-    """`shown`: without it as soon as it may have stood."""
+    """Return the span of one machine. `shown`: second of its first listing; None: the earliest possible second of its
+    life.
+    """
     born, gone = (None if at is None else build.at(at) for at in (since, until))
     first = (since or 0) if shown is None else shown
     return MachineSpan(id=str(number), since=born, shown=build.at(first), until=gone)
@@ -57,7 +59,7 @@ def test_bill_without_the_disk_is_ignored_and_a_higher_one_is_believed() -> None
 
 
 def test_a_machine_that_is_listed_as_gone_says_nothing_of_the_price() -> None:
-    """It tells of none, as one would whose price does not move."""
+    """A machine that is listed as gone has no price and is ignored; the other machine's price decides."""
     attempt = priced("0.36", charged_to=build.at(100), prices=(change(90, "0.30"),))
     over = replace(seen(None, moves=False, number=2), state=InstanceState.GONE)
     assert not price_changes(attempt, (seen("0.30"), over), build.at(115), ())
@@ -92,7 +94,7 @@ def test_extra_machine_counts_from_possible_birth_to_last_sighting() -> None:
 
 
 def test_extra_machine_between_two_charges_counts_while_it_existed() -> None:
-    """A machine too many that comes and goes between two charges counts while it stood."""
+    """An extra machine that comes and goes between two charges is charged for the time that it existed."""
     attempt = priced("0.36", charged_to=build.at(100))
     gone = (stood(1), stood(2, 70, 112))
     passed = (more(70, "0.36"), change(112, "0.36"))
@@ -103,7 +105,9 @@ def test_extra_machine_between_two_charges_counts_while_it_existed() -> None:
 
 
 def test_extra_machine_is_charged_at_each_price_of_its_life() -> None:
-    """Where the price moved meanwhile each of its prices counts and the last one again after it."""
+    """If the price changes during the life of an extra machine, each price counts. The last price counts once more
+    after its end, without the machine.
+    """
     attempt = priced("0.36", charged_to=build.at(100), prices=(change(80, "0.72"), change(95, "0.12")))
     gone = (stood(1), stood(2, 70, 90))
     assert price_changes(attempt, (), build.at(115), gone) == (
@@ -122,7 +126,7 @@ def test_of_two_that_come_and_go_each_counts_for_its_own_time() -> None:
 
 
 def test_extra_machine_during_a_listing_gap_counts_before_the_last_charge() -> None:
-    """A machine too many that stood while nothing was listed counts from before the last charge."""
+    """An extra machine that ran during a listing gap is charged from its start, before the last charge."""
     attempt = priced("0.36", charged_to=build.at(1000))
     assert price_changes(attempt, TWO, build.at(1015), BOTH) == (more(70, "0.36"),)
     young = (stood(1), stood(2, 1005))
@@ -130,7 +134,7 @@ def test_extra_machine_during_a_listing_gap_counts_before_the_last_charge() -> N
 
 
 def test_extra_machine_outliving_the_bought_one_is_charged_in_addition() -> None:
-    """A machine too many that outlives the one that was bought is charged beside it."""
+    """An extra machine that outlives the bought one is charged in addition to it."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36").handle,))
     outlived = (stood(1, None, 90), stood(2, 70))
     assert price_changes(attempt, TWO[1:], build.at(115), outlived) == (more(70, "0.36"),)
@@ -146,7 +150,7 @@ def test_where_more_are_recorded_than_were_bought_each_beside_those_counts() -> 
 
 
 def test_youngest_unrecorded_machines_are_the_extra_ones() -> None:
-    """Of several machines that are not recorded the youngest are too many."""
+    """The youngest of several unrecorded machines are the extra ones."""
     attempt = priced("0.36", charged_to=build.at(100))
     each = (more(30, "0.36"), more(70, "0.36", extra_machines=2))
     assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 30), stood(3, 70))) == each
@@ -175,14 +179,14 @@ def test_price_change_at_sighting_hides_no_time_of_an_extra_machine() -> None:
 
 
 def test_price_change_before_sighting_hides_no_time_of_an_extra_machine() -> None:
-    """One listing left it out, and told of the price."""
+    """One listing omits the extra machine and reports a new price. The extra machine is charged from its start."""
     attempt = priced("0.36", charged_to=build.at(1015), prices=(change(1000, "0.72"),))
     two = tuple(seen("0.72", number=number) for number in (1, 2))
     assert price_changes(attempt, two, build.at(1016), BOTH) == (more(70, "0.36"), more(1000, "0.72"))
 
 
 def test_machine_wrongly_taken_as_gone_costs_none_of_its_absence() -> None:
-    """What was taken for gone and stands costs none of its time and no more."""
+    """A machine is assumed to be gone and then listed again. Each second of its life is charged exactly once."""
     attempt = priced("0.36", charged_to=build.at(115), prices=(more(70, "0.36"), change(115, "0.36")))
     assert price_changes(attempt, TWO, build.at(130), BOTH) == (more(115, "0.36"),)
     again = replace(attempt, prices=(*attempt.prices, more(115, "0.36")))
@@ -203,7 +207,9 @@ def test_of_two_machines_too_many_one_goes() -> None:
 
 
 def test_extra_machines_are_unknown_without_sightings() -> None:
-    """Where nothing or less is seen nothing is known of machines too many."""
+    """Missing sightings add no extra machine, and a machine that is listed as gone ends one. Before the create was sent
+    nothing counts.
+    """
     both = priced("0.36", prices=(more(0, "0.36"),), charged_to=build.at(100))
     gone, over = replace(seen("0.36"), state=InstanceState.GONE), (stood(1), stood(2, 0, 110))
     assert not price_changes(both, (), build.at(115), over)
@@ -238,7 +244,9 @@ def test_what_was_bought_may_have_stood_before_it_was_listed() -> None:
 
 
 def test_more_recorded_than_bought_machines_are_extra() -> None:
-    """More recorded than bought are too many and so is what stands without the recorded one."""
+    """Recorded machines beyond the bought number are extra. An unrecorded machine is extra even if the recorded one is
+    not listed.
+    """
     attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
     assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
     never_listed = replace(attempt, handles=attempt.handles[:1])
@@ -277,7 +285,7 @@ def test_extra_machines_are_charged_once_whatever_was_known_before(
     late: float,
     until: float,
 ) -> None:
-    """At each moment the greater of what is accrued already, and of what stood."""
+    """The charge always covers at least the earlier accrual, and at most all machines over the whole time."""
     attempt = priced(first, 1, prices=tuple(more(at, price, extra_machines=n) for at, n, price in known))
     told = [stood(0), *(stood(n, born, gone, shown=born + late) for n, (born, gone) in enumerate(lives, 1))]
     found = replace(attempt, prices=(*attempt.prices, *extra_machine_changes(attempt, attempt.prices, told)))

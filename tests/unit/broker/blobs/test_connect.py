@@ -1,4 +1,4 @@
-"""What a store costs follows from its kind; an operator may say otherwise."""
+"""A store's kind decides its list price, unless the operator configures another one."""
 
 from decimal import Decimal
 from pathlib import Path

@@ -35,7 +35,7 @@ def refused(home: Path) -> str:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """By the code that is tested: what other tests left behind is logged whenever it is collected."""
+    """Return the messages of the tested module only: leftovers of other tests are logged at any garbage collection."""
     return [record.message for record in caplog.records if record.name == private.log.name]
 
 
@@ -92,7 +92,7 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
 ) -> None:
     home, outside = made(tmp_path / "home", 0o700), made(tmp_path / "blobs", 0o757)
     check_blobs(None, home)
-    check_blobs(made(home / "blobs", 0o755), home)  # nobody gets there
+    check_blobs(made(home / "blobs", 0o755), home)  # the home's mode keeps others out
     with pytest.raises(InvalidInput, match=r"blobs: .*/blobs has mode 0757, so that others can change it; run chmod"):
         check_blobs(outside, home)
     assert mode(outside) == 0o757

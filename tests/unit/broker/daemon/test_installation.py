@@ -1,4 +1,4 @@
-"""Whose machines a home answers for."""
+"""A home belongs to one installation; a database or a blob store of another one is refused."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ async def of(installation: Installation) -> MemoryStore:
 
 
 async def test_foreign_database_is_refused_and_the_home_keeps_its_own(tmp_path: Path) -> None:
-    """The machines of the home's would be listed by nobody."""
+    """No broker would list the machines of the home's own installation."""
     (tmp_path / "installation").write_text("aaaa\n")
     with pytest.raises(OtherInstallation, match=r"of installation bbbb and the home .* of aaaa; correct database_url"):
         await installation_of(await of(THEIRS), tmp_path)

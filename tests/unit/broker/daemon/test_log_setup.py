@@ -1,4 +1,4 @@
-"""What opens a door never reaches a log line."""
+"""Secrets never reach a log line."""
 
 import logging
 

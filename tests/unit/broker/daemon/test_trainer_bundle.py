@@ -1,4 +1,4 @@
-"""Where rented machines get the trainer: the operator's image, or the code of this installation by the blob store."""
+"""Source of the trainer on rented machines: the operator's image, or the installation's code through the blob store."""
 
 import asyncio
 import io

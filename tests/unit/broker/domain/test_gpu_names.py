@@ -59,7 +59,7 @@ OTHERS = {
     "A100 H100": "a100-h100",
     "NVIDIA": "nvidia",
 }
-"""Other products, and nonsense: none of them is taken for one that the table has."""
+"""Other products, and nonsense: none of them matches a GPU of the table."""
 
 
 @pytest.mark.parametrize(("said", "name"), SPELT.items())

@@ -1,4 +1,4 @@
-"""What a policy may say."""
+"""Validation of policies, and the jobs that a policy covers."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Who may give which rights."""
+"""Rights that a member may grant, and their end."""
 
 import pytest
 from hypothesis import given

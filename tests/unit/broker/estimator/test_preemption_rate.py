@@ -1,4 +1,4 @@
-"""Own history corrects what a cloud says, or nobody knows, of preemptions."""
+"""Own history corrects the preemption rate that a cloud states, or an unknown rate."""
 
 import random
 from dataclasses import replace

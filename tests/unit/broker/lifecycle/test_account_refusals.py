@@ -1,4 +1,4 @@
-"""What a refusal of a create is about, and which of them count together."""
+"""Scope of a refused create (account or offer), and refusals that count together."""
 
 from collections.abc import Sequence
 from dataclasses import replace

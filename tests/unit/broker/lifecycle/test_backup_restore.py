@@ -1,4 +1,4 @@
-"""What a job's count and the keys in the blob store tell of attempts without a row."""
+"""Attempts without a row: facts that follow from a job's count and from the keys in the blob store."""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""A host that sold something else is left alone at once, one that failed when it does so again; all of it passes."""
+"""A host that delivers other hardware than it sold is avoided at once, a failing host after its second failure. Both
+blocks expire.
+"""
 
 from typing import Any
 

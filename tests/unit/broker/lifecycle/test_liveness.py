@@ -1,4 +1,4 @@
-"""Unknown is never taken for dead, and a false death is never declared."""
+"""Unknown is never treated as dead, and a false death is never declared."""
 
 import math
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_a_beating_attempt_survives_whatever_listings_omit(seen: AttemptObservat
 
 
 def test_a_machine_beside_those_that_were_bought_tells_nothing_of_them() -> None:
-    """It is destroyed, listed as gone for an hour, and may be told of its own end."""
+    """The extra machine is destroyed, stays listed as gone for an hour, and may report its own end."""
     beside = Handle(provider="simulated", id="i-2", name=build.attempt().name)
     shown = (machine(), machine(InstanceState.GONE, handle=beside))
     one = replace(build.attempt(AttemptState.TRAINING), handles=(machine().handle,))
@@ -92,7 +92,7 @@ def test_an_outage_of_our_own_store_hangs_nobody(seen: AttemptObservation, state
     [
         ({"beat_age_s": 15.0}, True),
         ({"beat_age_s": 14.9}, False),  # three beats are not missing yet
-        ({"beat_age_s": None}, False),  # nobody has seen it beat: an agent that starts
+        ({"beat_age_s": None}, False),  # no heartbeat was observed: an agent that starts
         ({"beat_age_s": 15.0, "store_ok_s": None}, False),
         ({"beat_age_s": 15.0, "seen": (machine(),)}, False),
         ({"beat_age_s": 15.0, "missing_from_listings": False}, False),
@@ -262,7 +262,7 @@ def test_what_an_observation_amounts_to(
 def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
     phase: Any, step: int, limit_s: float | None
 ) -> None:
-    """An agent may take an hour to deliver results; a set-up that stands still is judged by what it has received."""
+    """An agent may take an hour to deliver results. A set-up without news is judged by the bytes that it received."""
     beat = BEAT.model_copy(update={"phase": phase, "step": step})
 
     def after(age_s: float) -> AttemptEvent | None:
@@ -273,7 +273,7 @@ def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
 
 
 def test_progress_is_a_step_in_training_and_any_activity_elsewhere() -> None:
-    """In training a step is progress and elsewhere words saves and what was sent are."""
+    """A step is progress in training. Messages, saves and sent bytes are progress in other phases."""
 
     def differs(phase: Any, **changes: Any) -> bool:
         beat = BEAT.model_copy(update={"phase": phase})
@@ -304,7 +304,7 @@ def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None,
 
 
 def test_stopped_listing_is_believed_only_while_heartbeats_are_readable() -> None:
-    """Else every machine that works is silent, and a listing that blinks would end it."""
+    """Heartbeats are unreadable, so every working machine seems silent. A wrong listing must not end one."""
     seen = (machine(InstanceState.STOPPED),)
     assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=None) is None
     assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=0.0) is AttemptEvent.GONE

@@ -1,4 +1,4 @@
-"""The sweep destroys what nobody answers for, and never a foreign machine."""
+"""The sweep destroys machines without an owner, and never a foreign machine."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -42,7 +42,7 @@ def test_unknown_ended_and_second_machines_are_orphans() -> None:
 
 
 def test_orphans_birth_is_its_first_living_machine_if_all_are_dated() -> None:
-    """An orphan was born with the first machine under its name that stands if the cloud tells of all."""
+    """An orphan's birth is that of the first existing machine under its name, if the cloud dates all of them."""
     first, second = (
         replace(observed(ENDED.name, id=i), created_at=build.at(at)) for i, at in (("i-1", 60), ("i-2", 70))
     )
@@ -55,7 +55,7 @@ def test_orphans_birth_is_its_first_living_machine_if_all_are_dated() -> None:
 
 
 def test_gone_and_foreign_machines_hide_no_orphan() -> None:
-    """What the cloud calls gone and what is foreign hides no orphan behind it."""
+    """Machines that the cloud lists as gone, and foreign machines, hide no orphan behind them."""
     gone, foreign, ours = (
         observed(LIVE.name, InstanceState.GONE),
         observed("gb-othr-aaaaaaaaaaaaa"),
@@ -95,7 +95,7 @@ MUTATIONS = (
     lambda n: f"{n}-1a2b3c4d-head-old", lambda n: f"{n}a", lambda n: n[:-1], lambda n: f" {n}", lambda n: f"{n}\n",
     lambda n: f"{n}-1A2B3C4D", lambda n: n.replace("-", "_"), lambda n: n + "\0", lambda n: n[::-1],
 )  # fmt: skip
-"""What a name of ours becomes in somebody else's hands; few of them leave it as it is."""
+"""Changes that other parties make to a name of ours; few of them leave it as it is."""
 
 
 def alike(name: str, twists: Iterable[Callable[[str], str]]) -> str:
@@ -109,7 +109,9 @@ names = st.text(max_size=40) | OURS | st.builds(alike, OURS, st.lists(st.sampled
 
 @given(names)
 def test_only_exactly_our_names_are_ours(name: str) -> None:
-    """By a rule of the test's own, so that both have to be wrong; a listed label may bear what SkyPilot adds."""
+    """The test has a rule of its own, so that only an error in both rules passes. A listed label may have SkyPilot's
+    suffix.
+    """
     ours = attempt_of(build.INSTALLATION, name)
     assert (ours is not None) is (OUR_NAME.fullmatch(name) is not None)
     assert len(orphans(build.INSTALLATION, [observed(name)], {})) == (ours is not None)
@@ -119,7 +121,7 @@ def test_only_exactly_our_names_are_ours(name: str) -> None:
 
 @given(OURS, st.from_regex("-[0-9a-f]{8}(-(head|worker))?", fullmatch=True))
 def test_what_skypilot_makes_of_our_name_is_ours(name: str, suffix: str) -> None:
-    """What is not recognised would bill for ever."""
+    """A machine that is not recognised would bill for ever."""
     assert cluster_of(build.INSTALLATION, name + suffix) == name
 
 

@@ -248,7 +248,7 @@ def test_changed_plan_needs_clearly_less_or_a_larger_machine(sequence: int) -> N
 
 @pytest.mark.parametrize("way", ["fsdp", "hybrid"])
 def test_multi_gpu_exhaustion_is_compared_with_one_gpus_need(way: Literal["fsdp", "hybrid"]) -> None:
-    """Else the estimate is not corrected, and the same machines are bought again."""
+    """The comparison corrects the estimate. Without it the same machines are bought again."""
     work, offer = replace(WORK, method="full", lora_r=0), offer_of("l4", gpus=8)
     plan = Plan(parallelism=way, devices=16, micro_batch=1)
     line = replace(line_of(offer, plan), nodes=2)
@@ -258,7 +258,7 @@ def test_multi_gpu_exhaustion_is_compared_with_one_gpus_need(way: Literal["fsdp"
 
 
 def test_plan_that_already_recomputes_is_not_changed_to_that() -> None:
-    """A plan that recomputed already is told as such and not changed to that."""
+    """A plan that recomputed already is reported as such, and not changed to recomputation."""
     free = train_job(replace(WORK, micro_batch=4, free_checkpointing=True))
     ran = line_of(offer_of("l4"), Plan(micro_batch=4, accumulation=6, gradient_checkpointing=True))
     changed = adjust_plan(free, ran, host=False)
@@ -284,7 +284,7 @@ def test_what_the_plan_may_choose_it_may_choose_after_memory_ran_out(recomputes:
 
 
 def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
-    """Else only larger ones are looked at, of which there are none beyond the largest."""
+    """The model is divided between more GPUs. Larger GPUs alone are no answer, because none exceeds the largest."""
     work = replace(WORK, method="full", lora_r=0, micro_batch=1, global_batch=8)
     h200 = offer_of("h200-sxm")
     job = train_job(work)
@@ -309,7 +309,9 @@ def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
 
 
 def test_the_next_quote_knows_what_did_not_do() -> None:
-    """Else the machine whose memory ran out is bought again."""
+    """The next quote has the limits of the failed machine. Without them the machine whose memory ran out is bought
+    again.
+    """
     changed = PlanAdjustment(
         failed_plans=("once",), memory_factor=1.5, oom_device_bytes=24 * GIB, oom_host_bytes=64 * GIB
     )
@@ -318,7 +320,7 @@ def test_the_next_quote_knows_what_did_not_do() -> None:
 
 
 def test_given_up_job_names_the_memory_and_the_fix() -> None:
-    """A job that is given up hears whose memory it was and what to change."""
+    """The message of a job that is given up names the exhausted memory and the change to make."""
     job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
     assert given_up_message(job, ran, host=True) == (
         "memory ran out once: micro-batch 8 on l40s (64.0 GiB of the machine); "

@@ -1,4 +1,4 @@
-"""What is deleted, in which order, and what may never be; and what keeping it costs."""
+"""Retention: which files are deleted and in which order, which are never deleted, and the cost of storage."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -176,7 +176,7 @@ def test_what_is_marked_goes_manifests_first() -> None:
 
 
 def test_a_file_named_like_a_manifest_is_none() -> None:
-    """Or a checkpoint without one would count as committed, and a listing would offer what is being deleted."""
+    """A checkpoint without a manifest must not count as committed. A listing would offer files in deletion."""
     named = [
         (folder(step) + keys.FILES + name, 1) for step in (40, 50) for name in ("manifest.json", "a/manifest.json")
     ]
@@ -187,7 +187,7 @@ def test_a_file_named_like_a_manifest_is_none() -> None:
 
 
 def test_furthest_checkpoints_stay_when_idle_whoever_made_them() -> None:
-    """At rest the furthest checkpoints stay whichever attempts made them."""
+    """The furthest checkpoints of an idle job stay, whichever attempts made them."""
     objects = [*files(10), *files(20), *files(30, "b" * 13), *files(40, "b" * 13, committed=False)]
     job = rested(JobState.CAPPED)
     doomed = leftovers(job, [done(30)], sort_objects(job, [done(30)], objects))

@@ -1,4 +1,4 @@
-"""What of a running job's dead attempts may go, and what its current one may still need."""
+"""Files of a running job's dead attempts that may be deleted, and those that its current attempt may still need."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How attempts end, and what that makes of their job."""
+"""Ends of attempts, and their consequences for the job."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -245,7 +245,7 @@ def test_a_cap_that_was_not_used_up_says_why_the_job_goes_on() -> None:
 
 
 def test_event_details_precede_rules_and_rules_precede_known_facts() -> None:
-    """What an event says of itself beats its rule which beats what was known."""
+    """The details of an event take precedence over its rule, and the rule over earlier facts."""
     draining = build.attempt(AttemptState.DRAINING, reason=Reason.CAPPED)
     assert step(draining, AttemptEvent.FINAL, build.T0, reason=Reason.COMPLETED).attempt.reason is Reason.COMPLETED
     assert step(draining, AttemptEvent.FINAL, build.T0).attempt.reason is Reason.CAPPED

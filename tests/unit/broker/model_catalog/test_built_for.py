@@ -1,4 +1,4 @@
-"""Without --task a config is estimated with the head of the class that it names."""
+"""A config without --task is estimated with the head of the class that it names."""
 
 from typing import Any
 

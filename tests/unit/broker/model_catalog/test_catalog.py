@@ -15,7 +15,7 @@ def known(name: str) -> catalogue.Published:
 
 
 MODELS = [n for n in catalogue.names() if f"/{n}/" in known(n).source]
-"""Without the tuned siblings that have their base's config."""
+"""Names of the catalogue without the tuned siblings, which have their base's config."""
 
 
 def _smallest(of_each: int) -> list[str]:

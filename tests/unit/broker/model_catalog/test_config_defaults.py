@@ -1,4 +1,4 @@
-"""What a config leaves out is what transformers' own class takes: shapes of bare and of whole configs are the same."""
+"""A config without a value gets the default of transformers' class: bare and whole configs have the same shape."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from broker.model_catalog.encoder_shape import ENCODERS
 from broker.model_catalog.parameter_count import is_tied
 
 POSITIONS = ("max_position_embeddings", "rope_scaling", "rope_parameters")
-"""Of rotary models: left out, none is taken, so that no length is refused."""
+"""Keys of rotary models. A config without them gets no default, so that no length is refused."""
 
 
 def _whole(family: str) -> dict[str, Any]:

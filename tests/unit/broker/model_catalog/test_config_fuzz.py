@@ -1,4 +1,4 @@
-"""Whatever stands in a config.json, `gpubroker estimate` gives an answer or one line: no traceback, no half answer."""
+"""Any config.json makes `gpubroker estimate` give an answer or one line: no traceback, no half answer."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Encoders: those whose code is another's are estimated as that, others are not taken for decoders."""
+"""Encoders: kinds with the code of another kind are estimated as that kind; others are not treated as decoders."""
 
 from typing import Any
 

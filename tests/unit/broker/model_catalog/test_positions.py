@@ -1,4 +1,4 @@
-"""How long a sequence may be, by a config's positions and how they are stretched."""
+"""Longest sequence of a model, by its config's positions and their scaling."""
 
 import json
 from typing import Any

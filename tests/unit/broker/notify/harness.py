@@ -49,7 +49,7 @@ class Names(AbstractResolver):
 
 @dataclass
 class Receiver:
-    """What came in, and how it is answered."""
+    """HTTP receiver that records requests and answers them with `answer`."""
 
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)

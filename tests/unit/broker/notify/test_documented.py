@@ -1,4 +1,4 @@
-"""What docs/guide/slack-and-webhooks.md tells receivers is true."""
+"""The statements for receivers in docs/guide/slack-and-webhooks.md are true."""
 
 import json
 import re

@@ -35,7 +35,7 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def server(self, host: str) -> ssl.SSLContext:
-        """What a server that is `host` presents."""
+        """Return the TLS context of a server with the name `host`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         signed = self._sign(subject, key, x509.SubjectAlternativeName([x509.DNSName(host)]))

@@ -1,4 +1,4 @@
-"""What policies allow, and what they say when they do not."""
+"""Decisions of policies, and the messages of their refusals."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

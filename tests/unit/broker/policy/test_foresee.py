@@ -1,4 +1,4 @@
-"""What a quote says of policies is what admission then does."""
+"""A quote reports the same verdict of policies as admission reaches later."""
 
 from decimal import Decimal
 from typing import Any
@@ -50,14 +50,14 @@ def test_what_a_job_with_max_duration_reserves_is_judged_and_not_its_cap() -> No
 
 
 def test_costlier_machine_within_max_gpus_wins_or_the_smallest_explains() -> None:
-    """A dearer machine that fits into max gpus is taken else the smallest says what it needs."""
+    """A dearer machine that fits into max_gpus is chosen. If none fits, the message has the need of the smallest."""
     assert told(applied(policy(max_gpus=2)), market=(SMALL, LARGE)) is None
     said = told(applied(policy(max_gpus=9), gpus=9), market=(LARGE, SMALL))
     assert said == "wait: waits for policy nlp: max_gpus is 9, 9 are held, and it needs 1"
 
 
 def test_cpu_job_starts_below_a_lowered_gpu_limit() -> None:
-    """What has no gpu starts though more are held than a limit that was lowered allows."""
+    """A job without GPUs starts even if more GPUs are held than a lowered limit allows."""
     over = [applied(policy(max_gpus=0), gpus=2)]
     bare = (offer(id="bare", gpus=0),)
     assert told(*over, market=bare) is None
@@ -84,7 +84,7 @@ standing = st.tuples(st.sampled_from(["0", "10", "40"]), st.integers(0, 4), st.i
 
 
 def placed(market: list[Offer], applied: list[Applied]) -> Refusal | None:
-    """As the controller goes: the first look, the offers that fit into max_gpus, the choice, the admission."""
+    """Return the controller's verdict: the entry check, the offers within max_gpus, the choice, the admission."""
     if (first := judge(entry(CAP, None), applied, NOW)) is not None:
         return first
     room = free_gpus(applied)

@@ -22,7 +22,7 @@ def budget(per: BudgetPeriod | str, window: Window = Window.CALENDAR) -> Budget:
 
 
 def first_of(per: BudgetPeriod, now: datetime) -> object:
-    """What all moments of one period have in common."""
+    """Return a value that all moments of one period share."""
     day = now.date()
     return (
         day if per is BudgetPeriod.DAY else day.isocalendar()[:2] if per is BudgetPeriod.WEEK else (day.year, day.month)

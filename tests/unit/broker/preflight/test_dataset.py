@@ -1,4 +1,4 @@
-"""What is found in a data set before a cent is spent."""
+"""Findings in a data set before a cent is spent."""
 
 import json
 from pathlib import Path
@@ -187,7 +187,7 @@ def test_percentiles_are_the_nearest_ranks(lengths: list[int]) -> None:
     ],
 )
 def test_messages_are_asked_only_where_both_answers_are_chats(data: dict[str, Any], row: dict[str, Any]) -> None:
-    """As the trainer takes them, and in its words."""
+    """The check accepts the same prompts as the trainer, and refuses others with the trainer's message."""
     asked = [{"role": "user", "content": "q"}]
     answer = [{"role": "assistant", "content": "a"}]
     config = train("{q}", "{completion}", data=data, task="dpo" if data else "causal_lm")

@@ -130,7 +130,7 @@ async def test_an_unknown_model_without_a_hub(model: str, words: str) -> None:
 
 
 class Hub:
-    """A Hub on loopback that answers what it is told to, and remembers what it was asked."""
+    """Hub on loopback that returns the configured answer and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []

@@ -1,4 +1,4 @@
-"""Which models' own code an installation lets jobs run."""
+"""Models whose own code an installation lets jobs run."""
 
 from pathlib import Path
 

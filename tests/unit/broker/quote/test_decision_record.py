@@ -1,4 +1,4 @@
-"""What was considered when an attempt was bought comes back as it was."""
+"""Record of the offers that were considered for an attempt: it comes back from storage unchanged."""
 
 from dataclasses import replace
 from decimal import Decimal

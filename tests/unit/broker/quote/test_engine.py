@@ -18,7 +18,7 @@ from tests.support.machines import CAPS, LONG, NOW, SCRIPT, WORK, offer, quoted,
 from trainer.contract.save_interval import interval_s
 
 UPLOAD_S = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)) * 12 / 50e6
-"""Of a checkpoint: adapters and two moments in float32, at 50 MB/s."""
+"""Seconds to upload a checkpoint: adapters and two moments in float32, at 50 MB/s."""
 
 
 def only(line_of: Any) -> QuoteLine:

@@ -134,7 +134,9 @@ def test_without_evidence_nothing_is_said() -> None:
 
 
 def test_people_are_told_once_until_there_is_room_again() -> None:
-    """1.0 is expected; a cap that it passes is told, and taken back only at 5 % less."""
+    """A cost of 1.0 is expected. A lower cap is reported; the report is withdrawn only if the cap is 5 % higher than
+    the cost.
+    """
     attempt = at_step(50)
     enough, short = job("1.01"), job("0.99")
     assert not made(attempt, enough).over_cap

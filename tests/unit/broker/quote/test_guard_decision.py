@@ -1,4 +1,4 @@
-"""What the spend guard reports about a training attempt, from facts."""
+"""Reports of the spend guard about a training attempt, from facts."""
 
 from dataclasses import replace
 from datetime import timedelta

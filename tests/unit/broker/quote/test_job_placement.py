@@ -177,7 +177,7 @@ def test_a_cap_below_the_cheapest_finish_ends_the_job() -> None:
 
 
 def test_a_gpu_limit_of_a_policy_never_caps_a_job() -> None:
-    """Offers beyond the limit are not quoted, so nobody knows whether the cap suffices for them."""
+    """Offers beyond the limit are not quoted, so the broker cannot tell if the cap suffices for them."""
     wait = decide(job(cap_usd=Decimal("0.01")), [offer()], policies=[policy(max_gpus=1)])
     assert wait.outcome is PlacementOutcome.WAITING
     assert "max_gpus of policy nlp is 1" in wait.job.reason

@@ -1,4 +1,4 @@
-"""What is remembered of a market, and what offers of one kind of machine do not share."""
+"""Index of a market that is built once, and facts that offers of one machine kind do not share."""
 
 from dataclasses import replace
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What is bought, and what becomes of a job for which nothing is."""
+"""Choice of the machine to buy, and the state of a job for which none is bought."""
 
 from decimal import Decimal
 

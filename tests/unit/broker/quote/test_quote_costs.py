@@ -1,4 +1,4 @@
-"""What the dollars and hours of a quote consist of, what offers are ranked by, and whose hosts will do."""
+"""Dollars and hours of a quote, the order of offers, and the hosts that a job accepts."""
 
 from dataclasses import replace
 from decimal import Decimal

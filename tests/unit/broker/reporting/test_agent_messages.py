@@ -1,4 +1,4 @@
-"""What a machine tells is heard once, from whichever of its documents."""
+"""Each message of a machine is reported once, from any of its documents."""
 
 from typing import Any
 

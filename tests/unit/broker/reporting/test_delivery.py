@@ -1,4 +1,4 @@
-"""What is told, folded, repeated and given up."""
+"""Notifications: which are sent, folded, repeated and given up."""
 
 import pytest
 from hypothesis import given

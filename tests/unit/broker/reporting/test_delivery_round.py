@@ -1,4 +1,4 @@
-"""What a round of deliveries amounts to, from the errors and results of its streams."""
+"""Outcome of a round of deliveries, from the errors and results of its streams."""
 
 from dataclasses import replace
 from typing import Any

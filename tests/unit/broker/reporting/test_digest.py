@@ -1,4 +1,4 @@
-"""Which period is told when, and what is said of it."""
+"""Periods of digests, their times, and their contents."""
 
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta

@@ -1,4 +1,4 @@
-"""Metrics files come from rented machines: whatever is in them gives a curve or nothing."""
+"""Metrics files come from rented machines: any content gives a curve or nothing."""
 
 import math
 import sys

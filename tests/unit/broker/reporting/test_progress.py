@@ -1,4 +1,4 @@
-"""What attempts did twice, from what they told."""
+"""Steps that attempts ran twice, from their reports."""
 
 from dataclasses import dataclass
 

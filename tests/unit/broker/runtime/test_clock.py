@@ -61,7 +61,7 @@ async def test_the_wall_clock_of_a_host_moves_nothing(skew_s: float) -> None:
     await clock.start()
     assert clock.now() == at(0.5)
     database.host.true_s += 100
-    database.host.skew_s += 50  # somebody sets it while the daemon runs
+    database.host.skew_s += 50  # an operator sets the clock while the daemon runs
     assert clock.now() == at(100.5)
     await clock.step()
     assert clock.now() == at(101)
@@ -79,7 +79,7 @@ async def test_an_outage_of_the_database_does_not_stop_the_time() -> None:
 
 
 async def test_an_answer_that_took_long_is_not_believed() -> None:
-    """As of a process that stood still in between: the time that it was told is of before."""
+    """A slow answer is ignored: its time is from before the delay. A process that was paused gets such an answer."""
     clock, database = clock_of(Host())
     await clock.start()
     database.trip_s = 400

@@ -55,7 +55,7 @@ class Other(SteppedClock):
 
 
 async def started(own: BrokerIdentity, other: BrokerIdentity, *, lives: bool = True, every_s: float = 20.0) -> float:
-    """Seconds for which a start waited beside another broker."""
+    """Return the seconds for which a start waits because of another broker."""
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
     clock = Other(blobs, other, lives=lives, every_s=every_s)
     await clock.touch()
@@ -84,7 +84,7 @@ async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict
 
 
 async def test_broker_refuses_a_database_copy_while_the_other_lives() -> None:
-    """A broker does not start on a copy of the database beside one that lives on the other."""
+    """A broker does not start on a copy of the database while another broker runs on the original."""
     own, other = (BrokerIdentity(home=home, clouds=CLOUDS, database=home) for home in ("here", "there"))
     with pytest.raises(OtherBroker, match="works on another database") as refused:
         await started(own, other)
@@ -114,7 +114,7 @@ async def test_a_lease_tells_the_interval_of_whose_it_is() -> None:
 
 
 async def test_start_waits_for_no_broker_of_the_same_clouds_or_home() -> None:
-    """A start waits for nobody who has the same clouds or sat in the same home."""
+    """A start waits for no broker that has the same clouds or the same home."""
     own = BrokerIdentity(home="here", clouds=CLOUDS)
     for other in (
         BrokerIdentity(home="there", clouds=CLOUDS),
@@ -150,7 +150,9 @@ def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_pat
 
 @pytest.mark.parametrize("every_s", [0.5, 60.0, 200.0])
 async def test_who_watches_for_less_than_two_rounds_of_a_lease_watches_for_these(every_s: float) -> None:
-    """Else a sweep without a database would destroy the machines of a broker that lives."""
+    """The watch takes at least two rounds of the lease. After a shorter one, a sweep without a database would destroy
+    the machines of a live broker.
+    """
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
     other = Other(blobs, BrokerIdentity(home="there", clouds=CLOUDS), lives=True, every_s=every_s)
     await other.touch()

@@ -1,4 +1,4 @@
-"""A bad cloud is paused and tried in the background, and is in nobody's way; time is the loop's own and takes none."""
+"""A failing cloud is paused and retried in the background, and delays no caller. The event loop's time is virtual."""
 
 import asyncio
 from collections import Counter
@@ -63,7 +63,7 @@ class Paper:
 
 
 def told(story: Coroutine[Any, Any, None]) -> None:
-    """In a loop in which waiting takes no time."""
+    """Run a scenario in an event loop in which waiting takes no time."""
     with asyncio.Runner(loop_factory=WarpLoop) as runner:
         runner.run(story)
 
@@ -165,7 +165,9 @@ def test_unreachable_cloud_is_retried_in_the_background() -> None:
 
 
 def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCaptureFixture) -> None:
-    """As of a cloud that comes back with a page of its own: nobody else would ever ask it again."""
+    """A cloud returns from an outage with a page of its own, which breaks the parser. Without further trials no caller
+    would ever ask the cloud again.
+    """
 
     async def story() -> None:
         paper = Paper(answers=[*[OutcomeUnknown("503")] * 3, KeyError("instances"), None])
@@ -204,7 +206,7 @@ def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
 
 
 def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None:
-    """A caller that runs out of time says nothing of the cloud but whoever waits for a listing does."""
+    """A caller's timeout is no evidence about the cloud, but the timeout of a listing is."""
 
     async def story() -> None:
         paper = Paper(answers=[1e9])
@@ -243,7 +245,9 @@ def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
 
 
 def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
-    """Of 20 machines and prices, at a cloud that takes a call a second; whoever asks gives up after 10 s."""
+    """Callers ask for 20 machines and prices at a cloud that accepts one call per second. Each caller gives up after 10
+    s.
+    """
 
     async def story() -> None:
         paper, clock = Paper(caps=Caps(spot=False, calls_per_s=1.0)), LoopClock()
@@ -274,7 +278,7 @@ def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
 
 
 def test_first_destroys_precede_repeats_after_a_refusal() -> None:
-    """Also where they are asked for later; with nobody before them, the others come too."""
+    """First destroys precede repeats even if they are asked for later. Repeats proceed if no first destroy waits."""
 
     async def story() -> None:
         paper, clock = Paper(answers=[None, Throttled("429", after_s=10.0), None]), LoopClock()

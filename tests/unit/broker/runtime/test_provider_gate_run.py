@@ -17,7 +17,7 @@ echo "$target CI=$CI {REQUIRED}=${REQUIRED}" >> "$NOTES"
 
 
 def run(folder: Path, *, broken: str = "") -> tuple[int, list[str]]:
-    """The exit status, and each call's target with what the environment told it."""
+    """Return the exit status, and each call's target with the variables of its environment."""
     (folder / "make").write_text(MAKE)
     (folder / "make").chmod(0o755)
     notes = folder / "notes"

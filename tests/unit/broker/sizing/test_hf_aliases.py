@@ -1,4 +1,4 @@
-"""What `estimate` is asked in others' words: optimizers of transformers, several packages, quantised configs."""
+"""Input of `estimate` in others' terms: optimizers of transformers, several packages, quantised configs."""
 
 import json
 from pathlib import Path

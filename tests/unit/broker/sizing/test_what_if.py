@@ -145,7 +145,7 @@ def test_estimate_what_if_and_quote_say_the_same_of_the_same_plan(method: Any) -
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "hybrid"])
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_multi_node_speed_is_limited_by_its_stated_network(way: Any, method: Any) -> None:
-    """Several machines are slower by their network and say what it is taken for."""
+    """Several machines are slower because of their network, and the answer names the assumed network."""
     asked: dict[str, Any] = {
         "gpu": "l40s", "method": method, "seq": 1024, "micro_batch": 2, "gpus": 16, "sharding": way,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What AWS's errors say about a request."""
+"""Meaning of AWS's errors for a request."""
 
 import pytest
 from botocore import exceptions as boto

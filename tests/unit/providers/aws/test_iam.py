@@ -1,8 +1,8 @@
 """deploy/iam: enough for SkyPilot's launch and for our own calls, and not for more.
 
-Two halves, since moto evaluates neither conditions nor resources of EC2's actions (a statement applies to `*` or not
-at all): moto shows that the actions suffice and that others are refused; conditions and resources are evaluated here
-by the rules of IAM.
+Two halves: moto evaluates neither conditions nor resources of EC2's actions (a statement applies to `*` or not at all).
+With moto the tests show that the actions suffice and that others are refused. Conditions and resources are evaluated
+here by the rules of IAM.
 """
 
 import asyncio
@@ -52,7 +52,9 @@ EC2 = f"arn:aws:ec2:{REGION}:123456789012:"
 
 
 def allowed(action: str, resource: str, **context: str) -> bool:
-    """A deny that applies wins; else one allow must apply. `context`: condition keys by the names of `KEYS`."""
+    """Return IAM's verdict: a deny that applies wins; otherwise one allow must apply. `context`: condition keys by the
+    names of `KEYS`.
+    """
     told = {KEYS[name]: value for name, value in context.items()}
     applying = [one["Effect"] for one in POLICY["Statement"] if _applies(one, action, resource, told)]
     return "Allow" in applying and "Deny" not in applying
@@ -238,7 +240,7 @@ aws.wait_instances(region, cluster, status_lib.ClusterStatus.UP)
 info = aws.get_cluster_info(region, cluster, wanted.provider_config)
 print(json.dumps([record.head_instance_id, list(info.instances)]))
 """
-"""What SkyPilot does of a launch at AWS, as its API server does it with our plugin: no role."""
+"""Program of SkyPilot's part of a launch at AWS, as its API server runs it with our plugin: no role."""
 
 
 async def skypilot_launches(moto: str, keys: Mapping[str, str], home: Path) -> str:

@@ -1,4 +1,4 @@
-"""What is bought at AWS, and what of it is looked at again, against moto."""
+"""Purchases at AWS, and the checks of the bought machines, against moto."""
 
 from decimal import Decimal
 

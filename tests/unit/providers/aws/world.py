@@ -49,7 +49,7 @@ class World:
         )  # fmt: skip
 
     def launch(self, region: str = EAST, *, label: str | None = f"{NAME}-1a2b3c4d", **more: Any) -> str:
-        """As SkyPilot does; returns the instance's id."""
+        """Launch an instance as SkyPilot does, and return its ID."""
         ec2 = self.ec2(region)
         tags = [{"Key": "Name", "Value": "whatever"}] + ([] if label is None else [{"Key": TAG, "Value": label}])
         disk = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 64, **more.pop("ebs", {"Encrypted": True})}}]

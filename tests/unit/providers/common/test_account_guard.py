@@ -1,4 +1,4 @@
-"""Another account lists nothing, which is not absence; and whoever asks too often is a nuisance."""
+"""Another account lists nothing, which is not absence; and the cloud is not asked for its account too often."""
 
 import asyncio
 import stat
@@ -126,7 +126,7 @@ async def test_a_cloud_that_does_not_say_is_asked_again(file: Path, error: Provi
 
 
 async def test_a_key_is_known_by_what_it_shares_with_the_last_answer(file: Path) -> None:
-    """As at Lambda: nothing says whose a key is, but the SSH key of the first launch is an account's own."""
+    """No answer names the account of a key, as at Lambda. The SSH key of the first launch belongs to one account."""
     cloud = Cloud(owners={"a": ("key a",), "a2": ("key a2", "ssh"), "b": ("key b", "other ssh")})
     account = Account(cloud, file)
     await account.verify()

@@ -1,4 +1,4 @@
-"""What joins a cloud's own API and its launcher: no answer of the one undoes what the other has done."""
+"""Combination of a cloud's own API with its launcher: no answer of the one undoes an action of the other."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ def standing(number: str, state: InstanceState = InstanceState.RUNNING) -> Obser
 
 @dataclass
 class Paper:
-    """A cloud and its launcher. `listings`, `looks`: what the next answers say before they are the truth.
+    """Cloud and its launcher. `listings`, `looks`: errors of the next answers, before the true ones.
 
-    `heard`: what the launcher hears of the tasks, one after the other; the last one for ever.
+    `heard`: reports about the tasks to the launcher, in this order; the last one repeats.
     """
 
     listings: list[ProviderError | None] = field(default_factory=list)
@@ -156,7 +156,7 @@ async def test_a_machine_whose_create_was_not_heard_is_looked_at_like_any_other(
 async def test_missing_configured_region_is_reported_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A region of the configuration that is not there is told and logged once."""
+    """A configured region that does not exist is reported and logged once."""
     paper = Paper(missing=["us-est-1 (did you mean us-east-1?)"])
     provider = opened(paper)
     assert await provider.check() is None
@@ -171,7 +171,7 @@ async def test_missing_configured_region_is_reported_and_logged_once(
 
 
 async def test_skypilot_ends_nothing_by_name_while_another_machine_has_it() -> None:
-    """Skypilot ends nothing by name while another machine stands under it."""
+    """SkyPilot ends nothing by name while another machine has the same name."""
     paper = Paper(machines=[standing("1"), standing("2")])
     provider = opened(paper)
     await provider.list()

@@ -1,4 +1,4 @@
-"""Every answer of an API, and every silence, is told apart by what it says about the request."""
+"""Each answer of an API, and each missing answer, is classified by its meaning for the request."""
 
 import socket
 from collections.abc import AsyncIterator

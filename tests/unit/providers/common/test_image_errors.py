@@ -1,4 +1,4 @@
-"""A registry's own refusal is told from what one host, or one hour, may be to blame for."""
+"""A registry's own refusal differs from an error that one host, or one moment, may have caused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a rented machine runs: two constant texts, executed here for real in mount namespaces of their own."""
+"""Scripts of a rented machine: two constant texts, executed here for real in mount namespaces of their own."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How a rented machine ends itself when nobody else does; `run.sh`, executed here for real."""
+"""Self-termination of a rented machine that no broker ends; `run.sh`, executed here for real."""
 
 import json
 import sys

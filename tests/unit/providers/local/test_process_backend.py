@@ -167,7 +167,7 @@ async def test_a_program_that_ends_takes_what_it_left_behind_along(
 async def test_without_its_hypervisor_the_agent_dies_and_orphans_are_found(
     make: Callable[[str], ProcessBackend], tmp_path: Path
 ) -> None:
-    """Without its hypervisor the agent dies and its orphans are still found."""
+    """The agent dies with its hypervisor, and its orphans are still found."""
     body = make(FAMILY)
     await started(body, tmp_path)
     host, agent, *orphans = family(tmp_path)
@@ -249,7 +249,7 @@ async def test_a_cancelled_start_is_over_when_the_caller_hears_of_it(
 async def test_a_job_that_writes_over_its_machines_papers_hides_nothing(
     make: Callable[[str], ProcessBackend], tmp_path: Path, file: str
 ) -> None:
-    """It runs as the same user: whatever stands there, the listing works and the machine is in it."""
+    """The job runs as the same user. With any content of these files the listing works and has the machine."""
     body = make("import time; time.sleep(1000)")
     await body.start(machine(), BootSpec())
     for nonsense in ("", "[1]", '{"dies_at": "x"}'):

@@ -250,7 +250,7 @@ print(json.dumps([bids, asked], default=str))
 
 
 async def test_skypilot_bids_what_was_quoted(shop: Shop, tmp_path: Path) -> None:
-    """Its own code reads our row, and the cheaper rows of other zones and times beside it do not matter."""
+    """SkyPilot's own code reads our row. The cheaper rows of other zones and times do not matter."""
     rows = []
     for floor in (0.30, 0.20, 0.25):
         shop.sell(RTX4090, 4, "US-TX-1", price(0.69, floor))

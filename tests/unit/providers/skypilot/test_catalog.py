@@ -1,4 +1,4 @@
-"""Rows of SkyPilot's catalog: what is merged, what is kept, and who waits for whom."""
+"""Rows of SkyPilot's catalog: merged rows, retained rows, and launches that wait for each other."""
 
 import asyncio
 import csv

@@ -1,4 +1,4 @@
-"""What a failed launch means."""
+"""Meaning of a failed launch."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The keys in the home of SkyPilot's server are those that lie at their source, whole, and nobody else's to read."""
+"""Keys in the home of SkyPilot's server: whole copies of their source, readable by their owner only."""
 
 import stat
 from pathlib import Path

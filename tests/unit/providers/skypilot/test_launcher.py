@@ -1,4 +1,4 @@
-"""What is handed to SkyPilot, and what is known without it."""
+"""Input of SkyPilot, and facts that are known without SkyPilot."""
 
 import asyncio
 import stat

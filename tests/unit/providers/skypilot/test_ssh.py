@@ -1,4 +1,4 @@
-"""Handing a task over to machines: `ssh` is a program of the test that runs what it is told in a home of its own."""
+"""Transfer of a task to machines: `ssh` is a program of the test that runs its command in a home of its own."""
 
 import stat
 import subprocess
@@ -45,7 +45,7 @@ class Machine:
         return self.home / ".gpubroker"
 
     def text(self, name: str, within_s: float = 300.0) -> str:
-        """Of a file, as soon as it is there."""
+        """Return the text of a file as soon as the file exists."""
         until = time.monotonic() + within_s
         while not (self.folder / name).exists():
             assert time.monotonic() < until, [path.name for path in self.folder.iterdir()]

@@ -1,4 +1,4 @@
-"""What a machine says of its task, read as over SSH: by a shell of another home."""
+"""Task status that a machine reports, read as over SSH: by a shell of another home."""
 
 import os
 import time
@@ -18,7 +18,7 @@ gpubroker-setup: cannot pull r.example/t@sha256:0; check trainer.image, and the 
 
 
 def machine(home: Path, *, running_s: float | None = None, code: int | None = None, log: str = "") -> Sequence[str]:
-    """What `start.sh` has written below `home`, and argv as `SkyLauncher.ssh` gives it."""
+    """Write the files of `start.sh` below `home`, and return argv as `SkyLauncher.ssh` gives it."""
     folder = home / ".gpubroker"
     (folder / "started").mkdir(parents=True)
     (folder / "log").write_text(log)
@@ -122,7 +122,7 @@ def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> 
 
 
 async def test_a_host_that_answers_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what it sends within the time of one look is kept in the daemon's memory."""
+    """The output of a host without end is cut. The daemon would keep all of one poll's output in memory."""
     monkeypatch.setattr(sky_job, "READ_S", 600.0)
     begun = time.monotonic()
     assert await read_job(["sh", "-c", "exec yes", "0"]) is None

@@ -1,4 +1,4 @@
-"""A cloud's token service on loopback: answers what it is told to, and keeps what it was asked."""
+"""Token service of a cloud on loopback: returns the configured answers and records the requests."""
 
 import json
 from collections.abc import AsyncIterator, Callable

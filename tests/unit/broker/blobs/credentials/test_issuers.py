@@ -1,4 +1,4 @@
-"""Which store scopes what it hands out, by its settings alone."""
+"""Settings alone decide if a store issues scoped credentials."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a controller may have leased without an answer, or could not write, waits for nobody's lease to lapse."""
+"""Lease release: after a lost claim or a failed write, a row does not wait for its lease to expire."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast

@@ -1,4 +1,4 @@
-"""What the house takes itself is part of the lead before a cap: docs/design/money.md has the same formula."""
+"""The daemon's own delays are part of the lead before a cap; docs/design/money.md has the same formula."""
 
 from broker.billing.drain import DrainBudget
 from broker.controllers.base.context import Intervals

@@ -1,4 +1,4 @@
-"""How long a machine may have stood that no broker saw: from the last moment at which one knew that it stands."""
+"""Longest time that a machine may have run unobserved, from the last moment at which a broker knew that it existed."""
 
 from dataclasses import replace
 from typing import Any

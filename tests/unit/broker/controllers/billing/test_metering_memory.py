@@ -1,4 +1,4 @@
-"""A process that lives for months remembers nothing of attempts that are no more, whoever ended them."""
+"""A process that runs for months forgets ended attempts, whichever broker ended them."""
 
 from collections.abc import Sequence, Set
 from typing import cast

@@ -1,4 +1,4 @@
-"""What people hear of a running job, beat by beat: each crossing once, whichever broker looks."""
+"""Notifications about a running job, heartbeat by heartbeat: each crossing is reported once, by any broker."""
 
 from dataclasses import replace
 from datetime import timedelta

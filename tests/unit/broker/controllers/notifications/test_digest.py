@@ -1,4 +1,4 @@
-"""A period is told once, by however many brokers, over restarts."""
+"""A digest period is reported once by any number of brokers, and across restarts."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

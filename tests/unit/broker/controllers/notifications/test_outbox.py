@@ -1,4 +1,4 @@
-"""The outbox's controller over the store in memory and a notifier that does as it is told."""
+"""Outbox controller with the in-memory store and a scripted notifier."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -59,7 +59,7 @@ class Scripted:
 
 @dataclass
 class Desk:
-    """One broker's outbox, one webhook channel `hook`, and time that passes when told."""
+    """One broker's outbox, one webhook channel `hook`, and a manual clock."""
 
     notifier: Scripted
     clock: ManualClock = field(default_factory=ManualClock)
@@ -91,7 +91,7 @@ class Desk:
         await self.store.raise_cap(job.id, now.cap_usd + 1, Event(job_id=job.id, kind=kind, message="m"))
 
     async def run(self) -> None:
-        """Until nothing is due."""
+        """Run steps until no delivery is due."""
         while await self.outbox.step():
             pass
 

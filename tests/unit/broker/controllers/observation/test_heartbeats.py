@@ -1,4 +1,4 @@
-"""For how long beats can be read: what nobody saw in that time says nothing against a machine."""
+"""Readable time of heartbeats: time in which no broker could read heartbeats is no evidence against a machine."""
 
 import math
 from collections.abc import Sequence
@@ -65,14 +65,14 @@ class Watched:
         return self.beats.readable_s
 
     async def ages(self) -> list[float]:
-        """Of the beat, and of what it says."""
+        """Return the age of the heartbeat, and of the progress that it reports."""
         watch = await self.beats.latest(OWN)
         assert watch is not None
         return [self.clock.monotonic() - at for at in (watch.changed, watch.progressed)]
 
 
 async def test_a_store_that_fails_some_calls_can_be_read_in_between() -> None:
-    """Else no boot deadline would ever come."""
+    """Single failed reads do not restart the readable time. Otherwise no boot deadline would ever expire."""
     watched = Watched()
     assert await watched.looks(False) == 0
     assert await watched.looks(*[True, False] * 10) == 20 * LOOK_S
@@ -93,8 +93,9 @@ async def test_after_an_outage_it_begins_anew_whether_anybody_looked_or_not(look
 
 @pytest.mark.parametrize("looked", [True, False])
 async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -> None:
-    """Whether the store was away, or the database, so that nobody looked: a machine that has worked all the time is not
-    hung when both are back, and one that has stuck is not young again for one call that failed."""
+    """The store is unavailable, or the database, so that no broker reads. A machine that worked all the time is not
+    hung when both are back. One failed read does not make a stuck machine young again.
+    """
     watched = Watched()
     watched.store.beat = Heartbeat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
     await watched.looks(*[False] * 10)
@@ -132,7 +133,7 @@ def mate(node: int, **changes: Any) -> dict[str, Heartbeat]:
 
 
 async def test_most_silent_machine_decides_until_it_is_done() -> None:
-    """Of several machines the one that is silent for longest counts until it is done."""
+    """The machine with the longest silence counts until it is done."""
     watched = Watched()
     watched.store.mates = mate(1)
     await watched.looks(False)

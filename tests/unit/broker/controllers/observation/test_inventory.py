@@ -70,7 +70,9 @@ async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
 
 @pytest.mark.parametrize(("born_by_s", "bill_ends"), [(None, 4), (100, 4), (8, 4), (3, 3), (-LAG_S, 1)])
 async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: float | None, bill_ends: int) -> None:
-    """`born_by_s`: when it is known to have stood; else by the end of its launcher, at 5 s. All listings are empty."""
+    """`born_by_s`: second at which the machine is known to exist; None: the end of its launcher, at 5 s. All listings
+    are empty.
+    """
     seen, times = await listed([(6, ()), (2, ()), (5, ()), (4, ()), (3, ()), (5, ())])
     born_by = None if born_by_s is None else build.T0 + timedelta(seconds=born_by_s)
     found = seen.absence("scripted", NAME, 5, born_by=born_by).proven_at
@@ -107,7 +109,7 @@ async def test_later_process_relies_on_its_first_two_listings() -> None:
 
 
 async def test_process_relies_on_listings_after_its_first_ones() -> None:
-    """Of what came after its first listings a process knows by those since."""
+    """A process judges events after its first listings by the listings since then."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[3]
     assert seen.missing_twice_at("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
@@ -128,7 +130,7 @@ async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
 
 
 async def test_of_two_listings_the_first_may_be_too_young_to_count() -> None:
-    """It is learned late when the machine stood; after that nothing was heard for minutes."""
+    """The time at which the machine existed becomes known late, and no listing arrives for minutes after that."""
     seen, times = await listed([(39, ()), (3, ()), (300, ()), (5, ())])
     sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 31))
     assert seen.missing_twice_at("scripted", NAME, born_by=None, sent_at=sent) is not None
@@ -140,7 +142,9 @@ ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + ti
 
 
 async def test_never_booted_machine_may_have_billed_while_unobservable() -> None:
-    """However long its launcher cannot be judged: a lag after it stands, two listings in a row have to leave it out."""
+    """The launcher cannot be judged for any length of time. One lag after the machine exists, two consecutive listings
+    have to omit it.
+    """
     seen, _ = await listed([(1, ()), *[(5, ())] * 40])
     assert seen.latest_possible_end(ENDING) == build.T0 + timedelta(seconds=20 + 2 * 5 + LAG_S)
     clock = cast(SteppedClock, seen._context.clock)
@@ -152,7 +156,7 @@ async def test_never_booted_machine_may_have_billed_while_unobservable() -> None
 
 @pytest.mark.parametrize("sent_s", [0, 90])
 async def test_process_without_history_bounds_the_lifetime(sent_s: float) -> None:
-    """Whether it began before the create or after it; asked an hour later."""
+    """The process starts before or after the create, and is asked an hour later."""
     seen, _ = await listed([(1, ()), *[(5, ())] * 700])
     sent, ending = (build.T0 + timedelta(seconds=at) for at in (sent_s, 130))
     attempt = replace(ENDING, create_sent_at=sent, terminating_since=ending)
@@ -178,7 +182,7 @@ TWO = (*THERE, SECOND)
 
 
 def stood(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[float | None, float | None]]:
-    """Of each machine since when and until when, in seconds."""
+    """Return the start and the end of each machine's span, in seconds."""
 
     def told(at: datetime | None) -> float | None:
         return None if at is None else (at - build.T0).total_seconds()
@@ -211,7 +215,9 @@ async def test_fast_cloud_clock_moves_no_birth_behind_its_first_listing() -> Non
 
 
 async def test_a_house_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what was charged once would have stood at another time as well."""
+    """A change of the daemon's clock moves no recorded moment. Otherwise a charged machine would later have another
+    life.
+    """
     seen, _ = await listed([(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE)])
     before, clock = stood(seen), cast(SteppedClock, seen._context.clock)
     late = clock.now() + timedelta(hours=8)
@@ -391,7 +397,7 @@ async def test_machine_never_seen_starting_may_run_since_its_create() -> None:
 
 
 async def test_one_listing_that_leaves_out_what_runs_moves_its_start_no_further() -> None:
-    """Nothing was heard while it began to run; two listings that leave it out are no omission."""
+    """No listing arrives while the machine begins to run. One listing without it is ignored; two prove absence."""
     seen, times = await listed([(20, STARTS), (500, ()), (5, THERE)])
     assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
     seen, times = await listed([(20, STARTS), (500, ()), (5, ()), (5, THERE)])
@@ -411,7 +417,7 @@ async def test_another_broker_s_cloud_is_one_that_did_not_answer() -> None:
 
 
 class Cut(Scripted):
-    """Answers no more, from when it is told so."""
+    """Cloud whose listings fail while `away` is true."""
 
     away = True
 
@@ -422,7 +428,7 @@ class Cut(Scripted):
 
 
 async def test_broker_cut_off_from_a_cloud_leaves_its_rows_to_others() -> None:
-    """Who hears nothing of a cloud leaves its rows to others until it does."""
+    """A broker that gets no answers from a cloud leaves its rows to other brokers until it gets one."""
     cloud, clock = Cut(), SteppedClock()
     seen = inventory(cloud, clock)
     turns = []

@@ -1,4 +1,4 @@
-"""What a broker that hears nothing of a cloud leaves to others on its database, and what it does all the same."""
+"""A broker that cannot reach a cloud leaves rows to other brokers of its database, except those that cannot wait."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.support.memory_store.store import MemoryStore
 
 
 class Unheard:
-    """A cloud that hears, and whose answers do not come through."""
+    """Cloud that receives calls, but whose answers do not arrive."""
 
     name, caps = "simulated", Caps(spot=True)
 
@@ -71,7 +71,7 @@ async def test_a_machine_that_works_is_left_to_brokers_that_hear_its_cloud() -> 
 
 
 async def test_bill_end_of_an_unreachable_cloud_is_asked_at_once() -> None:
-    """The end of a bill is asked for at once of a cloud that is not heard."""
+    """The broker asks for the end of a bill at once, even from a cloud that does not answer."""
     store = MemoryStore(ManualClock())
     broker = CutOff(store)
     attempt, _ = await running(store)

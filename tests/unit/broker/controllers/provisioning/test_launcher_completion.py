@@ -1,4 +1,4 @@
-"""Who says that a launcher is through: its own host, as soon as nothing of its call can create any more."""
+"""A launcher is marked as finished by its own host only, as soon as no part of its call can create a machine."""
 
 import asyncio
 from collections.abc import Callable
@@ -73,7 +73,9 @@ async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> Non
 
 
 async def test_repeated_create_is_not_over_when_an_earlier_one_was() -> None:
-    """By the same process, so under the same launcher: the boot deadline, which passes meanwhile, must wait for it."""
+    """The same process repeats the create, under the same launcher. The boot deadline passes meanwhile and must wait
+    for it.
+    """
     store = MemoryStore(ManualClock())
     broker = Broker(store, "first")
     await running(store, AttemptState.LAUNCHING)

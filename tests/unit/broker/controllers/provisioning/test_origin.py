@@ -1,4 +1,4 @@
-"""Which checkpoints of another job an attempt is told to start from."""
+"""Choice of the checkpoints of another job from which an attempt starts."""
 
 from dataclasses import replace
 from types import SimpleNamespace

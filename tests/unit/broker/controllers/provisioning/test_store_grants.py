@@ -99,7 +99,7 @@ class House:
         )  # fmt: skip
 
     def controller(self) -> Grants:
-        """As a process that has just started."""
+        """Return the controller of a process that has just started."""
         context = self.context()
         return Grants(context, Granting(context=context, box=BOX))
 
@@ -160,7 +160,7 @@ async def test_two_brokers_renew_once() -> None:
 
 
 async def test_concurrent_renewals_leave_the_newer_grant() -> None:
-    """Two brokers that renew at once leave a newer grant whoever writes last."""
+    """Two brokers that renew at once leave a newer grant, in any order of their writes."""
     house = House()
     await house.launch()
     first = await house.grant()

@@ -1,4 +1,4 @@
-"""A destroy goes on whoever looks at its row meanwhile: one call a machine, whose answer is heard once."""
+"""A destroy continues while controllers poll its row: one call per machine, whose answer is reported once."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""What a fine-tune is said to take, and on what evidence."""
+"""Estimated memory of a fine-tune, and the evidence for it."""
 
 from dataclasses import replace
 from typing import Any
@@ -131,7 +131,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(change: dict[str, Any], word
 
 
 def test_targets_are_matched_as_peft_matches_them() -> None:
-    """fms-acceleration asks for c_attn of a Mistral beside its own names; peft takes those that there are."""
+    """fms-acceleration asks for c_attn of a Mistral in addition to Mistral's own names; peft adapts existing ones."""
     found = estimate(MISTRAL_7B, replace(A100, targets=(*QKVO, "c_attn")))
     assert found.peak_allocated == estimate(MISTRAL_7B, A100).peak_allocated
     assert found.notes == ("LoRA target c_attn matches no module of mistral, and is ignored",)

@@ -1,4 +1,4 @@
-"""What holds of every estimate, whatever is asked: more work never takes less, and all is freed again."""
+"""Properties of every estimate: more work never takes less memory, and all memory is freed again."""
 
 from dataclasses import replace
 from itertools import product
@@ -104,8 +104,9 @@ def test_more_work_never_takes_less_and_more_shards_never_more(
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
 def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask: EstimateOptions) -> None:
-    """At the optimizer nothing is left but weights, gradients, states and what its update takes; with checkpointed
-    adapters also the embeddings, which are made to want a gradient, and that."""
+    """Only weights, gradients, states and the memory of the update are left at the optimizer. With checkpointed
+    adapters the embeddings, which are made to require a gradient, and their gradient are left too.
+    """
     how, _ = numerics(shape, ask)
     step = Step(
         numerics=how,

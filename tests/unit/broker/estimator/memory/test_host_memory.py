@@ -1,4 +1,4 @@
-"""What a machine's own memory must hold beside its GPUs."""
+"""Memory that a machine itself must have, in addition to that of its GPUs."""
 
 from dataclasses import replace
 from typing import Literal

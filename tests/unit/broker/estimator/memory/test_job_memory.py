@@ -1,4 +1,4 @@
-"""What a job of gpubroker's own trainer needs on a device."""
+"""Memory that a job of gpubroker's own trainer needs on a device."""
 
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What a spec's method and switches make of memory, time and plans."""
+"""Effects of a spec's method and switches on memory, time and plans."""
 
 from dataclasses import replace
 from typing import Any

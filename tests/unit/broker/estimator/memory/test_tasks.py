@@ -42,7 +42,7 @@ FULL = replace(WORK, method="full", gradient_checkpointing=False)
 
 
 def matmul_flop(work: Workload, shape: ModelShape) -> float:
-    """Of a token of one step."""
+    """Return the FLOP in matrix products per token of one step."""
     run = run_of(replace(work, shape=shape), shape, A100)
     return ideal(run, A100).matmul * A100.matmul_flops / (run.tokens * run.micro_batches)
 

@@ -1,4 +1,4 @@
-"""Observations of ended attempts move later estimates of speed and memory, and nothing else."""
+"""Observations of ended attempts move later estimates of speed and memory, and no other values."""
 
 from dataclasses import replace
 from typing import Any
@@ -134,7 +134,7 @@ def test_few_steps_tell_of_memory_and_not_of_speed() -> None:
 
 
 def test_simulated_machine_reports_processor_not_gpu_memory() -> None:
-    """A simulated machine tells of the processor and not of the gpus memory."""
+    """A simulated machine reports the processor and its cores, and no peak of GPU memory."""
     simulated = line(emulated_on="cpu", emulated_vcpus=2)
     found = observed(JOB, ended(line=simulated, reason=Reason.OOM))
     assert found is not None

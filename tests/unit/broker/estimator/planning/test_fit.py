@@ -1,4 +1,4 @@
-"""Whether a workload fits a machine, and the words when it does not."""
+"""Fit of a workload on a machine, and the message if it does not fit."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the trainer is told of the plan's parallelism."""
+"""Process layout of the trainer that follows from the plan's parallelism."""
 
 from dataclasses import replace
 

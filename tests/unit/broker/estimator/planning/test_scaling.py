@@ -1,4 +1,4 @@
-"""What more GPUs bring, by the estimators."""
+"""Effect of more GPUs, by the estimators."""
 
 import re
 from dataclasses import replace

@@ -80,7 +80,9 @@ def test_runs_that_disagree_keep_the_interval_wide(prior: Prior) -> None:
 
 
 def test_nine_of_ten_next_runs_are_in_the_interval() -> None:
-    """In a world that is as assumed, one host in ten throttled: 90 % of the others, wherever they are."""
+    """The simulated world matches the assumptions, with one host in ten throttled. The interval holds 90 % of the other
+    hosts' runs.
+    """
     draw, inside, asked = random.Random(7), 0, 0
     for _ in range(150):
         gpu = draw.gauss(0, 0.05)

@@ -100,7 +100,7 @@ def test_checkpointing_costs_time_and_stopping_early_saves_some_of_it(what: Roof
 
 
 def test_arithmetic_is_six_flop_a_weight_and_token() -> None:
-    """Of all that are in matrix products, forward and back; the embedding table is not."""
+    """All weights in matrix products count, forward and backward; the embedding table does not."""
     in_products = LLAMA_3_8B.parameters - LLAMA_3_8B.vocabulary * LLAMA_3_8B.hidden
     assert ideal(run(), A100).matmul * A100.matmul_flops == pytest.approx(6 * in_products * 8192, rel=1e-3)
 

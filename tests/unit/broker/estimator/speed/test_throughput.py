@@ -120,7 +120,7 @@ def test_an_architecture_that_no_run_was_of_is_unchecked(changes: dict[str, Any]
 
 
 def late(run: RooflineStep, hardware: Hardware) -> float:
-    """How many times as long it takes where launches take twice as long, and hide a part of the computing only."""
+    """Return the factor by which a step slows if launches take twice as long and hide only a part of the computing."""
     at_best = ideal(run, hardware)
     slow = replace(at_best, launched=2 * at_best.launched)
     found = terms(slow)

@@ -1,4 +1,4 @@
-"""What a live attempt is charged, and the signal that ends it, from facts."""
+"""Decision about the charge of a live attempt, and about the signal that ends it, from facts."""
 
 from dataclasses import replace
 from datetime import timedelta

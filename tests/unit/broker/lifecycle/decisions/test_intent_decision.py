@@ -1,4 +1,4 @@
-"""Whether the create of a planned attempt is sent, from facts."""
+"""Decision to send the create of a planned attempt, from facts."""
 
 from dataclasses import replace
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What becomes of a launching attempt, from facts and from the outcome of its create."""
+"""Decision about a launching attempt, from facts and from the outcome of its create."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What becomes of a booting, training or draining attempt, from an observation."""
+"""Decision about a booting, training or draining attempt, from an observation."""
 
 import math
 from dataclasses import replace

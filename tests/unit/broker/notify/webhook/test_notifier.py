@@ -21,7 +21,7 @@ from tests.unit.broker.notify.harness import DELIVERY, SNAPSHOT, Desk, always, r
 
 
 def verify(secret: str, headers: dict[str, str], body: bytes) -> bool:
-    """By the letter of Standard Webhooks."""
+    """Verify a signature exactly as Standard Webhooks defines it."""
     content = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     wanted = hmac.new(base64.b64decode(secret.removeprefix("whsec_")), content, hashlib.sha256).digest()
     signatures = headers["webhook-signature"].split(" ")
@@ -178,7 +178,7 @@ async def test_a_time_to_come_back_that_is_none_is_a_failure(desk: Desk, pause: 
 
 
 async def test_nobody_listening_is_a_failure_without_the_url(desk: Desk) -> None:
-    with socket.socket() as free:  # bound, so that nobody else listens there meanwhile
+    with socket.socket() as free:  # bound, so that no other process listens there meanwhile
         free.bind(("127.0.0.1", 0))
         with pytest.raises(NotDelivered, match="onnect") as caught:
             await desk.send(f"http://127.0.0.1:{free.getsockname()[1]}/hush")

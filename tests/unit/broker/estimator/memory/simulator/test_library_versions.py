@@ -1,4 +1,4 @@
-"""What other versions of transformers keep, against rows of fms-acceleration (Apache-2.0: facts) and by the tape."""
+"""Memory under other versions of transformers, against rows of fms-acceleration (Apache-2.0: facts) and by the tape."""
 
 from dataclasses import replace
 from typing import Any

@@ -179,7 +179,9 @@ def test_a_tied_weight_has_one_gradient_and_an_earlier_one_is_added_to() -> None
 
 @pytest.mark.parametrize(("computed", "tensors"), [(2, 2), (4, 3)])
 def test_tied_gradients_add_in_place_unless_the_first_is_a_view(computed: int, tensors: int) -> None:
-    """torch's profiler shows it of an embedding that is the head too: add_ under autocast, which casts, else add."""
+    """torch's profiler shows the same for an embedding that is also the head: add_ under autocast, which casts, and add
+    without it.
+    """
     tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
     read = tape.lookup(weight, 1)  # as an encoder does, last in the backward pass
     words = tape.cast(tape.lookup(weight, 1), computed)

@@ -1,4 +1,4 @@
-"""What activations keep: as multiples of what they are given, and against what torch itself saves."""
+"""Memory that activations keep: as multiples of their input, and compared with what torch itself saves."""
 
 import pytest
 
@@ -12,9 +12,9 @@ KEPT = {
     "quick_gelu": 3, "relu": 1, "relu2": 2, "relu6": 2, "sigmoid": 1, "silu": 2, "sqrtsoftplus": 2, "swish": 2,
     "tanh": 1, "xielu": 5.25,
 }  # fmt: skip
-"""With the result, in float32."""
+"""Multiples of the input in float32, with the result."""
 RAISED = {"gelu_accurate": 9, "gelu_new": 9, "gelu_python_tanh": 9, "relu2": 5, "sqrtsoftplus": 4, "xielu": 9.5}
-"""In half precision under autocast, where that is not the same."""
+"""Multiples in half precision under autocast, if they differ from those in float32."""
 COUNT = 512 * 64
 
 
