@@ -62,8 +62,13 @@ clouds-test: venv model ## jobs on emulated clouds with real machines; SAMPLE=--
 	$(BIN)/python -m tests.clouds.suite $(SAMPLE)
 
 test: venv ## set everything up and run all tests but those of clouds-test
-	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED)
-	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
+	@failed=; \
+	echo '== tests of broker and providers'; \
+	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED) || \
+		failed='tests of broker and providers'; \
+	echo '== tests of the trainer'; \
+	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal || failed="$${failed:+$$failed, }tests of the trainer"; \
+	if [ -n "$$failed" ]; then echo "failed: $$failed"; exit 1; fi
 
 reliability: venv ## 10,000 simulated job lifetimes under faults, and kills of real processes; others for every commit
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 10000
