@@ -130,7 +130,7 @@ def uncharged_after_end_usd(
     """Return dollars not yet charged for machines of an ended attempt up to `until`; never negative.
 
     `born` None: no cloud reports the creation, so billing starts at the end of the attempt's charges. `standing`:
-    number of existing machines; fewer than were bought count as all.
+    number of existing machines; any number below the number bought counts as the number bought.
     """
     extra = max(0, standing - attempt.line.nodes)
     now = replace(latest_price(attempt), since=attempt.charged_to or attempt.created_at, extra_machines=extra)

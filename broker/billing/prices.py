@@ -28,7 +28,10 @@ class MachineSpan:
 
 
 def billed_since(attempt: Attempt) -> datetime | None:
-    """Return the start of billing: the create, or the start of running once that is known. None: not sent."""
+    """Return the start of billing; None: the create was not sent.
+
+    It is the time of the create. For a cloud that bills from running on, it is `running_at` once that is known.
+    """
     runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
     return runs or attempt.create_sent_at
 
@@ -73,7 +76,7 @@ def ceiling(offer: Offer, price: Decimal) -> Decimal:
 def price_changes(
     attempt: Attempt, listed: tuple[Observed, ...], now: datetime, spans_listed: Sequence[MachineSpan]
 ) -> tuple[PriceChange, ...]:
-    """Return the changes of what the cloud bills that are not accrued yet; empty: nothing new is known.
+    """Return the changes of price or number of machines that `attempt.prices` lacks; empty: nothing has changed.
 
     `listed`: machines of a recent listing, including machines that are gone. `spans_listed`: all machines ever listed
     under the name. A rise counts from the last charge, because the old price was observed before it. A fall counts from
@@ -154,7 +157,7 @@ def _moments(attempt: Attempt, prices: Sequence[PriceChange], machines: Sequence
 
 
 def _with_minimum(attempt: Attempt, machine: MachineSpan, now: datetime) -> MachineSpan:
-    """Return the span extended to the cloud's minimum bill; a minimum that is not over counts as still running."""
+    """Return the span extended to the cloud's minimum bill. Until that time is over, the machine counts as running."""
     if machine.until is None:
         return machine
     until = max(machine.until, machine.shown + timedelta(seconds=attempt.line.offer.billing_minimum_s))
@@ -164,9 +167,9 @@ def _with_minimum(attempt: Attempt, machine: MachineSpan, now: datetime) -> Mach
 def _as_recorded(
     prices: Sequence[PriceChange], extra_machines: "_ExtraMachines", machine: MachineSpan, attempt: Attempt
 ) -> MachineSpan:
-    """Return the span from its first listing on if `prices` contained its extra machines by then.
+    """Return the span, starting at its first listing if `prices` already counts the extra machines at that time.
 
-    The broker that recorded them knew the creation time better, so that no earlier time is added.
+    The broker that recorded them knew the creation time better, so nothing is billed before the first listing.
     """
     known = latest_price(replace(attempt, prices=tuple(change for change in prices if change.since <= machine.shown)))
     is_recorded = 0 < extra_machines.at(machine.shown) <= known.extra_machines

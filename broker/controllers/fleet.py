@@ -38,7 +38,7 @@ from broker.runtime.secret_box import SecretBox
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The controllers, in the order in which a job meets them."""
+    """The controllers, roughly in the order in which they handle a job."""
 
     context: ControllerContext
     controllers: tuple[Controller, ...]
@@ -90,7 +90,7 @@ class Fleet:
         )
 
     async def run(self) -> None:
-        """Run all controllers until cancelled. Creates under way are cancelled too; the next process looks them up."""
+        """Run all controllers until cancelled. Creates in flight are cancelled too; the next process looks them up."""
         try:
             async with asyncio.TaskGroup() as group:
                 for controller in self.controllers:

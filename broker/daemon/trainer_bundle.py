@@ -16,7 +16,7 @@ from broker.domain.instance import TrainerBundle, TrainerImage
 from broker.ports import Blobs
 
 RECIPE = ("constraints-trainer.txt", "pyproject.toml", "deploy/trainer_install.sh", "deploy/trainer_requirements.py")
-"""Paths of the repository that an installation of the trainer consists of."""
+"""Repository files that a machine needs to install the trainer, in addition to the package `trainer`."""
 SIGNED_S = 3600.0
 """Seconds for which a machine may download the bundle: longer than the boot deadline of any cloud."""
 PASSWORD = "GPUBROKER_REGISTRY_PASSWORD"

@@ -1,6 +1,6 @@
 """Detects idle machines.
 
-Heartbeats are folded one by one, so that a window of any length needs constant memory.
+Each heartbeat updates one `IdleWatch`, so a window of any length needs constant memory.
 """
 
 from dataclasses import dataclass
@@ -10,28 +10,31 @@ from broker.domain.spec import IdleAction, IdleKind, IdlePolicy
 from trainer.contract.documents import Heartbeat
 
 MIN_SAMPLES = 5
-"""A few samples between two kernels prove nothing."""
+"""Minimum number of samples that prove idleness. Fewer samples may all lie between two kernels."""
 MIN_BYTES = 10 << 20
-"""The agent's own polls of the store receive less than this within `download_s`."""
+"""Received bytes that count as activity. The agent's own polls of the blob store receive less within `download_s`."""
 SETUP = frozenset({"starting", "loading"})
 ENDING = frozenset({"draining", "done"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdleWatch:
-    """State of one start of an agent, in the watcher's own monotonic seconds."""
+    """Activity since one start of an agent. Times are the watcher's monotonic seconds."""
 
     beat: Heartbeat
     """The latest heartbeat."""
     at_s: float
+    """Time at which `beat` was read."""
     step_s: float
     """Time at which a step or checkpoint was last observed to finish."""
     idle_since_s: float | None = None
-    """Start of the samples that all show unused GPUs; None: the latest sample does not."""
+    """Time of the first of the latest samples that all show unused GPUs; None: the latest sample shows used GPUs."""
     idle_samples: int = 0
+    """Number of samples since `idle_since_s`."""
     active_s: float
     """Time at which set-up last reported or received something."""
     active_bytes: int
+    """Bytes that the machine had received by `active_s`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,7 @@ def _progress(beat: Heartbeat) -> tuple[int, int]:
 def _is_active(known: IdleWatch, beat: Heartbeat) -> bool:
     """Return True if set-up reported progress or received data.
 
-    Where the system counts no bytes, only its reports count.
+    If the machine reports no received bytes, only the reported progress counts.
     """
     has_changed = (known.beat.phase, known.beat.message, known.beat.step) != (beat.phase, beat.message, beat.step)
     return has_changed or (beat.network_bytes or 0) - known.active_bytes >= MIN_BYTES

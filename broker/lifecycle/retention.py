@@ -1,8 +1,8 @@
 """Data that a job keeps in the blob store: its cost, and the parts that are due for deletion.
 
-Nothing of an unfinished job is deleted here; see `superseded_checkpoints.py` for running ones. A deletion is marked
-first, so that no new job is offered data that is being deleted. Within a checkpoint the manifest is deleted first: a
-checkpoint without a manifest does not count.
+Only data of ended jobs is deleted by these rules; `superseded_checkpoints.py` has the rules for running jobs. A
+deletion is recorded before it begins, so that no new job starts from this data. Manifests are deleted first, because a
+checkpoint without a manifest counts as absent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,8 +103,8 @@ def _deletion_time(job: Job, defaults: Retention, kind: StoredKind) -> datetime 
 def leftovers(job: Job, attempts: Sequence[Attempt], retained: RetainedObjects) -> tuple[str, ...]:
     """Return the keys to delete, in this order.
 
-    These are the objects of kinds marked as deleted. After the job's end they also include checkpoints of all attempts
-    other than milestones and the furthest `checkpoint.keep`.
+    These are the objects of all kinds that are marked as deleted. They also include the checkpoints of all attempts
+    except milestones and the furthest `checkpoint.keep`. Empty if the job has not ended.
     """
     if job.state not in RESTING_JOB_STATES:
         return ()
@@ -120,9 +120,9 @@ def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
 
 
 def latest_token_caches(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
-    """Return the manifests of token caches that a later attempt reads: the latest attempt's of each identity.
+    """Return the manifests of the token caches that a later attempt reads: for each identity, the latest attempt's.
 
-    Each attempt that could not download a cache has uploaded a copy.
+    There may be several caches of one identity, because an attempt that cannot download a cache uploads another copy.
     """
     number = {str(attempt.id): attempt.number for attempt in attempts}
     manifests = sorted(keys.token_cache_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
@@ -170,7 +170,7 @@ def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
 
 
 def next_check_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:
-    """Return seconds until the next check; None: nothing is left or will come.
+    """Return seconds until the next check; None: no data is left and none will be added.
 
     `live_s`: interval while the job has not ended.
     """

@@ -1,9 +1,9 @@
 """Finds checkpoints of a running job's ended attempts that no attempt will resume from.
 
-A trainer deletes only its own attempt's checkpoints, so the broker deletes those of earlier attempts. The checkpoint
-that the current attempt resumed from stays until the attempt has committed `checkpoint.keep` of its own at least as
-far. The minimum is two, so that a damaged latest one has a predecessor. Milestones, checkpoints for the guard's
-rollback and the latest complete token caches stay.
+A trainer deletes only its own attempt's checkpoints, so the broker deletes those of earlier attempts. An earlier
+checkpoint stays until the current attempt has committed `checkpoint.keep` checkpoints at that step or later. `keep` is
+at least two, so that a damaged latest checkpoint has a predecessor. Milestones, checkpoints for the guard's rollback
+and the latest complete token caches stay.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ must not commit a half-deleted checkpoint.
 
 
 def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str], now: datetime) -> tuple[str, ...]:
-    """Return the keys to delete, in this order, of those below the job's checkpoints.
+    """Return the keys below the job's checkpoints that are due for deletion, in the order of deletion.
 
     `attempts`: all attempts of the job, in the order of their numbers. `retention.leftovers` handles jobs that have
     ended.
@@ -46,7 +46,7 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
 def _checkpoints(
     job: Job, attempts: Sequence[Attempt], all_keys: Sequence[str], long_over: set[AttemptId]
 ) -> list[str]:
-    """Return keys of checkpoints that the current attempt has passed."""
+    """Return keys of earlier attempts' checkpoints that the current attempt's own checkpoints replace."""
     if not attempts or not attempts[-1].live:
         return []
     pairs = [(key, _manifest(key)) for key in all_keys]

@@ -20,7 +20,7 @@ _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptSt
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRequest:
-    """Resources that a launch requests, or a higher cap of a running job (no GPUs, no job)."""
+    """Resources that a launch requests, or the dollars of a running job's higher cap (`gpus` and `jobs` are 0)."""
 
     reserve_usd: Decimal
     cap_usd: Decimal
@@ -32,7 +32,7 @@ class BudgetRequest:
 
 
 def entry(cap_usd: Decimal, approved_usd: Decimal | None) -> BudgetRequest:
-    """Return the request of a launch before an offer is chosen, which determines its reservation."""
+    """Return the request of a launch without a chosen offer; it reserves nothing, because the offer sets the amount."""
     return BudgetRequest(reserve_usd=ZERO, cap_usd=cap_usd, approved_usd=approved_usd, jobs=1)
 
 
@@ -48,10 +48,10 @@ def admission(attempt: Attempt, cap_usd: Decimal, approved_usd: Decimal | None) 
 
 
 def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> BudgetRequest | None:
-    """Return the request of a higher cap for the running attempt, which has reserved all under the old applied_policy.
+    """Return the request of a higher cap for the running attempt, which has reserved everything under the old cap.
 
-    None: nothing is reserved now. The attempt is ending and the next one makes its own reservation, or `max_duration`
-    limits it.
+    None: nothing is reserved now. Either the attempt is ending and the next one makes its own reservation, or
+    `max_duration` limits the attempt.
     """
     if attempt is None or attempt.state in _LEAVING or attempt.signal is not None or job.spec.max_duration is not None:
         return None

@@ -1,9 +1,8 @@
-"""Simulates what a policy would have done to the past that the ledger records.
+"""Simulates the effect that a policy would have had on the attempts in the ledger.
 
-The past is replayed attempt by attempt by the rules that hold launches today. A held attempt starts when the policy
-allows it, with the same charges at the same pace. Later attempts of its job are delayed as well. A drained attempt
-resumes in the same way. Approval is assumed to be immediate. Effects that other policies had in the past are not
-undone.
+Each attempt is replayed by the rules that hold launches today. A held attempt starts when the policy allows it, with
+the same charges at the same pace. Later attempts of its job are delayed as well. A drained attempt resumes in the same
+way. Approval is assumed to be immediate. Effects that other policies had in the past are not undone.
 """
 
 import heapq
@@ -57,7 +56,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A launch that would have waited; `until` None: to the end."""
+    """A launch that would have waited from `at` to `until`; None: until the end of the replay."""
 
     job_id: JobId
     attempt: int
@@ -189,7 +188,7 @@ class _Play:
         )
 
     def _enter(self, attempts: Sequence[Past]) -> None:
-        """Schedule the first attempt of every job at its launch; later attempts follow it."""
+        """Schedule the launch of every job's first attempt. `_end` schedules the job's next attempt."""
         for past in sorted(attempts, key=lambda attempt: (attempt.job_id, attempt.number)):
             before = self.later.setdefault(past.job_id, [])
             ended = before[-1].past.ended_at if before else None

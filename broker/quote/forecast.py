@@ -1,8 +1,8 @@
-"""Forecasts a running job's end and total spending: P50 from its own measurements.
+"""Forecasts the P50 of a running job's end and total spending from its own measurements.
 
 The step time is wall time over the whole watched period, so it includes saves and evaluations. On spot machines the
-expected time of preemptions is added as in the quote: work / (1 - rate x loss). The loss is half a checkpoint interval,
-a save in progress and another set-up.
+time that preemptions are expected to cost is added as in the quote: work / (1 - rate x loss). The loss is half a
+checkpoint interval, a save in progress and another set-up.
 """
 
 from dataclasses import dataclass, replace
@@ -67,8 +67,8 @@ def forecast(
 ) -> Forecast | None:
     """Return a forecast; None: no step was measured, or the program reports no number of steps.
 
-    `history`: our own spot machines, as the quote uses it. A former `over_cap` or `late` ends only with some margin, so
-    that users are notified once per crossing.
+    `history`: preemptions of our own spot machines, as in the quote. An existing warning (`over_cap`, `late`) ends only
+    at a margin below its limit, so that users are notified once per crossing.
     """
     beat = attempt.beat
     if beat is None or step_s is None or beat.total_steps <= 0:
@@ -86,7 +86,10 @@ def forecast(
 
 
 def _disturbed(attempt: Attempt, job: Job, history: History) -> float:
-    """Return the factor by which expected preemptions extend the rest, given this set-up's time; ten at most."""
+    """Return the factor, at most ten, by which expected preemptions extend the remaining time.
+
+    The time of another set-up is taken from this attempt's set-up.
+    """
     first, sent = attempt.first_beat_at, attempt.create_sent_at
     setup_s = max(0.0, (first - sent).total_seconds()) if first and sent else 0.0
     rate = preemptions_per_s(attempt.line.offer, history) * attempt.line.nodes
@@ -160,7 +163,7 @@ def _clock(at: datetime) -> str:
 
 
 def differs(expected: Forecast | None, known: Forecast | None) -> bool:
-    """Return True if a forecast is worth storing: it differs by 1 % of the dollars, a minute, or a warning."""
+    """Return True if a forecast is worth storing: over 1 % more or fewer dollars, over a minute, or another warning."""
     if expected is None or known is None:
         return expected is not known
     if (expected.over_cap, expected.late) != (known.over_cap, known.late):

@@ -35,7 +35,7 @@ class QuoteRequest:
     machine_s: float
     lead_s: float
     storage: float
-    """Price of the bucket in dollars a GiB and month."""
+    """Price of the blob store in dollars per GiB and month."""
     learned: Corrections
     cap_micros: int = field(init=False)
     regions: frozenset[str] = field(init=False)
@@ -43,9 +43,9 @@ class QuoteRequest:
     limit: float = field(init=False)
     """Dollars an hour of all nodes; infinite: no limit."""
     deadline_s: float = field(init=False)
-    """Seconds until the deadline, within which the P90 must be; infinite: none."""
+    """Seconds until the deadline; the P90 of the duration must not exceed them. Infinite: no deadline."""
     duration_s: float = field(init=False)
-    """Seconds of machine time left, within which the P50 must be; infinite: no limit."""
+    """Seconds of machine time left; the P50 of the duration must not exceed them. Infinite: no limit."""
     timed: bool = field(init=False)
     """True if there is a deadline or a `max_duration`."""
     hosts: bool = field(init=False)
@@ -75,7 +75,7 @@ class QuoteRequest:
         return next((key for key in account_keys(offer) if key in self.excluded), None) if self.accounts else None
 
     def rate(self, offer: Offer) -> float:
-        """Return expected preemptions a second of the job: the loss of any machine stops all of them."""
+        """Return the job's expected preemptions per second. The loss of any one machine stops all its machines."""
         return preemptions_per_s(offer, self.learned.spots) * self.nodes
 
     def p90(self, offer: Offer, kind: MachineCost) -> float:

@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 AT_ONCE = 32
 """Maximum number of rows that are decided at the same time."""
 SHARE = 0.5
-"""Share of the lease that one row may take, so that the other decisions are written before their leases expire."""
+"""Share of the lease after which undecided rows time out, so that decisions are written before the leases expire."""
 
 
 async def decide_batch(
@@ -24,7 +24,7 @@ async def decide_batch(
     """Return each row that could be decided, with its decision.
 
     A row that fails or times out keeps its lease, and becomes due when the lease expires. If all rows fail, the first
-    error is raised, since then the cause is not a single row. `name`: of the controller, for the log.
+    error is raised, because the cause is then not a single row. `name`: the controller's name, for the log.
     """
     if not rows:
         return []
@@ -36,7 +36,7 @@ async def decide_batch(
         async with gate, asyncio.timeout_at(begun + limit_s):
             return row, await decide(row)
 
-    if len(rows) == 1:  # the usual case, in which a task would be most of the cost
+    if len(rows) == 1:  # the usual case; creating a task would cost more than the decision
         return [await decide_row(rows[0])]
     outcomes = await asyncio.gather(*(decide_row(row) for row in rows), return_exceptions=True)
     answers = [answer for answer in outcomes if not isinstance(answer, BaseException)]

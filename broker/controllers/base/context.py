@@ -53,7 +53,7 @@ class Intervals:
 
     @property
     def others_s(self) -> float:
-        """Two rounds of the controllers: time in which another broker claims a due row if it can work on it."""
+        """Seconds within which another broker claims a due row if it can work on it: two rounds of the controllers."""
         return 2 * (self.poll_s + self.look_s)
 
     def drain_budget(self, drain_s: float) -> DrainBudget:
@@ -103,9 +103,9 @@ class ControllerContext:
 
     @property
     def at_once(self) -> Mapping[str, float]:
-        """Turns of a claim that leaves no rows to other brokers.
+        """`turns` of a claim that takes due rows at once: zero seconds for every cloud.
 
-        Used for destroys, which the first broker sends: a cloud whose answers are lost may still receive a destroy.
+        Drains and destroys use it. Even a broker that gets no answers from a cloud may reach it with a destroy.
         """
         return dict.fromkeys(self.providers, 0.0)
 

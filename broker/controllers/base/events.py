@@ -85,6 +85,6 @@ def interruption_event(job: Job, decision: InterruptionDecision) -> Event:
 
 
 def drain_events(job: Job, decision: InterruptionDecision) -> tuple[Event, ...]:
-    """Return the agent's messages, and at the end of a drain until when the machine is kept."""
+    """Return the agent's messages, and at the end of a drain the event of a machine that is kept."""
     messages = agent_events(job, decision.before, decision.attempt)
     return messages if decision.event is None else (*messages, *inspection_events(job, decision.attempt))

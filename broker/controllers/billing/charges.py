@@ -15,7 +15,7 @@ from broker.ports import Charge
 
 
 def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ()) -> Charge:
-    """Return the charge of all that is owed until then. `prices`: price changes that are not recorded yet."""
+    """Return the charge of everything owed up to `until`. `prices`: price changes that are not recorded yet."""
     known = replace(attempt, prices=(*attempt.prices, *prices))
     return Charge(
         attempt_id=attempt.id,
@@ -29,7 +29,7 @@ def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ())
 
 
 def moved_prices(context: ControllerContext, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
-    """Return the price changes that a recent listing, and the history of its machines, show: see `price_changes`."""
+    """Return the price changes that a recent listing and the history of its machines show: see `price_changes`."""
     age_s = context.intervals.billing_s
     machines, spans = (
         inventory.recently_listed(attempt, max_age_s=age_s),
@@ -69,7 +69,7 @@ def self_stopped_by(context: ControllerContext, inventory: Inventory, attempt: A
     if caps.self_stop == "none" or not limits.deadman_s or attempt.first_beat_at is None or known_at is None:
         return None
     known_at = min(known_at + timedelta(seconds=caps.boot_deadline_s), max(known_at, attempt.first_beat_at))
-    # A round without a new quantum moves no charge, and the lease may have been renewed right after it.
+    # A billing round without a new quantum leaves `charged_to` as it is, and the lease may be renewed after that round.
     charged_s = attempt.line.offer.billing_quantum_s + context.intervals.billing_s + context.intervals.deadman_s
     alone_s = limits.deadman_s + limits.drain_s + SELF_STOP_S + job.spec.keep_on_failure
     return max(known_at, inventory.last_listed_at(attempt) or known_at) + timedelta(seconds=charged_s + alone_s)

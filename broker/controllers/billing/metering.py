@@ -2,7 +2,7 @@
 
 Steps: read the live attempts; for each, gather `ChargeFacts` and call `decide_charge`; write all charges at once.
 Facts: listed prices, extra machines, the end of listings, the time without any broker.
-Decisions: a charge of an amount up to a time, with price changes, a signal (CAP or OUT_OF_TIME) or neither; nothing.
+Decisions: no charge, or a charge up to a time, with price changes and with the signal CAP or OUT_OF_TIME if it is due.
 """
 
 import logging
@@ -20,7 +20,9 @@ from broker.ports import Charge, Leased
 log = logging.getLogger(__name__)
 
 LISTED_S = 60.0
-"""Seconds for which a process that starts, or was frozen, waits for two listings of a cloud. Then caps are enforced."""
+"""Maximum seconds for which a new or thawed process waits for two listings of a cloud. Then it charges without them,
+so that caps are enforced.
+"""
 
 
 class MeteringCache(Protocol):
@@ -37,7 +39,7 @@ class Billing:
     name = "billing"
 
     def __init__(self, context: ControllerContext, inventory: Inventory, caches: Sequence[MeteringCache] = ()) -> None:
-        """`caches`: evict attempts that are not live, since any broker may have ended them."""
+        """`caches`: caches from which attempts are evicted that are no longer live."""
         self._context = context
         self._inventory = inventory
         self._caches = caches
@@ -76,7 +78,7 @@ class Billing:
         attempt, context, inventory = row.attempt, self._context, self._inventory
         provider, stopped_by = attempt.line.offer.provider, None
         prices = moved_prices(context, inventory, attempt)
-        if attempt.booted_at is None:  # it may not be listed yet; from here on its listing is recorded
+        if attempt.booted_at is None:  # it may not be listed yet; this call starts to follow its name
             missing_at = inventory.latest_possible_end(attempt)
         else:
             missing_at = inventory.missing_twice_at(provider, attempt.name, born_by=attempt.booted_at)

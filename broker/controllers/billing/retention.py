@@ -1,4 +1,4 @@
-"""Retention: charges for stored data, and deletes it when it is due. Old uploads are deleted too.
+"""Retention controller: charges for stored data, and deletes expired data and old uploads.
 
 Steps for a job: list its objects, decide by `broker.lifecycle.retention` what is due, delete, charge for the rest.
 Facts: the job, its attempts, its objects, a job that starts from it, attempts that a restored backup lacks.
@@ -54,7 +54,7 @@ class RetentionController:
         self._uploads_at = float("-inf")
         self._ownerless: set[str] = set()
         self._spared: set[JobId] = set()
-        """Jobs for which the warning was logged."""
+        """Jobs for which the warning about unknown attempts was logged."""
         self.every_s = EVERY_S
 
     async def step(self) -> bool:
@@ -82,7 +82,7 @@ class RetentionController:
                 *leftovers(job, attempts, retained),
                 *superseded(job, attempts, retained.by_kind["checkpoints"], now),
             )
-        if deleted and await context.store.heir(job.id) is not None:  # its placement chose the checkpoint
+        if deleted and await context.store.heir(job.id) is not None:  # another job starts from them
             deleted = tuple(key for key in deleted if key not in retained.by_kind["checkpoints"])
         await self._delete(deleted)
         sizes = {key: size for objects in retained.by_kind.values() for key, size in objects.items()}

@@ -1,7 +1,7 @@
 """Dead-man's switch: renews the broker's lease. Agents shut down by themselves when it no longer changes.
 
 Steps: complete a transaction of the database, write the lease with the next number to the blob store.
-Facts: an answer of the database. Decisions: none; an error of the database or the blob store renews nothing.
+Facts: an answer of the database. Decisions: none; after an error of the database or blob store the lease stays as is.
 """
 
 from broker.controllers.base.context import ControllerContext

@@ -85,7 +85,7 @@ class Interruption:
         try:
             await self._context.blobs.put(object_keys.desired(attempt.id), desired.model_dump_json().encode())
         except BlobsUnavailable:
-            return  # repeated at the next poll; the time of the drain runs on
+            return  # repeated at the next poll; the drain's timeout keeps running
         self._requested.add(attempt.id)
 
     def keep(self, live: Set[AttemptId]) -> None:

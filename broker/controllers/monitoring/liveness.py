@@ -58,7 +58,7 @@ class LivenessController:
                 drained_for = await drain_reason_sent(context, attempt.id, latest.final)
             observation = latest
         except BlobsUnavailable:
-            pass  # the listings show an end, and only the blob store holds its reason
+            pass  # the listings show an end, but its reason is in the blob store, so the decision waits
         return LivenessFacts(
             job=row.job,
             before=row.attempt,

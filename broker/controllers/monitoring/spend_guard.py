@@ -25,7 +25,7 @@ class Guard:
     name = "guard"
 
     def __init__(self, context: ControllerContext, learned: LearnedCorrections = lambda: NO_CORRECTIONS) -> None:
-        """`learned`: corrections from own runs, of which forecasts use the preemptions."""
+        """`learned`: corrections from own runs. Forecasts use only their preemption rates."""
         self._context, self._learned = context, learned
         self._step_rates: dict[AttemptId, StepRateWindow | None] = {}
         self._idle_watches: dict[AttemptId, IdleWatch] = {}
@@ -52,7 +52,7 @@ class Guard:
         return False
 
     def _note(self, row: Leased, policies: Sequence[Policy]) -> Note | None:
-        """Return what is new about an attempt; None: nothing is, it has no heartbeat yet, or it ends already."""
+        """Return what is new about an attempt; None: nothing is new, it has no heartbeat yet, or it has a signal."""
         attempt, job = row.attempt, row.job
         if attempt.signal is not None or (facts := self._gather(row, policies)) is None:
             return None

@@ -10,7 +10,7 @@ from broker.reporting.digest import DigestPeriod, DigestPlan, RunningJob, digest
 
 
 class Digest:
-    """Any number of brokers may run it. A notice's id follows from its period, so the store keeps it once."""
+    """Any number of brokers may run it. A notice's id follows from its period, so the store accepts it once."""
 
     name = "digest"
     every_s = 60.0

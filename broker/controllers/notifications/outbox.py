@@ -1,8 +1,8 @@
 """Outbox: delivers the notifications of every channel, at least once, in order for each job.
 
-Steps: trim what waits for too long, claim the due streams, start a `ChannelRound` for each of their channels, and write
-the result of a round in one step. A slow or broken channel delays no other.
-Facts: due deliveries, the answers of receivers, the failures of a channel in a row.
+Steps: drop deliveries that are too old, claim the due streams, start a `ChannelRound` for each of their channels, and
+write the result of a round in one step. A slow or broken channel delays no other.
+Facts: due deliveries, the answers of receivers, the number of consecutive failures of a channel.
 Decisions: see `broker.reporting.delivery_round`; repeat, give up, pause, or disable the channel.
 """
 
@@ -57,9 +57,9 @@ class Outbox:
         self.every_s = context.intervals.poll_s
 
     async def step(self) -> bool:
-        """Start a round for every channel with due deliveries that has none. Return when a round ends, or after a poll.
+        """Start a round for every channel that has due deliveries and no round. Raises the error of a round.
 
-        Raises the error of a round.
+        Returns when a round ends, at the latest after `every_s`.
         """
         await self._trim()
         if not self._notifiers:
@@ -78,7 +78,7 @@ class Outbox:
         return await self._ended()
 
     async def _ended(self) -> bool:
-        """Wait for the first round to end, for a poll at most. Return True if one did."""
+        """Wait until a round ends, for at most `every_s`. Return True if a round has ended."""
         if not self._rounds:
             return False
         poll = asyncio.ensure_future(self._context.clock.sleep(self.every_s))

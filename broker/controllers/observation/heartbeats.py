@@ -31,18 +31,18 @@ class HeartbeatReader:
 
     @property
     def listed_at(self) -> float:
-        """Monotonic time of the latest LIST. Later silence is unknown, for example while this process was frozen."""
+        """Monotonic time of the latest LIST. Later heartbeats are unknown, for example if this process was frozen."""
         return self._listed
 
     @property
     def readable_s(self) -> float | None:
-        """Seconds for which heartbeats have been readable, apart from gaps too short to miss one; None: not now."""
+        """Seconds for which heartbeats have been readable without a gap over `lost_s`; None: the latest LIST failed."""
         return self._context.clock.monotonic() - self._readable_since if self._readable else None
 
     async def refresh(self) -> None:
         """List all heartbeats, unless they were listed a moment ago. Raises BlobsUnavailable.
 
-        A time in which they could not be read does not count as silence.
+        Time in which heartbeats could not be read does not count as silence.
         """
         now = self._context.clock.monotonic()
         if now - self._listed < self._context.intervals.look_s / 2:
@@ -110,7 +110,7 @@ class HeartbeatReader:
         try:
             watch.beat = Heartbeat.model_validate_json(data)
         except ValidationError:
-            return watch  # a host may write anything under its own key: it proves life, and no progress
+            return watch  # an invalid heartbeat, which a host may write, proves life but no progress
         if (progress := progress_of(watch.beat)) != watch.progress:
             watch.progress, watch.progressed = progress, self._context.clock.monotonic()
         return watch

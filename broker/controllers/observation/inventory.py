@@ -140,11 +140,11 @@ class Inventory:
     def missing_twice_at(
         self, provider: str, name: InstanceName, *, born_by: datetime | None, sent_at: datetime | None = None
     ) -> datetime | None:
-        """Return when the second of the listings in a row, up to now, had answered that do not show a name.
+        """Return when the second listing had answered in the current run of listings that do not show a name.
 
-        None: there are fewer than two. This proves no absence: without `born_by` the machine may be too young to be
-        listed, or not created yet. The name is followed from the first call on, so the answer outlives the listings:
-        see `CloudHistory.follow`.
+        None: the run has fewer than two listings. This proves no absence: without `born_by` the machine may be too
+        young to be listed, or not created yet. The name is followed from the first call on, so the result stays known
+        after the listings are forgotten: see `CloudHistory.follow`.
         """
         missing_at = self._follow(provider, name, born_by, sent_at).missing_twice_at
         return None if missing_at is None else self._database_time(missing_at)
@@ -162,16 +162,16 @@ class Inventory:
         return self._histories[provider].machine_spans(attempt.name, known_until)
 
     def last_listed_at(self, attempt: Attempt) -> datetime | None:
-        """Return when the latest listing had answered that shows one of its machines; None: no listing did."""
+        """Return when the latest listing that shows one of its machines had answered; None: no listing shows any."""
         history = self._histories.get(attempt.line.offer.provider)
         return None if history is None else history.last_listed_at(attempt.name)
 
     def latest_possible_end(self, attempt: Attempt) -> datetime | None:
         """Return until when machines of a terminating attempt that never booted may have billed; None: unknown.
 
-        A launcher whose death is not proven may create machines. But a machine that exists for longer than two listings
-        and their lag is shown. So beyond its last possible sighting it existed for at most the longest gap between
-        listings and a lag. A time without listings counts as such a gap.
+        A launcher whose death is not proven may create machines. A machine that exists for longer than the longest gap
+        between listings plus their lag is listed. So an unlisted machine bills for at most that long after termination
+        began and two listings omitted it. A time without listings counts as a gap.
         """
         provider = attempt.line.offer.provider
         missing_at = self.missing_twice_at(provider, attempt.name, born_by=None, sent_at=attempt.create_sent_at)

@@ -21,7 +21,7 @@ from broker.runtime.background_tasks import gather_all
 log = logging.getLogger(__name__)
 
 UNANSWERED = 3
-"""Listings in a row without an answer after which another broker may know more about that cloud."""
+"""Consecutive listings without an answer after which due rows of the cloud are left to other brokers first."""
 MAX_TURNS = 4
 
 
@@ -69,7 +69,7 @@ class ListingPoller:
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """List clouds concurrently, and return those that did not answer.
 
-        `max_age_s`: age of a listing that is young enough, where it is not the usual `list_s`.
+        `max_age_s`: maximum age, by cloud, of a latest listing that is not repeated. Default: `list_s`.
         """
 
         async def has_failed(provider: str) -> bool:

@@ -32,7 +32,7 @@ UPLOAD = "upload:"
 
 
 class Unusable(GpubrokerError):
-    """The job names something that no machine can be given, so no cloud is asked."""
+    """Raised if a secret of the job is missing or unreadable. No create is sent."""
 
 
 TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
@@ -80,7 +80,7 @@ class Boot:
             env |= {"GPUBROKER_NOTICES": caps.notices}
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
-        await self._put_spec(attempt, job)  # last, since an attempt with a spec may have been sent to a cloud
+        await self._put_spec(attempt, job)  # last, because a spec means that a create may have been sent
         return replace(boot_properties(job), env=env, secret_env=secret_env, trainer=trainer)
 
     async def _secrets(self, job: Job) -> dict[str, str]:

@@ -75,7 +75,7 @@ class CreatesInFlight:
         """Return the monotonic time at which this process first knew that nothing creates the name; None: unknown."""
         if attempt.name in self._in_flight:
             return None
-        # While launching, an empty launcher means that no create was sent; later, that a create has answered.
+        # An empty `launched_by` means: while launching, no create was sent; in later states, a create has answered.
         key = (attempt.id, attempt.launched_by, attempt.state is AttemptState.LAUNCHING)
         known = self._dead_since.get(key)
         if known is not None:

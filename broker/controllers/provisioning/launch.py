@@ -56,7 +56,7 @@ class Launch:
         self._writer = LaunchWriter(context=context, inventory=inventory, calls=self._calls, poll_s=self.every_s)
 
     async def close(self) -> None:
-        """Cancel the creates under way. Their outcome is unknown, so the next process looks it up."""
+        """Cancel the creates in flight. Their outcome is unknown, so the next process looks it up."""
         await self._creates.cancel()
 
     async def step(self) -> bool:
@@ -87,7 +87,7 @@ class Launch:
     # ------------------------------------------------------------------------------------------------------ planned
 
     async def _send(self, leased: list[Leased]) -> None:
-        """Commit `create_sent_at` and then send the creates: from this commit on the name may exist, and is charged."""
+        """Commit `create_sent_at` and then send the creates. From the commit on a machine may exist, and is charged."""
         decided = await decide_batch(self._context, self.name, leased, self._intents.decide)
         sending = [row for row, decision in decided if decision.outcome is IntentOutcome.SEND]
         for row in sending:
@@ -109,7 +109,7 @@ class Launch:
         self._launchers.attach(leased.attempt.name, self._creates.start(self._create(leased, first)))
 
     async def _create(self, leased: Leased, first: bool) -> None:
-        """Call create and write what becomes of the attempt. `first`: no create of this name was ever sent."""
+        """Call create and write the decision on its outcome. `first`: no create of this name was ever sent."""
         outcome = await self._calls.create(leased, is_first=first)
         await self._writer.write_outcome(leased, outcome)
         if isinstance(outcome, CreateUnknown) and outcome.error is not None:
@@ -143,7 +143,7 @@ class Launch:
             await self._writer.write(leased.job, decision)
 
     async def _create_again(self, leased: Leased, decision: LaunchDecision) -> None:
-        """Send another create under the same name and the first `create_sent_at`, so that all its time is charged."""
+        """Send another create under the same name. `create_sent_at` stays, so that the time since then is charged."""
         attempt = leased.attempt
         self._launchers.register(attempt)
         launcher_id = self._context.provider_of(attempt).launcher_id()

@@ -30,10 +30,10 @@ class LaunchFactsReader:
         self._beats, self._restored = beats, restored
 
     async def read_heartbeats(self, launching: Sequence[Leased]) -> bool:
-        """Return False if heartbeats cannot be read, or could not until a moment ago.
+        """Return False if heartbeats have not been readable for `lost_s`.
 
-        Then the state of agents that launchers start is unknown. Other clouds start their agents themselves, so their
-        heartbeats are not read here.
+        The state of agents that launchers start is then unknown. If all these clouds start their agents themselves, no
+        heartbeat is needed: return True.
         """
         names = {row.attempt.line.offer.provider for row in launching}
         providers = [self._context.providers[name] for name in names if name in self._context.providers]
@@ -47,7 +47,7 @@ class LaunchFactsReader:
         return readable_s is not None and readable_s >= self._context.timeouts.lost_s
 
     async def gather(self, leased: Leased, *, is_readable: bool) -> LaunchFacts:
-        """Return the facts. A signal ends the attempt without regard to listings, so then the cloud is not asked."""
+        """Return the facts. If a signal ends the attempt, the cloud is not listed, because listings do not matter."""
         attempt, context = leased.attempt, self._context
         provider = context.provider_of(attempt)
         look, is_listed, running_at = LaunchLook(), True, None

@@ -45,9 +45,10 @@ class LaunchWriter:
         return is_written
 
     async def write_outcome(self, leased: Leased, outcome: CreateOutcome) -> None:
-        """Write the decision on the outcome of a create for as long as the attempt is launching.
+        """Write the decision on the outcome of a create; retry a refused write while the attempt is launching.
 
-        Another lease of the attempt does not matter: its holder changes nothing before the launcher is proven dead.
+        A lease that another broker took meanwhile does not prevent the write. That broker changes nothing before the
+        launcher is proven dead.
         """
         if isinstance(outcome, CreateRefused):
             await self.calls.block(leased.attempt, outcome)
@@ -59,7 +60,7 @@ class LaunchWriter:
             leased = replace(leased, attempt=current)
 
     async def write_confirmation(self, leased: Leased, outcome: CreateOutcome) -> None:
-        """Write the outcome of a confirmation. Only a refusal is written again after the lease was lost."""
+        """Write the outcome of `CreateCalls.confirm`. Only the write of a refusal is retried after a lost lease."""
         if isinstance(outcome, CreateRefused):
             await self.write_outcome(leased, outcome)
         else:

@@ -4,9 +4,9 @@ Steps: read terminating attempts with an unfinished launcher, ask each launcher,
 Facts: the creates in flight of this process, the state of the launcher's process.
 Decisions: a launcher has finished, or may still create machines.
 
-Only the host that started a launcher can observe that it has exited. For a launcher of a host that is lost, or that
-lost its state folder, an operator confirms it (`confirm_lost`). Until then the attempt stays terminating and its job
-waits, since a machine may still appear.
+Only the host that started a launcher can observe that it has exited. If that host or its state folder is lost, an
+operator confirms that the launcher creates nothing any more (`confirm_lost`). Until then the attempt stays terminating
+and its job waits, because a machine may still appear.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,10 @@ class LauncherCompletion:
         return False
 
     async def _is_through(self, attempt: Attempt) -> bool:
-        """Return True if the launcher has finished. Our own call, which another broker gave up, is cancelled first."""
+        """Return True if the launcher has finished.
+
+        A create that this process still has in flight is cancelled first, because another broker has given it up.
+        """
         if self._launchers.is_in_flight(attempt.name):
             await self._launchers.stop(attempt)
         return await self._launchers.dead_since(attempt) is not None

@@ -53,7 +53,7 @@ class _PlacementRound:
 
 
 class Placement:
-    """Claims jobs that are queued, that await approval, and that recover with their back-off over."""
+    """Claims jobs that are queued or await approval, and recovering jobs whose back-off has ended."""
 
     name = "placement"
 
@@ -81,7 +81,7 @@ class Placement:
         )
         if not jobs:
             await context.store.wait("jobs", self.every_s)
-            return True  # the wait was the pause
+            return True  # no further pause is needed
         shared = await self._gather_round(jobs)
         decisions = await decide_batch(context, self.name, jobs, lambda job: self._decide(job, shared))
         await self._apply(decisions)

@@ -4,8 +4,8 @@ Steps: read live attempts, read the grant of each that is due, issue the next on
 Facts: the grant in the blob store, the clock, failures in a row.
 Decisions: renew now, check again at a later time, report a grant that cannot be renewed.
 
-All state of a grant is in `grant.json`: `seq` is the time of issue in milliseconds, so its half-life and order need no
-memory and no lease. If two brokers renew at once, the last write wins, and the credentials of both work.
+All state of a grant is in `grant.json`. Its `seq` is the time of issue in milliseconds, so any broker can compute when
+to renew it, without a lease. If two brokers renew at once, the last write wins, and the credentials of both work.
 """
 
 import logging
@@ -45,7 +45,7 @@ class Granted:
     grant: Grant | None
     """The grant that was written; None: there was nothing to seal."""
     url: str = field(default="", repr=False)
-    """URL that reads `grant.json` without credentials; empty: they do not expire, or the store has no signed URLs."""
+    """Signed URL that reads `grant.json`; empty: no credentials expire, or the blob store cannot sign URLs."""
 
 
 @dataclass(frozen=True, kw_only=True)

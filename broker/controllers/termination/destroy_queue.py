@@ -1,6 +1,6 @@
-"""Destroy calls under way.
+"""Destroy calls in flight.
 
-A machine that must be destroyed never returns, and no name is used twice. So a call needs no lease of a row, and keeps
+The decision to destroy a machine is final, and no name is used twice, so a call needs no lease of a row. A call keeps
 its place in its cloud's queue however often any broker polls the row.
 """
 
@@ -17,7 +17,7 @@ from broker.runtime.background_tasks import Tasks
 WAIT_S = 1.0
 """Seconds for which a poll waits for an answer. A later answer is returned to the next poll."""
 LIMIT_S = 300.0
-"""Timeout of one call in seconds, with the wait in its cloud's queue."""
+"""Timeout of one call in seconds, including the wait in its cloud's queue."""
 
 
 @dataclass
@@ -77,5 +77,5 @@ class Destroys:
         }
 
     async def close(self) -> None:
-        """Cancel the calls under way. The next process polls their rows again."""
+        """Cancel the calls in flight. The next process polls their rows again."""
         await self._tasks.cancel()

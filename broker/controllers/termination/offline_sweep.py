@@ -25,7 +25,7 @@ ABSENT_S = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class FoundMachine:
-    """One machine of the installation. `orphan`: why it is an orphan; empty: it is not, or may not be one."""
+    """One machine of the installation. `orphan`: why it is an orphan; empty: it is none, or that is unknown."""
 
     provider: str
     observed: Observed

@@ -1,4 +1,4 @@
-"""Charges orphans to the jobs of their attempts, as the cloud does."""
+"""Charges orphans to the jobs of their attempts, because the cloud bills them."""
 
 import logging
 from datetime import timedelta
@@ -23,7 +23,7 @@ class OrphanCharges:
         self._context, self._inventory = context, inventory
 
     async def charge(self, row: ListedOrphan, first_listed: float) -> bool:
-        """Charge an orphan that belongs to an attempt. Return True if it was charged and the cloud lists it no more.
+        """Charge an orphan of an attempt. Return True if it was charged and the latest listing no longer shows it.
 
         The charge is fenced, so each second is charged once. `first_listed`: monotonic time.
         """
@@ -43,7 +43,7 @@ class OrphanCharges:
         return listing is not None and not listing.shows_machine(handle)
 
     def _late(self, row: ListedOrphan, attempt: Attempt, first_listed: float) -> Charge | None:
-        """Return the charge for the time after `ended`; None: nothing is owed."""
+        """Return the charge for the time after the attempt's end; None: nothing is owed."""
         clock, listing = self._context.clock, self._inventory.latest(row.provider)
         now = clock.now()
         facts = LateMachineFacts(

@@ -21,7 +21,7 @@ OLD_S = 120.0
 
 
 async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
-    """Return whether an orphan's spec is in the blob store, where it is before a create; None: unknown."""
+    """Return whether the blob store has the orphan's spec, which is written before every create; None: unknown."""
     try:
         return await blobs.get(object_keys.spec(orphan.id)) is not None
     except BlobsUnavailable:
@@ -49,9 +49,9 @@ class OrphanFactsReader:
         self._context, self._inventory = context, inventory
 
     async def listing(self, provider: str) -> Listing | None:
-        """Return a new listing, otherwise the latest one if it is not old; None: there is none.
+        """Return a new listing, otherwise the latest one unless it is too old; None: there is none.
 
-        So the destroy of a known orphan does not wait for a cloud that answers few calls.
+        The latest one suffices to destroy a known orphan at a cloud that answers few calls.
         """
         try:
             await self._inventory.refresh(provider, max_age_s=0.0)
@@ -77,7 +77,7 @@ class OrphanFactsReader:
         return {orphan.observed.handle.id: orphan for orphan in orphans(installation, machines, known)}
 
     async def gather(self, row: ListedOrphan, first_listed: float, *, report_only: bool) -> OrphanFacts:
-        """Return the facts about an orphan. The blob store is read only for one that may be destroyed."""
+        """Return the facts about an orphan. The blob store is read only for an orphan that may be destroyed."""
         listed_s = self._context.clock.monotonic() - first_listed
         lag_s = self._context.providers[row.provider].caps.list_lag_s
         is_needed = row.orphan.attempt is None and listed_s >= lag_s

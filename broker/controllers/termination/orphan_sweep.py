@@ -28,7 +28,7 @@ from broker.runtime.background_tasks import gather_all
 log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
-"""Seconds until a cloud is listed again that did not answer, or that lists an orphan."""
+"""Seconds until a cloud that did not answer, or that lists an orphan, is listed again."""
 
 
 class Sweep:
@@ -66,7 +66,7 @@ class Sweep:
         return False
 
     async def _rows(self, provider: str) -> tuple[ListedOrphan, ...]:
-        """Return the orphans of a cloud; empty if the cloud or the database did not answer, which is repeated soon."""
+        """Return the orphans of a cloud. Empty if the cloud or the database did not answer; it is then due soon."""
         begun, watch = self._context.clock.monotonic(), self._watches[provider]
         self._due[provider] = begun + self._again_s
         listing = await self._facts.listing(provider)
@@ -105,7 +105,7 @@ class Sweep:
         log.warning("orphan %s (%s) at %s: %s; %s", handle.name, handle.id, row.provider, row.orphan.why, effect)
 
     async def _destroy(self, row: ListedOrphan) -> None:
-        """Destroy an orphan. It is charged before too, since this process may end before it can charge afterwards."""
+        """Charge an orphan, destroy it, and charge it again. This process may end before the second charge."""
         provider, handle, asked = row.provider, row.orphan.observed.handle, self._watches[row.provider].asked
         self._sooner(provider, self._again_s)
         await self._charge(row)

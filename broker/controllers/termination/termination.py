@@ -81,7 +81,7 @@ class Termination:
         return self._change(decision)
 
     async def _destroy(self, facts: TerminationFacts, decision: TerminationDecision) -> TerminationDecision:
-        """Send the destroys, and ask the launcher to stop where it may be alive."""
+        """Send the destroys, and ask the launcher to stop if it may be alive."""
         provider = facts.attempt.line.offer.provider
         errors = await gather_all(self._ask(provider, handle) for handle in decision.destroys)
         if decision.stops_launcher:
@@ -110,7 +110,7 @@ class Termination:
         )
 
     def _charge(self, decision: TerminationDecision) -> Charge | None:
-        """Return the last charge, or that of extra machines that are destroyed; None: neither."""
+        """Return the final charge, or the charge that records extra machines before their destroys; None: neither."""
         if decision.step is TerminationStep.DESTROY:
             return surplus(self._context, self._inventory, decision.attempt)
         last, before = decision.charge, decision.before

@@ -56,17 +56,17 @@ def divides(workload: Workload) -> bool:
 
 
 def divisible(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
-    """Return whether FSDP can shard such a training.
+    """Return whether FSDP can shard a training with these properties.
 
-    The model is a language model without a quantised base. Its optimizer keeps states in the shapes of the weights.
-    fp16 is excluded, because its gradient scaler was never run on shards.
+    The model must be a decoder language model without a quantised base. The optimizer must keep states in the shapes of
+    the weights. fp16 is excluded, because its gradient scaler was never run on shards.
     """
     decoder = shape.head == "tokens" and not shape.decoder_layers and not precision.startswith("fp16")
     return decoder and method in ("full", "lora") and optimizer not in ("adamw_8bit", "adafactor")
 
 
 def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[str, float]:
-    """Return (words, margin) of the workload's memory."""
+    """Return (evidence in words, margin) of the workload's memory estimate."""
     _, words, margin = evidence_of(shape, several=several)
     untraced: list[str] = []
     untraced += [workload.method] if bits_of(workload) else []
@@ -108,8 +108,8 @@ def gathered(numerics: Numerics) -> Numerics:
 def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> MemoryNeed | None:
     """Return the memory that one device must have; None for a script, whose memory is unknown.
 
-    `bf16`: the device computes in bf16. `gpu`: False for a CPU, whose context is the process itself. `devices`: each
-    device holds the whole model and the buckets of the gradient all-reduce; they share the global batch.
+    `bf16`: the device computes in bf16. `gpu`: False for a CPU, whose context is the process itself. `devices`: number
+    of devices that share the global batch. Each holds the whole model; several also hold all-reduce buckets.
     """
     shape = workload.shape
     if shape is None:

@@ -24,7 +24,8 @@ from broker.estimator.speed.throughput import observed_runs, step_seconds
 ENOUGH_STEPS = 10
 """Minimum steps of a usable speed observation. The first steps of an attempt compile, warm up and fill caches."""
 LEAST = 0.8
-"""Lowest correction factor of memory. The estimate is for the longest row, and other data has other rows [assumed]."""
+"""Lowest correction factor of memory [assumed]: the estimate is for the longest row, and observed rows may be shorter.
+"""
 LEAST_MARGIN = 0.01
 Z95 = 1.645
 """Standard deviations that a margin represents."""
@@ -70,7 +71,7 @@ class Corrections:
         return self._believed(runs, path, GPU_PRIOR if hardware.gpu else CPU_PRIOR)
 
     def prepare(self, name: str) -> None:
-        """Weigh the observations of one hardware now (0.1 s for some hundred runs), so that quotes need not."""
+        """Weigh the observations of one kind of hardware now, so that quotes need not; 0.1 s for some hundred runs."""
         self._evidence(self.speeds[name], name, GPU_PRIOR if TABLE[name].gpu else CPU_PRIOR)
 
     def _believed(self, runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
@@ -86,8 +87,8 @@ class Corrections:
     def need(self, workload: Workload, need: MemoryNeed, gpu: bool, sharded: bool) -> MemoryNeed:
         """Return the corrected estimate, with a margin that follows the evidence.
 
-        It is at least the observed memory of every run with at most as many rows of at most the same length. Sharded
-        models have no observations.
+        The floor is the highest observed memory of runs with at most this micro-batch and at most this row length.
+        Sharded models have no observations.
         """
         if sharded:
             return replace(need, correction=workload.memory_factor)

@@ -1,6 +1,6 @@
 """Decides whether the create of a planned attempt is sent. Used by the launch controller.
 
-Nothing was created for a planned attempt, so that its end costs nothing and releases its reservation.
+Nothing was created for a planned attempt, so its end costs nothing and releases its reservation.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class IntentFacts:
     latest: Offer | None
     """The quoted offer as it is now; None: it is no longer offered."""
     offers_at: datetime | None
-    """Time of the provider's newest answer; None: it has no offers."""
+    """Time at which the provider's newest offer was read; None: it has no offers."""
     forbidden: str = ""
     """Reason why the installation does not run this job; empty: it does."""
     was_sent: bool = False
@@ -49,7 +49,7 @@ class IntentFacts:
     is_superseded: bool = False
     """True if a later attempt was bought after the backup that the database comes from."""
     unreadable: str = ""
-    """Error of the blob store; empty: it could be read."""
+    """Error of the blob store when it was read; empty: no error."""
 
 
 class IntentOutcome(StrEnum):
@@ -80,9 +80,9 @@ class IntentDecision:
 
 
 def decide_intent(facts: IntentFacts) -> IntentDecision:
-    """Return whether the create is sent.
+    """Return the decision on a planned attempt: send the create, look it up, wait, or end the attempt.
 
-    If a restored backup returned the row and its create was sent already, the create is looked up instead.
+    The create is looked up if it was sent before a restored backup returned the attempt as planned.
     """
     attempt, job = facts.attempt, facts.job
     if facts.unreadable:
@@ -103,7 +103,7 @@ def decide_intent(facts: IntentFacts) -> IntentDecision:
 
 
 def end_before_create(facts: IntentFacts) -> tuple[AttemptEvent, str] | None:
-    """Return why a planned attempt is not created, as an event and as a sentence; None: it is created."""
+    """Return why the create is not sent, as an event and a message; None: it is sent."""
     attempt, job, now = facts.attempt, facts.job, facts.now
     if (signal := required_end(attempt, job)) is not None:
         return signal, out_of_time_message(job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value

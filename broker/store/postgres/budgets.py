@@ -1,4 +1,4 @@
-"""Policies and their spending, read in one transaction, and the check that an admission fits under them."""
+"""Reads policies and their spending in one transaction, and checks admissions against them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -26,7 +26,8 @@ async def with_standing(
 ) -> tuple[datetime, dict[int, Applied]]:
     """Return the policies with the dollars, GPUs and jobs that count against them.
 
-    Windows begin by the database time that came with the rows: an earlier window contains all of a later one.
+    Window starts follow from the database time that was read with the rows. If that time is slightly old, a window
+    starts too early, which includes more spending, never less.
     """
     now = records[0]["now"]
     policies = {row["id"]: policy_of(row["document"]) for row in records}
@@ -65,7 +66,7 @@ class Room:
         return cls(*await with_standing(connection, records))
 
     def take(self, ask: BudgetRequest, whose: JobOwner) -> Refusal | None:
-        """Return why the request is refused; None: it fits, and counts from now on."""
+        """Return why the request is refused; None: it is granted, and later requests see it as granted."""
         covering = [applied for applied in self._applied.values() if applied.policy.covers(*whose)]
         if not covering or self._now is None:
             return None

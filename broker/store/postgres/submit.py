@@ -71,7 +71,7 @@ class Submitter:
             group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
             try:
                 for submission, outcome in (await self._commit(group)).items():
-                    if submission.answer.done():  # its caller went away
+                    if submission.answer.done():  # the caller was cancelled
                         continue
                     if isinstance(outcome, StoreError):
                         submission.answer.set_exception(outcome)
@@ -82,7 +82,7 @@ class Submitter:
                     submission.answer.cancel()  # otherwise a caller would wait for ever after an error here
 
     async def _commit(self, group: list[_Submission]) -> _Answers:
-        """Return all outcomes; if one submission is refused, each is committed alone."""
+        """Commit the group and return all outcomes. If the group is refused, each submission is committed alone."""
         try:
             return await self._pool.retried(lambda: self._once(group), RolledBack)
         except StoreUnavailable as error:
@@ -149,7 +149,7 @@ class Submitter:
 
 
 async def _lock_origins(connection: Connection, group: Sequence[_Submission]) -> Mapping[str, Job]:
-    """Lock and return the origins of these jobs by id, so that a deletion of checkpoints waits.
+    """Return the origins of these jobs by id, locked, so that a deletion of their checkpoints waits.
 
     The origin of an operator's job may belong to another team.
     """
