@@ -1,4 +1,4 @@
-"""What every test may use: one PostgreSQL a session, a fresh database a test."""
+"""Fixtures for all tests: one PostgreSQL per session, a fresh database per test."""
 
 import logging
 import shutil
@@ -32,7 +32,7 @@ PATIENT = (
     "broker.store.postgres.listener.CONNECT_TIMEOUT_S",
     "broker.store.postgres.pool.CONNECT_TIMEOUT_S", "broker.store.postgres.pool.STATEMENT_TIMEOUT_S",
 )  # fmt: skip
-"""Limits for answers of others, which in tests are this process or beside it: it may stand still for longer."""
+"""Time limits for other processes' answers. In tests these processes share this host, which may pause for longer."""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,10 +1,10 @@
-"""How sharp the tests of the rules are: mutmut changes the rules one place at a time, and a test should fail each time.
+"""Mutation score of the tests of the rules: mutmut changes one place at a time, and a test should fail each time.
 
     .venv/bin/python -m tests.mutation                     # all of it; the last line is one JSON object
     .venv/bin/mutmut results; .venv/bin/mutmut show NAME   # afterwards: what survived, and how it differs
 
-What is changed and by which tests it is tried is told in pyproject.toml, [tool.mutmut]; its copy lies in mutants/.
-Exit status 1 where a group has a score below `LEAST_PCT`.
+pyproject.toml, [tool.mutmut], lists the mutated modules and their tests; mutmut's copy lies in mutants/. The exit
+status is 1 if a group has a score below `LEAST_PCT`.
 """
 
 import json
@@ -43,7 +43,9 @@ MUTMUT = str(Path(sys.executable).with_name("mutmut"))
 
 
 def score(statuses: Iterable[str]) -> dict[str, Any]:
-    """Of one group. A mutant that never ends is found out as surely as one that fails; one without a test is not."""
+    """Return the score of one group. A mutant that never ends counts as detected, like one that fails; one without a
+    test does not.
+    """
     found = Counter(statuses)
     killed, timeout, total = found["killed"], found["timeout"], found.total()
     pct = round(100 * (killed + timeout) / total, 1) if total else 0.0
@@ -52,7 +54,9 @@ def score(statuses: Iterable[str]) -> dict[str, Any]:
 
 
 def tally(results: str) -> dict[str, dict[str, Any]]:
-    """By group, from the lines `broker.PACKAGE.MODULE.FUNCTION__mutmut_N: STATUS` of `mutmut results`."""
+    """Return the scores by group, from the lines `broker.PACKAGE.MODULE.FUNCTION__mutmut_N: STATUS` of `mutmut
+    results`.
+    """
     by_module: dict[str, list[str]] = {}
     for line in results.splitlines():
         name, _, status = line.strip().rpartition(": ")
@@ -65,9 +69,9 @@ def tally(results: str) -> dict[str, dict[str, Any]]:
 
 
 def pytest_configure() -> None:
-    """As a plugin of mutmut's pytest. A failing example is enough, it need not be a small one, and each mutant sees the
-    same examples. mutmut 3.7, the last one that lives beside skypilot's click, asks for a name that pytest 9 no longer
-    has."""
+    """Configure mutmut's pytest as a plugin. A failing example is enough and is not minimised, and each mutant gets the
+    same examples. mutmut 3.7 is the last version that works with skypilot's click; it uses a name that pytest 9 lacks.
+    """
     setattr(pytest.Item, "_nodeid", property(lambda item: item.nodeid))  # noqa: B010
     phases = (Phase.explicit, Phase.generate)
     settings.register_profile("mutation", settings.default, phases=phases, database=None, derandomize=True)
@@ -75,7 +79,7 @@ def pytest_configure() -> None:
 
 
 def main() -> int:
-    shutil.rmtree("mutants", ignore_errors=True)  # else what was copied before is tried
+    shutil.rmtree("mutants", ignore_errors=True)  # otherwise mutmut tests its earlier copy
     subprocess.run([MUTMUT, "run"], check=True)
     results = subprocess.run([MUTMUT, "results", "--all", "true"], check=True, capture_output=True, text=True).stdout
     print("\n".join(line for line in results.splitlines() if not line.endswith(": killed")))

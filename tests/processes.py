@@ -1,4 +1,4 @@
-"""What runs on this host on behalf of a daemon's home."""
+"""Processes on this host that run on behalf of a daemon's home."""
 
 import os
 from pathlib import Path

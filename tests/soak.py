@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One round of it: `python -m` with the arguments for the round of that number, each of which draws anew."""
+    """A part of the soak: `command` returns the arguments of `python -m` by the round's number, which is its seed."""
 
     command: Callable[[int], Sequence[str]]
     goal: tuple[str, int] | None = None
@@ -80,7 +80,9 @@ def added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool]:
-    """(what it told, whether it held). The words of one that did not, or leaked for long, are kept beside the sums."""
+    """Run a round; return its result and whether it passed. Output of a failed or long-leaking round is stored next to
+    the sums.
+    """
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", *PARTS[name].command(number)], capture_output=True, text=True, check=False,
@@ -103,8 +105,8 @@ def end_with_parent() -> None:
 
 
 def behind(totals: Mapping[str, Any], parts: Sequence[str]) -> str:
-    """Of the parts that have not reached their goals, or of all where each has, the one that has had the least time so
-    far: short runs add up to all of them."""
+    """Return the part with the least time so far, so that short runs reach all parts. Parts below their goals come
+    first."""
     short = [name for name in parts if not PARTS[name].reached(totals.get(name, {}))]
     return min(short or parts, key=lambda name: [totals.get(name, {}).get(what, 0) for what in ("seconds", "rounds")])
 

@@ -1,4 +1,4 @@
-"""What a soak adds up outlives it, and short runs come to every part."""
+"""Sums of a soak outlive the soak, and short runs reach every part."""
 
 import json
 import subprocess

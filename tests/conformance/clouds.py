@@ -44,7 +44,7 @@ CREATING = {
     "vast": ("create-instance",),
 }
 ANOTHER = {"lambda": "gpu_1x_a100_sxm4", "runpod": "NVIDIA RTX A6000", "vast": "70050", "aws": "p5.48xlarge"}
-"""What is sold in place of what was asked for: of another GPU than the cloud's first offer."""
+"""Offer that a cloud sells instead of the requested one, by cloud; its GPU differs from the cloud's first offer."""
 NEVER = {"lambda": "0" * 32, "runpod": "neverwas", "vast": "999999", "aws": "i-0123456789abcdef0"}
 KEYS = {"aws_access_key_id": "AKIATESTTESTTEST", "aws_secret_access_key": "secret-of-the-test"}
 QUOTAS = {"Running On-Demand G and VT instances": 64.0, "All G and VT Spot Instance Requests": 64.0}
@@ -58,7 +58,7 @@ class NoAgents(Agents):
 
 
 class LaunchServer(Server):
-    """Of all four clouds: on AWS by boto3, with the tags that SkyPilot puts on in the call that creates."""
+    """Launch server of all four clouds. On AWS it uses boto3 and sets SkyPilot's tags in the create call."""
 
     def __init__(self, number: int, clouds: Clouds, agents: Agents, point: Point, aws: Aws | None) -> None:
         super().__init__(number, clouds, agents, point)
@@ -181,7 +181,7 @@ class CloudWorld:
         path.write_text("[default]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
 
     def exchange_key(self, account: int) -> None:
-        """For a new one of the account 1, which is there from the start, or of another."""
+        """Replace the key by a new one of `account`; the account 1 exists from the start."""
         key = f"key-{len(self.opened)}-of-{account}"
         self.clouds.world.api_key, self.clouds.world.account = key, account
         self._env[f"{self.kind.upper()}_API_KEY"] = key

@@ -83,7 +83,7 @@ def store(house: House) -> Store:
 
 @pytest.fixture
 async def raw(postgres_dsn: str) -> AsyncIterator[Any]:
-    """A connection beside the stores' own, as the superuser: it sees every row and takes any lock."""
+    """Yield a connection next to the stores' own, as the superuser: it sees every row and takes any lock."""
     connection = await asyncpg.connect(postgres_dsn)
     yield connection
     await connection.close()

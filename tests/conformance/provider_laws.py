@@ -1,4 +1,4 @@
-"""What every provider must do, wherever its machines come from: `LAWS`, and `FAULT_LAWS` for clouds that can fail."""
+"""Rules for every provider, real or simulated: `LAWS`, and `FAULT_LAWS` for clouds that can fail."""
 
 import asyncio
 import os
@@ -21,13 +21,15 @@ Trouble = Literal["throttled", "server_error", "no_capacity", "lost_reply", "wro
 
 
 class World(Protocol):
-    """One cloud's account, and doors to it: `open` makes another provider object, as another broker would."""
+    """One cloud's account; `open` returns another provider object for it, as another broker would have."""
 
     @property
     def kind(self) -> str: ...
     @property
     def adopts(self) -> bool:
-        """A create of what stands answers with it; else it is OutcomeUnknown."""
+        """Whether a create under the name of an existing machine returns that machine; otherwise it raises
+        OutcomeUnknown.
+        """
         ...
 
     @property
@@ -43,20 +45,22 @@ class World(Protocol):
     def open(self, installation: Installation = OURS) -> Provider: ...
     def boot_of(self, name: InstanceName) -> BootSpec: ...
     def made(self, name: InstanceName) -> int | None:
-        """Machines ever made under the name, whatever the provider says; None where nobody else knows."""
+        """Return the number of machines ever made under the name, regardless of the provider; None if only the provider
+        can count them.
+        """
         ...
 
     def running(self) -> set[str]:
-        """Names under which something computes, whatever the provider says."""
+        """Return the names under which a machine computes, regardless of the provider."""
         ...
 
     def never_made(self, name: InstanceName) -> Handle:
-        """Of a machine that never was, with an id of the cloud's kind."""
+        """Return the handle of a machine that never existed, with an id of the cloud's kind."""
         ...
 
     async def pass_time(self, seconds: float) -> None: ...
     def arm(self, trouble: Trouble, offer: Offer | None = None) -> None:
-        """From the next `open` on. `offer`: what is sold out."""
+        """Arm a failure that starts with the next `open`. `offer`: the offer that is sold out."""
         ...
 
 
@@ -85,7 +89,7 @@ async def is_absent(world: World, provider: Provider, name: InstanceName) -> boo
 
 
 async def destroy(world: World, provider: Provider, handle: Handle) -> None:
-    """Until it is absent, which takes no longer than the caps state."""
+    """Destroy a machine and wait until it is absent, for no longer than the caps state."""
     await provider.destroy(handle)
     patience = provider.caps.list_lag_s and provider.caps.list_lag_s + provider.caps.teardown_s
     while not await is_absent(world, provider, handle.name):

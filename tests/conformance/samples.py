@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 
 class ManualClock:
-    """Stands still until it is told; its sleep is the loop's, for time-outs."""
+    """A clock that advances only when a test moves it. Its sleep is the loop's, for time-outs."""
 
     def __init__(self) -> None:
         self.time = START

@@ -1,4 +1,4 @@
-"""What every blob store must do. Run over a folder, memory, and S3 (moto's server on loopback)."""
+"""Contract of every blob store. The tests run over a folder, memory, and S3 (moto's server on loopback)."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What every provider must do, over this machine and the simulated market with both of its bodies."""
+"""Contract of every provider, over this machine and the simulated market with both of its backends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -42,7 +42,7 @@ PROGRAM = ("sleep", "1000")
 
 @dataclass
 class World:
-    """One cloud, and doors to it: `open` makes another provider object, as another broker would."""
+    """One cloud; `open` returns another provider object for it, as another broker would have."""
 
     kind: str
     state: Path
@@ -82,7 +82,7 @@ class World:
         return BootSpec(env={"GPUBROKER_ATTEMPT": name[-13:]})
 
     def made(self, name: InstanceName) -> int | None:
-        """By its folder, of which there is one at most."""
+        """Count the instance's folders; there is one at most."""
         if not self.real:
             return None
         folders = [f.name for f in (self.state / "instances").iterdir() if not f.name.startswith(".")]
@@ -99,7 +99,7 @@ class World:
         self.faults = {trouble: 1.0}
 
     def running(self) -> set[str]:
-        """Names that have a living process, whatever the provider says."""
+        """Return the names that have a living process, regardless of the provider."""
         return instances_with_processes((self.state / "instances").resolve()) if self.real else set()
 
 

@@ -1,4 +1,4 @@
-"""What every provider must do, over the rented clouds: their native halves against their APIs' emulators."""
+"""Contract of every provider, over the rented clouds: their native halves against their APIs' emulators."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -32,7 +32,7 @@ SINGLE = ("runpod", "vast")
 
 
 def told(story: Coroutine[Any, Any, None]) -> None:
-    """In a loop in which waiting takes no time."""
+    """Run a story in a loop in which waiting takes no time."""
     with asyncio.Runner(loop_factory=WarpLoop) as runner:
         runner.run(story)
 
@@ -52,7 +52,7 @@ def test_law(kind: str, law: Law, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_listings_lag_no_longer_than_stated(kind: str, tmp_path: Path) -> None:
-    """A create waits until its machine is shown; a destroyed one that is shown still is not taken for another."""
+    """A create waits until its machine is listed, and does not mistake a listed, destroyed machine for its own."""
 
     async def story() -> None:
         async with cloud_world(kind, tmp_path) as world:
@@ -121,7 +121,7 @@ def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, 
 
 
 def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Path) -> None:
-    """At Lambda: RunPod and Vast join none, and moto knows no placement groups, without which AWS's are refused."""
+    """Only Lambda is tested: RunPod and Vast join no machines, and moto has no placement groups, which AWS requires."""
 
     async def story() -> None:
         async with cloud_world("lambda", tmp_path) as world:

@@ -1,4 +1,6 @@
-"""kill -9 of whoever creates a real machine, at any moment: nothing stays, or one machine that is listed."""
+"""kill -9 of the process that creates a real machine, at any moment: no machine stays, or one machine that is
+listed.
+"""
 
 import asyncio
 import json

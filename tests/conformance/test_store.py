@@ -1,4 +1,4 @@
-"""What every store does, whatever it is made of."""
+"""Contract of every store, over memory and PostgreSQL."""
 
 import asyncio
 from dataclasses import replace
@@ -121,7 +121,9 @@ async def test_two_owners_never_hold_one_attempt(store: Store) -> None:
 
 
 async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> None:
-    """Brokers on one database may have different clouds; whoever cannot ask must not keep the others from it."""
+    """Brokers on one database may have different clouds; a broker without a cloud does not claim that cloud's
+    attempts.
+    """
     attempt, _ = await running(store)
     own = attempt.line.offer.provider
     for turns in ({}, {"elsewhere": 0.0}):
@@ -184,7 +186,7 @@ async def test_an_expired_attempt_lease_fences_the_zombie(house: House) -> None:
 
 
 async def test_whoever_lost_an_answer_gives_back_what_it_may_hold(store: Store) -> None:
-    """And of nobody else."""
+    """The leases of all other owners stay."""
     lost, other = [(await running(store))[0] for _ in range(2)]
     (mine,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
     (theirs,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=1)

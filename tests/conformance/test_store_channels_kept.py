@@ -1,4 +1,4 @@
-"""What a store keeps of channels: switches, notices, bounds, and whose they are."""
+"""Stored properties of channels: switches, notices, bounds, and their team."""
 
 from dataclasses import replace
 

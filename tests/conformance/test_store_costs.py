@@ -1,4 +1,4 @@
-"""What every store does with prices, traffic, signals, notes of the guard, and what jobs keep."""
+"""Contract of every store for prices, traffic, signals, notes of the guard, and stored data of jobs."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -153,7 +153,9 @@ async def test_only_what_is_at_rest_is_deleted_and_only_by_its_team(store: Store
 
 
 async def test_a_job_that_was_just_stopped_is_not_capped(store: Store) -> None:
-    """It would wait for people, who were told that it stops; a higher cap would be undone."""
+    """A capped job would wait for its user, who was informed that the job stops; raising the cap would have no
+    effect.
+    """
     await submitted(store)
     row = await claimed_job(store)
     await store.as_tenant(ANN).request_stop(row.id, make_event(row, "job.stop_requested"))

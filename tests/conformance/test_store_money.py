@@ -1,4 +1,4 @@
-"""Money that moves while somebody decides by what he has read: every store refuses what that would spend twice."""
+"""Money that moves between a broker's read and its decision: every store refuses a change that would spend it twice."""
 
 from dataclasses import replace
 from decimal import Decimal

@@ -71,7 +71,7 @@ async def test_the_latest_of_each_gpu_are_read_older_ones_first(store: Store) ->
 
 
 async def test_all_teams_learn_from_one_table_that_no_team_can_read(store: Store) -> None:
-    """What is kept names no team; the tenants' door has no word for it."""
+    """Rows name no team, and the tenants' store has no method that reads them."""
     await end(store)
     tenant = store.as_tenant(Tenant(team="default", owner="ann", token_id="t"))
     assert not hasattr(tenant, "observations")

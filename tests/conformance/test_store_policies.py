@@ -1,4 +1,4 @@
-"""Policies, whatever the store is made of: who may write them, what they hold back, what is told once."""
+"""Policies, over memory and PostgreSQL: who may write them, what they hold back, and what is reported once."""
 
 from decimal import Decimal
 from typing import Any
@@ -174,7 +174,7 @@ async def test_a_policy_that_is_deleted_or_changed_holds_nobody_any_more(store: 
 
 
 async def test_charges_move_from_reserved_to_spent_and_the_rest_is_released(store: Store) -> None:
-    """What is charged moves from reserved to spent and the rest comes back."""
+    """A charge moves from reserved to spent, and the rest of the reservation is released."""
     await store.put_policy(policy(budgets=[budget("20"), {"limit_usd": "20", "per": "day"}]))
     _, job = await running(store)
     await charge(store, job, "3.5")

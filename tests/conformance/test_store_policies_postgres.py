@@ -1,4 +1,4 @@
-"""What policies promise against everybody else who writes to the same database."""
+"""Guarantees of policies against concurrent writers to the same database."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ def reserving(job: Job, usd: Decimal) -> Change:
 
 
 async def blocked(raw: Any, waiting: "asyncio.Task[Any]", *, by: int = 1) -> None:
-    """Until so many wait for a lock."""
+    """Wait until `by` sessions wait for a lock."""
     while await raw.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") < by:
         assert not waiting.done(), "it did not wait for the lock"
 
@@ -114,7 +114,7 @@ async def test_however_many_admit_at_once_no_limit_is_passed(brokers: list[Postg
 
 
 async def test_admission_waits_for_the_policy_lock_and_sees_its_writes(brokers: list[PostgresStore], raw: Any) -> None:
-    """An admission waits for whoever holds the policy and sees what he wrote."""
+    """An admission waits for the transaction that holds the policy, and sees its writes."""
     store = brokers[0]
     await store.put_policy(policy(budgets=month("20")))
     attempt, other = await running(store)

@@ -1,4 +1,4 @@
-"""What a store tells of policies: approvals, thresholds, the queue and the past."""
+"""Reports of a store on policies: approvals, thresholds, the queue and the history."""
 
 import asyncio
 from dataclasses import replace

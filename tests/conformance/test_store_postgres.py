@@ -1,4 +1,4 @@
-"""What only a database can promise: its rules hold against every writer, and what it acknowledged survives."""
+"""Guarantees that only a database gives: its rules hold against every writer, and acknowledged writes survive."""
 
 import asyncio
 import os
@@ -210,7 +210,7 @@ def test_server_that_dies_during_connect_gives_no_answer() -> None:
 
 
 async def test_another_database_is_told_from_this_one(postgres_dsn: str, second_dsn: str) -> None:
-    """As `pg_restore` makes it."""
+    """`pg_restore` into a second database creates such a pair."""
     stores = [await PostgresStore.connect(dsn) for dsn in (postgres_dsn, postgres_dsn, second_dsn)]
     one, again, other = [await store.database() for store in stores]
     for store in stores:

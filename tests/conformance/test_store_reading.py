@@ -1,4 +1,4 @@
-"""The store contract: events, lists and what belongs to whom, over memory and PostgreSQL alike."""
+"""Contract of every store for events, lists and ownership, over memory and PostgreSQL."""
 
 import asyncio
 from dataclasses import replace
@@ -183,7 +183,7 @@ async def test_its_jobs_lie_in_one_blob_store_until_another_is_adopted(store: St
 
 
 async def test_a_ping_tells_the_time_by_which_rows_are_written(store: Store) -> None:
-    """Also before the database belongs to anybody."""
+    """A ping also works before the database belongs to an installation."""
     before = await store.ping()
     _, job = await running(store)
     after = await store.ping()

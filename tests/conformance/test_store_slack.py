@@ -1,4 +1,4 @@
-"""Who of Slack acts as whom: of one team, told to nobody else, and written down."""
+"""Links from Slack users to the broker's users: of one team, visible to that team alone, and audited."""
 
 import asyncio
 from dataclasses import replace

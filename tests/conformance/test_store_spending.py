@@ -1,4 +1,4 @@
-"""What every store answers to what was paid."""
+"""Answers of every store on payments."""
 
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The store contract: how long spot machines stood and how often they were taken away; both stores alike."""
+"""Contract of every store for the hours of spot machines and the number of their preemptions."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a broker asks every 10 minutes reads the spot machines of that time, not all attempts there ever were."""
+"""A broker's query every 10 minutes reads the spot machines of that time only, not all attempts of the past."""
 
 from typing import Any
 

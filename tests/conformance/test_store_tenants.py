@@ -1,4 +1,4 @@
-"""What a team has does not exist for another, whatever is asked of the store."""
+"""Rows of a team are invisible to another team, in every query of the store."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.conformance.samples import START, make_event, make_job, running, subm
 
 ANN = Tenant(team="red", owner="ann", token_id="t-ann")
 BOB = Tenant(team="blue", owner="ann", token_id="t-bob")
-"""Of the same name, so that a person is no key by itself."""
+"""Tenant with the same owner name in another team, so that the name alone is no key."""
 ROOT = Tenant(team="default", owner="root", operator=True)
 UPLOAD = Upload(sha256="ab", bytes=5, name="d.csv", summary={"rows": 938})
 
@@ -108,7 +108,7 @@ async def test_secrets_and_uploads_are_a_person_s_of_one_team(
     assert [await one.upload("ann", "ab") for one in (red, blue, root)] == [UPLOAD, None, None]
     assert [await root.delete_secret("ann", "KEY"), await blue.delete_secret("ann", "KEY")] == [False, True]
     assert await red.secrets("ann") == {"KEY": b"red"}
-    with pytest.raises(StoreError):  # the house is in no team
+    with pytest.raises(StoreError):  # the installation is in no team
         await store.put_secret("ann", "KEY", b"x")
 
 

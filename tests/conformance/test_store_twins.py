@@ -199,7 +199,7 @@ class Player:
 
 
 def plain(row: Any) -> Any:
-    """Without the times that each database sets by its own clock."""
+    """Return a row without the times that each database sets by its own clock."""
     return replace(row, created_at=START, due_at=None) if isinstance(row, Job) else row
 
 

@@ -32,7 +32,7 @@ class Store:
         self._env = os.environ | {"CONTAINERS_STORAGE_CONF": str(config), "BUILDAH_ISOLATION": "chroot"}
 
     def buildah(self, *argv: str, cwd: Path | None = None) -> str:
-        """What it printed. Raises Failed."""
+        """Run buildah and return its output. Raises Failed."""
         done = subprocess.run(["buildah", *argv], env=self._env, cwd=cwd, text=True, capture_output=True)
         if done.returncode != 0:
             raise Failed(f"buildah {argv[0]}: {(done.stdout + done.stderr)[-3000:]}")

@@ -1,4 +1,4 @@
-"""What `tests.container` does in its room: `python -m tests.container.inside FOLDER`."""
+"""Checks of `tests.container` inside the image: `python -m tests.container.inside FOLDER`."""
 
 import json
 import sys
@@ -19,7 +19,9 @@ Run = Callable[..., str]
 
 
 def look(run: Run) -> None:
-    """What SkyPilot and the clouds' start-up count on, and no secret of the build's machine."""
+    """Check the programs that SkyPilot and the clouds' start-up require, and that no secret of the build machine is
+    there.
+    """
     script = """
     set -e
     [ "$(id -u)" = 0 ] && [ "$(id -u gpubroker)" = 1000 ]
@@ -34,7 +36,7 @@ def look(run: Run) -> None:
 
 
 def notice(run: Run) -> None:
-    """A SIGTERM to the first process is what RunPod tells a pod 5 s before its end."""
+    """Send SIGTERM to the first process, as RunPod does 5 s before a pod's end."""
     told = "while ! cat /run/gpubroker-notice 2>/dev/null; do :; done"
     said = run("sh", "-c", f"trap '' TERM; kill -TERM 1; {told}")
     if float(said.strip()) != 5.0:

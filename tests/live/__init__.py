@@ -1,1 +1,1 @@
-"""The real clouds, for whoever has keys: see docs/guide/clouds.md."""
+"""Tests on the real clouds; they need keys: see docs/guide/clouds.md."""

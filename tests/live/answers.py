@@ -17,7 +17,7 @@ OURS = Installation("live")
 ANY_MACHINE = f"{name_prefix(OURS)}{'a' * ID_LENGTH}-{'0' * 8}-head"
 """Providers read the machines of one installation only; here every machine of the account passes for one."""
 NAMES = frozenset({"instances.data[].name", "instances.instances[].label", "pods.data.myself.pods[].name"})
-"""Where a machine's name stands, by cloud."""
+"""Fields that contain a machine's name, over all clouds."""
 _VAST = {"/api/v0/bundles/": "bundles", "/api/v1/instances/": "instances", "/api/v0/users/current/": "user"}
 _AWS = Path(__file__).with_name("aws.yaml")
 

@@ -1,4 +1,4 @@
-"""What is left in an account, where a cloud's API tells it: RunPod and Vast, which are paid in advance."""
+"""Balance of an account whose cloud reports it: RunPod and Vast, which are paid in advance."""
 
 from collections.abc import Mapping
 from decimal import Decimal

@@ -41,7 +41,7 @@ AWS_LOGINS = frozenset(
         ("sso-oidc", "CreateToken"), ("signin", "CreateOAuth2Token"),
     }
 )  # fmt: skip
-"""How botocore's chain gets and renews short-lived credentials by itself."""
+"""Calls by which botocore's chain gets and renews short-lived credentials by itself."""
 
 
 class Forbidden(BaseException):
@@ -51,14 +51,14 @@ class Forbidden(BaseException):
 class Tap(Protocol):
     def asked(self, path: str, body: Any) -> None: ...
     def rest(self, path: str, body: Any, answer: Any) -> Any:
-        """What the provider gets in place of `answer`."""
+        """Return the answer that the provider gets in place of `answer`."""
         ...
 
     def aws(self, operation: str, answer: Any) -> None: ...
 
 
 def allowed(method: str, path: str, body: Any) -> bool:
-    """Whether a request to RunPod, Vast or Lambda reads and no more."""
+    """Return True if a request to RunPod, Vast or Lambda only reads."""
     if (method, path) in READS:
         return True
     if (method, path) != GRAPHQL or not isinstance(body, Mapping):
@@ -73,7 +73,7 @@ def allowed(method: str, path: str, body: Any) -> bool:
 
 @contextmanager
 def reading(tap: Tap) -> Iterator[None]:
-    """While inside, this process sends nothing but reads; everything else raises Forbidden before it is sent."""
+    """Limit this process to reads while inside; every other request raises Forbidden before it is sent."""
     guarded, tapped = _guarded(aiohttp.ClientSession._request), _tapped(Rest.call, tap)
     with (
         mock.patch.object(aiohttp.ClientSession, "_request", guarded),

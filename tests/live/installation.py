@@ -26,13 +26,13 @@ from providers.common.cloud import Cloud
 from providers.registry import CLOUD_CLASSES, ProvidersConfig
 
 KEPT = ("providers", "home", "port", "database_url")
-"""Of the user's configuration these are the run's own."""
+"""Keys that the run sets itself, in place of the user's configuration."""
 LOOK_S = 5.0
 START_S, END_S, SWEEP_S = 180.0, 900.0, 1200.0
 
 
 class LiveInstallation:
-    """The home of one run: kept, since it tells whose machines they were."""
+    """The home of one run. It is not deleted, because it identifies the run's machines."""
 
     def __init__(self, home: Path, clouds: list[str], given: Mapping[str, Any]) -> None:
         """`given`: a gpubroker.yaml; its blob store must be a bucket."""
@@ -50,7 +50,7 @@ class LiveInstallation:
         return self.home / "gpubroker.yaml"
 
     def endpoint(self, cloud: str) -> str | None:
-        """Of an emulator or a proxy, where the configuration names one."""
+        """Return the address of an emulator or a proxy, if the configuration names one."""
         found: str | None = self.configuration["providers"][cloud].get("endpoint")
         return found
 
@@ -91,7 +91,9 @@ class LiveInstallation:
         self.end_processes()
 
     def end_processes(self) -> None:
-        """What names this home in its environment or arguments: the API server, which outlives the daemon."""
+        """Kill the processes that have this home in their environment or arguments: the API server, which outlives the
+        daemon.
+        """
         for process in psutil.process_iter():
             try:
                 told = " ".join(process.cmdline()) + " ".join(process.environ().values())
@@ -134,7 +136,7 @@ class LiveInstallation:
             raise AssertionError(f"{what}: not within {within_s:.0f} s") from None
 
     async def spent(self) -> Decimal:
-        """By the ledgers of all jobs."""
+        """Return the sum of all jobs' ledgers."""
         async with self.client() as client:
             return sum([(await client.job(job)).spent_usd for job in self.jobs], Decimal(0))
 
@@ -163,7 +165,7 @@ class LiveInstallation:
         return self._natives[cloud]
 
     async def machines(self, cloud: str) -> list[Observed]:
-        """Of this run, that may cost money. Raises ProviderError."""
+        """Return the machines of this run that may cost money. Raises ProviderError."""
         return [one for one in await self.native(cloud).list() if one.state is not InstanceState.GONE]
 
     async def close(self) -> None:

@@ -47,7 +47,7 @@ class _Used(Visitor):
 
 
 def used(documents: Iterable[DocumentNode], schema: GraphQLSchema) -> set[str]:
-    """What our own queries depend on."""
+    """Return the fields and types that our own queries depend on."""
     found: set[str] = set()
     for document in documents:
         info = TypeInfo(schema)
@@ -58,7 +58,7 @@ def used(documents: Iterable[DocumentNode], schema: GraphQLSchema) -> set[str]:
 
 
 def differences(ours: GraphQLSchema, theirs: GraphQLSchema, read: set[str]) -> list[Difference]:
-    """Of the types that the emulator has; `read`: as of `used`."""
+    """Return the differences in the types that the emulator has; `read`: the result of `used`."""
     found: list[Difference] = []
     for name, kind in ours.type_map.items():
         if name.startswith("__"):
@@ -97,7 +97,9 @@ def _fields(name: str, ours: Any, theirs: Any, read: set[str]) -> Iterator[Diffe
 
 
 def _alike(ours: Any, theirs: Any) -> bool:
-    """Whether both mean the same JSON; `!` alone is no difference to who reads, or sends, the field anyway."""
+    """Return True if both types mean the same JSON. A difference in `!` alone is ignored: the field is read or sent
+    anyway.
+    """
     if is_leaf_type(get_named_type(ours)) != is_leaf_type(get_named_type(theirs)):
         return False
     mine, yours = str(ours).replace("!", ""), str(theirs).replace("!", "")

@@ -30,7 +30,7 @@ _ALL = {"runpod": {"community": True}, "vast": {"verified": False}}
 
 @dataclass(kw_only=True)
 class Found:
-    """What was learned of one cloud."""
+    """Findings on one cloud."""
 
     cloud: str
     skipped: str = ""
@@ -50,7 +50,7 @@ class Found:
 
 
 def missing(cloud: str, env: Mapping[str, str], home: Path) -> str:
-    """What is not there of a cloud's credentials, and how to get it; empty: something is."""
+    """Return the missing part of a cloud's credentials and how to get it; empty if there are credentials."""
     if cloud == "aws":
         return "" if aws_source(env, home) else f"AWS: no keys; {KEYS}"
     try:
@@ -89,7 +89,7 @@ async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: P
 
 
 async def _introspect(found: Found, answers: Answers, endpoint: str | None, key: str) -> None:
-    """RunPod's types, if it tells them; else its answers must do."""
+    """Compare RunPod's types, if it publishes them; otherwise only its answers are compared."""
     headers = {"Authorization": f"Bearer {key}"}
     api = Rest("RunPod", endpoint or ENDPOINT, headers, key_help="")
     ours = build_schema(SDL.read_text(encoding="utf-8"))

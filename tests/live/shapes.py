@@ -1,4 +1,4 @@
-"""What a cloud sends against what its emulator's schema file says: gone, of another type, null, or new."""
+"""Differences between a cloud's answers and its emulator's schema file: missing, of another type, null, or new."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def paths(self) -> Set[str]:
-        """Of every field of the schema."""
+        """Return the paths of all fields of the schema."""
         return self._fields.keys()
 
     @property
@@ -144,7 +144,7 @@ class Shape:
 
 
 def _type(value: Any) -> str:
-    """As JSON has it; what botocore has parsed further (times) counts as text."""
+    """Return the JSON type of a value; values that botocore has parsed further (times) count as text."""
     for kind, types in (("bool", bool), ("int", int), ("number", float), ("list", list), ("object", dict)):
         if isinstance(value, types):
             return kind
@@ -162,7 +162,7 @@ def _kind(schema: Any) -> str:
 
 
 def _own(schema: Any) -> Field | None:
-    """What is written about the value itself, not about its parts."""
+    """Return the description of the value itself, not of its parts."""
     if isinstance(schema, dict):
         schema = schema.get("_")
     return field_of(schema) if isinstance(schema, str) else None
@@ -174,7 +174,7 @@ def _about(schema: Any, what: str) -> bool:
 
 
 def _sources(schema: Any) -> Set[str]:
-    """Of the value itself, or of all that is in it."""
+    """Return the sources of the value itself, or of all its parts."""
     if (own := _own(schema)) is not None:
         return set(own.sources)
     parts = schema if isinstance(schema, list) else list(schema.values())

@@ -1,7 +1,7 @@
 """Scenarios on real clouds, for money: `python -m tests.live --max-usd 2 --yes-spend-money --cloud runpod …`.
 
-What cannot be ordered from a real cloud (a preemption, no capacity, another price, the wrong GPU) is left to the
-emulators in tests/clouds/scenarios; a machine that is taken away is played by destroying it behind the daemon's back.
+A real cloud cannot be ordered to preempt, to sell out, or to change a price or a GPU. The emulators in
+tests/clouds/scenarios cover these cases. A preemption is simulated by destroying the machine without the daemon.
 """
 
 import asyncio
@@ -33,21 +33,21 @@ LEAST_CAP = Decimal("0.10")
 """A share below this buys nothing."""
 LAUNCH_S, RUN_S, NOTICE_S = 3600.0, 5400.0, 120.0
 SLACK_USD = Decimal("0.05")
-"""By which an account's balance may fall further than our ledger says: what we do not count, and rounding."""
+"""Allowed excess of the fall of an account's balance over our ledger, for charges that we do not count and rounding."""
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What a run showed."""
+    """Result of a run."""
 
     scenarios: dict[str, str] = field(default_factory=dict)
-    """By `<cloud>/<scenario>`: `ok`, or what went wrong."""
+    """`ok` or the failure, by `<cloud>/<scenario>`."""
     seconds: dict[str, float] = field(default_factory=dict)
     spent_usd: Decimal | None = None
     fell_usd: dict[str, str] = field(default_factory=dict)
-    """By how much the account's balance fell, where the cloud tells it."""
+    """Fall of the account's balance by cloud, if the cloud reports it."""
     left: dict[str, str] = field(default_factory=dict)
-    """Clouds where something of the run stands, or may."""
+    """Reason by cloud for every cloud where a machine of the run exists or may exist."""
 
     @property
     def ok(self) -> bool:
@@ -109,7 +109,7 @@ def _succeeded(detail: JobDetail) -> bool:
 
 
 def _well_under_way(detail: JobDetail) -> bool:
-    """So far that a checkpoint was committed, which is what a second attempt would resume from."""
+    """Return True if a checkpoint was probably committed, from which a second attempt would resume."""
     run = detail.runs[-1] if detail.runs else None
     if run is None or run.state is not AttemptState.TRAINING or run.beat is None or run.first_beat_at is None:
         return False
@@ -136,7 +136,7 @@ async def _never_two(installation: LiveInstallation, cloud: str) -> None:
 
 
 def begin(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str]) -> int:
-    """Exit code 0 when all went well and nothing stands, 1 when not, 2 when nothing was begun."""
+    """Return exit code 0 if all went well and no machine is left, 1 if not, 2 if nothing was begun."""
     problem = refusal(clouds, max_usd, config, scenarios)
     if problem:
         print(f"tests.live: {problem}; nothing was begun", file=sys.stderr)
@@ -178,7 +178,9 @@ def share(max_usd: Decimal, clouds: list[str], scenarios: list[str]) -> Decimal:
 
 
 async def run(installation: LiveInstallation, cap: Decimal, scenarios: list[str]) -> Report:
-    """One scenario after the other; whatever happens, everything is destroyed and looked for at the end."""
+    """Run the scenarios one after the other. At the end, even after an error, all machines are destroyed and searched
+    for.
+    """
     report = Report()
     me = asyncio.current_task()
     assert me is not None
@@ -222,7 +224,7 @@ async def _end(installation: LiveInstallation, report: Report) -> None:
         await installation.cancel_all()
         report.spent_usd = await installation.spent()
         print(f"spent by our ledger: ${report.spent_usd}")
-    except Exception as e:  # the sweep must come, whatever the daemon says
+    except Exception as e:  # the sweep must run, even if the daemon fails
         print(f"  {type(e).__name__}: {e}")
     await installation.stop()
     report.left = await sweep(installation)
