@@ -1,7 +1,7 @@
 """Mutation score of the tests of the rules: mutmut changes one place at a time, and a test should fail each time.
 
-    .venv/bin/python -m tests.mutation                     # all of it; the last line is one JSON object
-    .venv/bin/mutmut results; .venv/bin/mutmut show NAME   # afterwards: what survived, and how it differs
+  - `.venv/bin/python -m tests.mutation`: all of it; the last line is one JSON object
+  - `.venv/bin/mutmut results; .venv/bin/mutmut show NAME`: afterwards: the survivors, and their differences
 
 pyproject.toml, [tool.mutmut], lists the mutated modules and their tests; mutmut's copy lies in mutants/. The exit
 status is 1 if a group has a score below `LEAST_PCT`.
@@ -70,7 +70,8 @@ def tally(results: str) -> dict[str, dict[str, Any]]:
 
 def pytest_configure() -> None:
     """Configure mutmut's pytest as a plugin. A failing example is enough and is not minimised, and each mutant gets the
-    same examples. mutmut 3.7 is the last version that works with skypilot's click; it uses a name that pytest 9 lacks.
+    same examples. Version 3.7 of mutmut is the last one that works with skypilot's click. It uses a name that pytest 9
+    lacks.
     """
     setattr(pytest.Item, "_nodeid", property(lambda item: item.nodeid))  # noqa: B010
     phases = (Phase.explicit, Phase.generate)

@@ -27,9 +27,7 @@ class World(Protocol):
     def kind(self) -> str: ...
     @property
     def adopts(self) -> bool:
-        """Whether a create under the name of an existing machine returns that machine; otherwise it raises
-        OutcomeUnknown.
-        """
+        """A create under the name of an existing machine returns that machine; False: it raises OutcomeUnknown."""
         ...
 
     @property

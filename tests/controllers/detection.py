@@ -1,6 +1,6 @@
-"""How long a death without notice takes to be known, and the next attempt to be planned: in virtual time.
+"""Seconds from a death without notice to the plan of the next attempt, in virtual time.
 
-python -m tests.controllers.detection        # the table of docs/guide/spot-and-deadlines.md
+python -m tests.controllers.detection # the table of docs/guide/spot-and-deadlines.md
 """
 
 import random
@@ -21,7 +21,9 @@ CLOUDS: dict[str, tuple[DeathShown, float]] = {
     "runpod": ("stopped", 10.0), "vast": ("stopped", 10.0), "lambda": ("omitted", 15.0), "aws": ("gone", 20.0),
     "runpod, unlisted": ("omitted", 10.0), "local": ("gone", 0.0),
 }  # fmt: skip
-"""How each shows a machine that was taken away, and its `Caps.list_lag_s`; the death is shown within that, evenly."""
+"""Form in which each cloud lists a preempted machine, and its `Caps.list_lag_s`. The delay until then is uniform within
+the lag.
+"""
 BEAT_S = 5.0
 
 

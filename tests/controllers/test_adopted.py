@@ -1,4 +1,4 @@
-"""A machine whose create was not heard: adopted once its agent runs and it is what create would have confirmed."""
+"""A machine whose create response was lost: adopted once its agent runs and the machine matches the offer."""
 
 import asyncio
 
@@ -66,7 +66,7 @@ async def taken_over(rig: BrokerRig, job: JobId) -> None:
 
 
 async def test_guarantees_of_create_are_requested_for_adopted_machines_too(build_rig: RigBuilder) -> None:
-    """As AWS's answer to a shutdown; a cloud that does not say is asked again."""
+    """AWS answers on the shutdown behaviour that way; a cloud that gives no answer is asked again."""
     rig = build_rig(LauncherCloud, virtual=ENDLESS)
     await rig.market.step()
     job = await rig.submit()

@@ -170,7 +170,7 @@ async def test_what_held_a_job_is_not_shown_once_it_is_let_through(build_rig: Ri
 
 
 async def test_each_budget_of_a_policy_is_reported_when_reached_at_once(build_rig: RigBuilder, store: Store) -> None:
-    """Each budget of a policy is told though the same share is reached at once."""
+    """All budgets of a policy are reported, even if they reach the same share at once."""
     rig = build_rig()
     first = day("0.006", ("0.0001", "notify"))
     await store.put_policy(policy(budgets=[*first, {**first[0], "per": "week"}]))
@@ -181,7 +181,7 @@ async def test_each_budget_of_a_policy_is_reported_when_reached_at_once(build_ri
 
 
 async def notices(store: Store) -> list[Notice]:
-    """What waits to be told about no job."""
+    """Return the waiting notices that belong to no job."""
     streams = await store.claim_streams(["log"], busy=[], owner="test", lease_s=60, limit=99, depth=99)
     found = [one.delivery.notice for stream in streams if stream.name == NOTICES for one in stream.pending]
     return [notice for notice in found if notice is not None]

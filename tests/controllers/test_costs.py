@@ -27,7 +27,7 @@ LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
 
 async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(build_rig: RigBuilder) -> None:
     rig = build_rig(virtual=LONG)
-    # Both are kept for the end, and taken by nobody: for a database that stands still.
+    # Both are reserved for the end and remain unused here: they cover a database that pauses.
     rig.limits = rig.limits.model_copy(update={"drain_s": 8})
     rig.intervals = replace(rig.intervals, look_s=1.0)
     async with rig.running():
@@ -92,7 +92,9 @@ async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(build
 
 
 def unhurried(rig: BrokerRig) -> ControllerContext:
-    """Of a process whose rounds a busy machine may stretch: one that a test steps by hand has nobody to try again."""
+    """Return a context with long leases, because a busy machine may stretch a round. A controller that a test steps by
+    hand has no second try.
+    """
     context = rig.fleet("keeper").context
     return replace(context, intervals=replace(context.intervals, lease_s=600))
 
@@ -137,7 +139,7 @@ async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(build_rig: Ri
 
 
 async def test_what_another_job_starts_from_stays_though_the_job_runs_on(build_rig: RigBuilder) -> None:
-    """As where a job at its cap was retried, and the cap is raised after that."""
+    """A job at its cap was retried as another job, and its cap is raised after that."""
     rig = build_rig(virtual=LONG)
     rig.intervals = replace(rig.intervals, stored_s=0)
     async with rig.running():

@@ -1,4 +1,6 @@
-"""A broker that stays away: its machines save and stop, and whoever comes back goes on at no retry's cost."""
+"""A broker that stays away: its machines save and stop, and the next broker resumes the jobs without using up a
+retry.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ DEADMAN_S, JOBS = 300.0, 5
 
 
 class Agents(VirtualBackend):
-    """With the agent's own dead-man's switch."""
+    """Virtual machines whose agents have the real dead-man's switch."""
 
     switches: dict[str, DeadMan]
 
@@ -49,7 +51,9 @@ CONFIG = SimulatedConfig.model_validate(
 
 
 async def left_alone(state: Path, count: int, **wanted: Any) -> tuple[VirtualTimeRig, list[JobId], float]:
-    """(house, jobs, seconds that their machines stood without a broker), once these have saved and stopped."""
+    """Start jobs, end the broker, and wait until the machines have saved and stopped. Return (rig, jobs, seconds that
+    their machines ran without a broker).
+    """
     rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=state)
     rig.limits = rig.limits.model_copy(update={"deadman_s": DEADMAN_S})
     agents = Agents(rig.blobs, rig.clock, CONFIG.virtual)
@@ -97,7 +101,9 @@ def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Pat
 
 @pytest.mark.parametrize("billed_first", [False, True])
 def test_long_broker_absence_is_charged_up_to_the_self_stop_only(tmp_path: Path, billed_first: bool) -> None:
-    """So it does not use up the cap: the price of 60 hours is above it. Whoever of the broker looks at it first."""
+    """The charge does not use up the cap, although the price of 60 hours is above it, whichever controller polls
+    first.
+    """
 
     async def story() -> None:
         rig, (job,), _ = await left_alone(tmp_path, 1, **WORTH | {"cap_usd": "0.50"})
@@ -126,7 +132,9 @@ async def _done(rig: VirtualTimeRig, job: JobId) -> bool:
 
 
 def test_a_broker_that_is_frozen_for_hours_looks_before_it_charges(tmp_path: Path) -> None:
-    """As one that begins: its latest listing is as old as its sleep, and shows what has ended since."""
+    """Its latest listing is as old as its sleep. Like a broker that starts, it polls first, because machines may have
+    ended since.
+    """
 
     async def story() -> None:
         rig, awake = VirtualTimeRig(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path), asyncio.Event()

@@ -1,4 +1,4 @@
-"""One bad row, one bad machine, one dead room of the house: everybody else's jobs go on, and money stays counted."""
+"""One bad row, one bad machine, or one dead component: all other jobs continue, and money stays counted."""
 
 import asyncio
 from dataclasses import replace
@@ -68,7 +68,7 @@ async def test_a_refusal_that_takes_long_is_still_a_refusal(
 async def test_a_machine_whose_destroy_breaks_keeps_nobody_elses(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = build_rig(virtual=SILENT)  # a drain is not heard, so that every machine stands until destroyed
+    rig = build_rig(virtual=SILENT)  # agents ignore a drain, so that every machine runs until it is destroyed
     rig.limits = rig.limits.model_copy(update={"drain_s": 0.3})
     async with rig.running():
         bad = await rig.submit(checkpoint=SAVE_RARELY)
@@ -165,7 +165,7 @@ async def test_a_wrong_machine_is_ended_also_while_the_blob_store_is_down(
 async def test_machine_lost_during_a_blob_outage_is_charged_while_listed(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it died or had ended cannot be told by then, so its attempt trains on."""
+    """The broker cannot decide yet whether the machine died or completed, so its attempt stays in training."""
     rig = build_rig(virtual=LONG)
     async with rig.running():
         job = await rig.submit()
@@ -179,7 +179,7 @@ async def test_machine_lost_during_a_blob_outage_is_charged_while_listed(
             return found
 
         async def listed_twice() -> bool:
-            return listings > 2  # the first may have begun while it stood
+            return listings > 2  # the first may have begun while the machine ran
 
         with monkeypatch.context() as outage:
             _blobs_down(rig, outage)
@@ -202,7 +202,9 @@ async def test_machine_lost_during_a_blob_outage_is_charged_while_listed(
 async def test_a_machine_seen_after_its_end_is_charged_once(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By two brokers, at every sweep, while its destroy has no effect; another orphan cannot be destroyed at all."""
+    """Two brokers see the machine at every sweep, while its destroy has no effect. Another orphan cannot be destroyed
+    at all.
+    """
     rig = build_rig(virtual=SILENT)
     rig.limits = rig.limits.model_copy(update={"drain_s": 0.3})
     async with rig.running("one", "two"):

@@ -1,4 +1,4 @@
-"""A launcher that is lost with its computer: whoever knows that says so, and the attempt ends."""
+"""A launcher that is lost with its computer: an operator declares it lost, and the attempt ends."""
 
 import asyncio
 from collections.abc import Callable

@@ -147,7 +147,7 @@ def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
 
 
 def test_a_last_word_is_heard_though_the_beat_that_tells_of_it_was_lost(tmp_path: Path) -> None:
-    """Its machine stands on until it is destroyed: what is complete is not called hung and trained again."""
+    """Its machine runs until it is destroyed. A complete job is not treated as hung and trained again."""
 
     async def story() -> None:
         rig = VirtualTimeRig(store=MemoryStore(LoopClock()), config=config(virtual=SILENT), state=tmp_path)

@@ -84,7 +84,7 @@ def test_an_outage_of_the_blob_store_charges_nothing_for_what_vanished(
 def test_training_attempt_survives_its_old_boot_deadline(
     build: Callable[[], Built], monkeypatch: pytest.MonkeyPatch, nodes: int, launcher: Liveness
 ) -> None:
-    """What trains outlives its old boot deadline where a listing leaves a machine out."""
+    """A training attempt outlives its old boot deadline, although a listing leaves a machine out."""
 
     async def story() -> None:
         rig, store = build()

@@ -1,4 +1,4 @@
-"""A cloud that refuses every create: nothing stood, so nothing is paid, and no time is used up."""
+"""A cloud that refuses every create: no machine ran, so no cost is charged, and no time is used up."""
 
 from collections import Counter
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_an_image_that_was_pulled_since_is_not_refused_twice(tmp_path: Path) -> 
 
 
 def test_nothing_is_bought_where_the_listing_is_refused(tmp_path: Path) -> None:
-    """What is bought there could neither be followed nor proven to be gone."""
+    """The broker could neither follow a machine there nor prove its absence."""
 
     async def story() -> None:
         rig = build(tmp_path, faults=CloudFaults(list_error=Rejected("the key may not list")))

@@ -39,7 +39,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_wrong_or_lost_machine_is_given_back_before_it_is_set_up(
     build_rig: RigBuilder, shown: dict[str, object], reason: Reason
 ) -> None:
-    """Its launcher is told, and the call that waits for it holds no slot."""
+    """The broker cancels its launcher, and the call that waits for the launcher occupies no slot."""
     rig = build_rig(LauncherCloud)
     rig.intervals = replace(QUICK, creates=1)
     cloud = cloud_of(rig)
@@ -265,7 +265,9 @@ async def test_what_sold_us_something_else_is_left_alone(build_rig: RigBuilder) 
 
 
 async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(build_rig: RigBuilder) -> None:
-    """What was charged until it was seen to run is worked off; the ledger holds no less than the cloud's own bill."""
+    """Charges made before the machine was listed as running are offset later; the ledger never falls below the cloud's
+    own bill.
+    """
     rig = build_rig(LauncherCloud, virtual={"run_s": 2, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
     cloud = cloud_of(rig)
     await rig.market.step()

@@ -148,7 +148,7 @@ async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
 
 
 async def drained(rig: BrokerRig, job: JobId, reason: str) -> None:
-    """What such a broker told the first attempt, and its last word."""
+    """Write the order that such a broker sent to the first attempt, and the attempt's final report."""
     own = attempt_id(job, 1)
     final, told = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
     await rig.blobs.put(keys.desired(own), told.model_dump_json().encode())
@@ -166,7 +166,9 @@ async def drained(rig: BrokerRig, job: JobId, reason: str) -> None:
 async def test_drain_unknown_to_the_database_is_read_from_the_machine(
     build_rig: RigBuilder, reason: str, states: tuple[JobState, ...]
 ) -> None:
-    """A drain that the database does not know of is what its machine was told."""
+    """The database has no record of a drain; the broker reads the drain's reason from the order that the machine
+    received.
+    """
     rig = build_rig(virtual=ENDLESS)
     async with rig.running():
         job = await rig.submit()

@@ -1,4 +1,4 @@
-"""A backup of a moment in which a launch was on its way: what came of it, and what followed, no row tells."""
+"""A backup from the middle of a launch: no row records the result of the launch, or the events after it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -158,7 +158,7 @@ def begin_again(rig: VirtualTimeRig, store: Saved) -> None:
 
 
 def _leave_out_once(rig: VirtualTimeRig) -> None:
-    """The next listing shows nothing of what stands."""
+    """Return an empty list as the next listing, although machines run."""
     listing = rig.provider.list
 
     async def blank() -> Sequence[Observed]:

@@ -54,7 +54,9 @@ async def _beating(rig: BrokerRig, job: JobId) -> AsyncIterator[None]:
 
 
 async def _listed(rig: BrokerRig, times: int) -> None:
-    """So often, and for longer than a beat may be missing."""
+    """Wait for `times` more listings, and for longer than the time without heartbeats after which a machine counts as
+    stopped.
+    """
     cloud, clock = cloud_of(rig), rig.clock
     enough, late = cloud.listings + times, clock.monotonic() + 3 * HASTY.stopped_after_s
     await rig.eventually(lambda: _is(cloud.listings >= enough and clock.monotonic() >= late))

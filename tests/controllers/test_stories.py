@@ -108,7 +108,7 @@ async def test_a_trainer_that_ignores_the_drain_is_ended_when_the_grace_is_over(
 async def test_the_cap_holds_and_a_raised_cap_resumes(build_rig: RigBuilder) -> None:
     market = {"virtual": {"run_s": 20, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}}
     rig = build_rig(**market)
-    # Both are kept for the end, and taken by nobody: for a database that stands still.
+    # Both are reserved for the end and remain unused here: they cover a database that pauses.
     rig.limits = rig.limits.model_copy(update={"drain_s": 8})
     rig.intervals = replace(rig.intervals, look_s=1.0)
     async with rig.running():
@@ -229,7 +229,7 @@ async def test_a_broker_that_dies_between_intent_and_reply_leaves_nothing_behind
 
 
 async def test_the_sweep_destroys_what_nobody_answers_for(build_rig: RigBuilder) -> None:
-    """It stands there before any broker does, and ends by no agent of its own."""
+    """The machine exists before any broker starts, and no agent of its own ends it."""
     rig = build_rig(virtual={"boot_s": 1e6, "tick_s": 0.02})
     await rig.market.step()
     stray = instance_name(INSTALLATION, attempt_id(await rig.submit(resources={"gpus": 64}), 99))
@@ -277,7 +277,9 @@ async def _stop(rig: BrokerRig, job: JobId) -> None:
 async def test_what_runs_in_a_cloud_that_a_broker_lacks_is_left_to_another(
     build_rig: RigBuilder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one that started while the blob store was away may; to hold a row that it cannot ask about starves it."""
+    """A broker that started during an outage of the blob store may lack a cloud. Holding a row of that cloud would
+    starve the row.
+    """
     rig = build_rig(virtual=ENDLESS)
     async with rig.running():
         job = await rig.submit()

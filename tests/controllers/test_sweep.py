@@ -1,4 +1,4 @@
-"""The sweep over a restored database and beside clouds that hang; time is the loop's own and takes none."""
+"""The sweep over a restored database and with clouds that hang; waiting takes no time in the virtual clock's loop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -37,7 +37,7 @@ LAG_S = 15.0
 
 
 def told(story: Coroutine[Any, Any, None]) -> None:
-    """In a loop in which waiting takes no time."""
+    """Run a story in a loop in which waiting takes no time."""
     with asyncio.Runner(loop_factory=WarpLoop) as runner:
         runner.run(story)
 
@@ -71,7 +71,7 @@ class Yard:
         return name
 
     async def ended(self) -> AttemptId:
-        """Of one whose machine stands all the same."""
+        """Return an ended attempt whose machine still runs."""
         attempt, _ = await running(self.context.store, AttemptState.ENDED)
         await self.stray(attempt=attempt.id)
         return attempt.id
@@ -102,7 +102,7 @@ def fails(times: int, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
 
 
 def test_unknown_machine_is_destroyed_after_the_list_lag(tmp_path: Path) -> None:
-    """What nobody knows is destroyed once it is older than a listing may lag."""
+    """A machine without a record is destroyed once it is older than the longest lag of a listing."""
 
     async def story() -> None:
         yard = Yard(tmp_path, "one")
@@ -165,7 +165,7 @@ def test_a_new_database_only_reports(tmp_path: Path) -> None:
 def test_failed_destroys_and_listings_do_not_wait_for_the_next_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of ten listings and ten destroys each the first nine fail."""
+    """The first nine of ten listings fail, and the first nine of ten destroys."""
 
     async def story() -> None:
         yard = Yard(tmp_path, "one")
@@ -206,7 +206,7 @@ def test_a_destroy_does_not_wait_for_a_listing_that_is_not_answered(
 def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the second listing does, which was to be that of its end."""
+    """The second listing, which was to prove the end of the machine, leaves the machine out."""
 
     async def story() -> None:
         yard = Yard(tmp_path, "one")

@@ -1,4 +1,4 @@
-"""A job's whole life as a webhook hears it, with two brokers and a receiver that stumbles."""
+"""Notices of a job's whole life at a webhook, with two brokers and a receiver that fails at times."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def test_a_webhook_hears_every_event_of_a_job_in_order(build_rig: RigBuild
 
 
 async def _quiet(rig: BrokerRig) -> None:
-    """Until the webhook waits for nothing."""
+    """Wait until no notice waits for the webhook."""
 
     async def done() -> bool:
         (hook,) = [one for one in await rig.store.channels() if one.channel.id == "hook"]

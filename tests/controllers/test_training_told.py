@@ -1,4 +1,4 @@
-"""What a machine has to tell of its training becomes events, and one that finds itself unfit is not rented again."""
+"""A machine's messages about its training become events; a machine that reports itself unfit is not rented again."""
 
 from broker.domain.ids import JobId, attempt_id
 from broker.domain.job import AttemptState

@@ -1,4 +1,4 @@
-"""What keeps a bill running, and is nobody's to mend but a person's, is told. All in virtual time."""
+"""Causes of continuing charges that only a person can end are reported. All in virtual time."""
 
 from collections.abc import Callable
 from pathlib import Path

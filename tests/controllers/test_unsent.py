@@ -1,4 +1,6 @@
-"""A create that was prepared in vain: no cloud was asked, so nobody's death has to be proven before it is sent."""
+"""A create that was prepared but never sent: the cloud has no machine, so no absence must be proven before the next
+create.
+"""
 
 from typing import Any
 
@@ -85,7 +87,7 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
 async def test_what_no_grant_could_be_made_for_costs_no_money_either(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its spec is written last, so that one which lies there tells of a cloud that may have been asked."""
+    """Its spec is written last. A spec in the store therefore shows that the cloud may have received the create."""
     monkeypatch.setattr("broker.lifecycle.decisions.launch_decision.CREATE_POLL_S", 0.02)
     rig = build_rig()
 

@@ -25,7 +25,7 @@ CI = {
     "points": "all", "lives": LIVES, "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20,
     "homes": 14, "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3, "lanes": 3,
 }  # fmt: skip
-"""Of every change; its commit is the seed."""
+"""Counts for the check of every change; its commit is the seed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -30,11 +30,11 @@ STORES: tuple[StoreKind, ...] = ("folder", "s3")
 INSTALLATION = Installation("aaaaaaaa")
 JOB = "job"
 SAVES = 4
-"""Of a life that nobody ends: the third prunes."""
+"""Saves of an uninterrupted life; the third prunes."""
 RANDOM_SAVES = 1_000
-"""Of one that is ended at some time."""
+"""Saves of a life that is ended at a random time."""
 PASSAGES = 3
-"""Of each step: so many are points."""
+"""Number of passages of each step that are points."""
 RANDOM_S = 0.3
 """Within which a life is ended that is ended at some time; about ten saves in a folder, two in an S3."""
 ROUND = 10
@@ -46,12 +46,12 @@ LOOK_S = 0.002
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """How a life ends: at a point, or so many seconds after its worker has begun."""
+    """A planned end of a life: at a point, or `after_s` seconds after its worker's start."""
 
     point: Point | None = None
     after_s: float = 0.0
     worker_only: bool = False
-    """The worker dies, and its agent saves what is whole; else both, as a machine does."""
+    """True: the worker dies, and its agent saves what is complete. False: both die, as with a machine."""
 
     def __str__(self) -> str:
         who = "the worker" if self.worker_only else "the machine"
@@ -60,7 +60,7 @@ class Kill:
 
 @dataclass(kw_only=True)
 class Found:
-    """What a run has come to."""
+    """Counts over a run."""
 
     kills: int = 0
     torn_loads: int = 0
@@ -68,7 +68,7 @@ class Found:
     torn_commits: int = 0
     """Committed checkpoints that a restore could not use."""
     without_a_good_one: int = 0
-    """Restores that found nothing as new as what was committed and told."""
+    """Restores that found no checkpoint as new as the last one that was committed and reported."""
     missed: list[str] = field(default_factory=list)
     """Points that did not come by."""
     broken: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class Bench:
-    """What all jobs share: an S3, and a nursery of machines."""
+    """Resources that all jobs share: an S3, and a nursery of machines."""
 
     nursery: Nursery
     moto: str
@@ -105,13 +105,14 @@ class Saved:
         self._installation = Installation(f"{INSTALLATION[:5]}{bench.jobs:03d}")
         self._machines = self._attempts = 0
         self.store = self._folder / "store"
-        """Where it is a folder."""
+        """Path of the store, if the store is a folder."""
         self.told_step = 0
-        """The furthest checkpoint of which somebody said that it is committed."""
+        """Step of the furthest checkpoint that was reported as committed."""
 
     async def life(self, kill: Kill | None, *, hurry: bool = False, again: bool = False) -> list[dict[str, Any]]:
-        """A machine from its start to its end, and what it told. `again`: of the attempt before it, as when a container
-        starts anew; else of the next one, which the broker tells what to resume from."""
+        """Run a machine from its start to its end; return its reports. `again`: it belongs to the attempt before it,
+        like a container that restarts. Otherwise it belongs to the next attempt, and the broker selects the checkpoints
+        to resume from."""
         self._machines += 1
         self._attempts += not (again and self._attempts)
         folder = self._folder / f"machine{self._machines}"
@@ -150,7 +151,7 @@ class Saved:
         )  # fmt: skip
 
     async def _resume_from(self) -> tuple[str, ...]:
-        """As the broker finds it out (`controllers.placement`)."""
+        """Return the checkpoints to resume from, as the broker selects them (`controllers.placement`)."""
         if self._kind == "folder":
             url, options = self.store.as_uri(), {}
             self.store.mkdir(parents=True, exist_ok=True)
@@ -162,7 +163,7 @@ class Saved:
         return furthest_first([blob.key for blob in listed])
 
     async def _watched(self, number: int, folder: Path, kill: Kill | None, gate: Gate) -> bool:
-        """Until nothing of it runs; whether it was killed from here."""
+        """Wait until no process of the machine runs; return True if it was killed from here."""
         try:
             pidfd = os.pidfd_open(number)
         except ProcessLookupError:
@@ -209,7 +210,7 @@ class Saved:
 
 
 def _last(folder: Path) -> str:
-    """What a machine told last."""
+    """Return the last lines that a machine reported."""
     file = folder / TOLD
     return file.read_text()[-1000:] if file.exists() else ""
 
@@ -265,7 +266,7 @@ async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed:
 
 
 def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
-    """By turns one of the points, each of them once before any comes twice, and one at any time."""
+    """Draw kills that alternate between a point and a random time. Every point comes once before any comes twice."""
     draw = random.Random(f"kills/{seed}")
     order: list[Kill] = []
     while 2 * len(order) < count:
@@ -275,7 +276,7 @@ def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
 
 
 async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> Found:
-    """So many kills, by turns in either store."""
+    """Carry out `count` kills, alternately in either store."""
     found = Found()
     async with bench() as shared:
         points = {store: await enumerate_points(shared, store) for store in STORES}

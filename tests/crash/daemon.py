@@ -79,7 +79,7 @@ class Daemon:
         await self.process.wait()
 
     async def stop(self) -> None:
-        """As an operator would, then everything that was left running on this home."""
+        """Stop the daemon as an operator would, then end all other processes on this home."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
             await self.process.wait()
@@ -110,8 +110,8 @@ class Daemon:
 
 
 def counting(to: int) -> tuple[bytes, dict[str, Any]]:
-    """(code archive, spec without `code`) of a program that counts and goes on where its checkpoint ends. To 0: it
-    counts for as long as nobody ends it, and ends at once where it goes on."""
+    """Return (code archive, spec without `code`) of a program that counts and resumes from its checkpoint. With `to` 0
+    it counts until it is ended, and ends at once after a resume."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry = tarfile.TarInfo("count.py")

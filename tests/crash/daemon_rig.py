@@ -26,14 +26,14 @@ from tests.crash.supervised_daemon import LOOK_S, SETTLE_S, SupervisedDaemon
 from tests.crash.waits import Within
 
 CLOCK_S = 0.25
-"""By which a broker's reading of the database's clock may be wrong here."""
+"""Allowed error of a broker's reading of the database's clock, in seconds."""
 SWEEP_S = 300.0
-"""Within which a machine that nobody answers for must be gone."""
+"""Seconds within which a machine without an owner must be gone."""
 LASTED = """
     SELECT id, GREATEST(absent_at, (SELECT max(at) FROM ledger WHERE attempt_id = attempts.id AND kind = 'adjustment'))
         - create_sent_at FROM attempts WHERE ended_at IS NOT NULL
 """
-"""By the rows; one broker's reading of the one clock need not be held against another's, or against the cloud's."""
+"""Durations of attempts from the rows alone, so that clocks of brokers and of the cloud are not compared."""
 Answer = TypeVar("Answer")
 RESTING = ("succeeded", "failed", "capped", "cancelled")
 
@@ -80,7 +80,7 @@ class DaemonRig:
 
     @property
     def behaviour(self) -> CloudBehaviour:
-        """How the cloud treats this installation."""
+        """Return the cloud's behaviour towards this installation."""
         return self.services.cloud.behaviours[self.installation]
 
     async def __aenter__(self) -> "DaemonRig":
@@ -109,7 +109,7 @@ class DaemonRig:
         await self._create_database()
 
     async def submit(self, **changes: Any) -> str:
-        """As people do it, with the same key. `changes` of the spec."""
+        """Submit a job as a user does, with the same key at every try. `changes` apply to the spec."""
         (code, spec), key = counting(1), secrets.token_hex(8)
 
         async def sent(client: AsyncClient) -> str:
@@ -121,7 +121,7 @@ class DaemonRig:
         return job
 
     async def called(self, what: str, call: Callable[[AsyncClient], Awaitable[Answer]]) -> Answer:
-        """Again and again until it is answered, since nobody answers while a daemon is being started."""
+        """Repeat a call until it is answered, because a starting daemon does not answer."""
         daemon = self.daemon
         async with Within(SETTLE_S, f"{daemon.home} answers {what}", daemon.told):
             while True:
@@ -194,12 +194,11 @@ class DaemonRig:
         return verdict
 
     async def _money(self, verdict: Verdict) -> None:
-        """Each attempt's charges against the cloud's own bill and log, and against the longest that it may be charged.
+        """Check each attempt's charges against the cloud's own bill and log, and against the longest time to charge.
 
-        At least: from the first machine's birth to when a broker could first know that the last one is gone. At most:
-        from the row that announces the create to the moment up to which the attempt's machine may have stood, as it was
-        written when its absence was proven, or to the charge for what stood after that. In whole seconds, as the cloud
-        bills.
+        The least is the time from the first machine's birth to the moment at which a broker could first prove the last
+        one's absence. The most begins at the row that announces the create. It ends at the recorded latest end of the
+        machine, or at a later charge for a machine after that. Times are in whole seconds, as the cloud bills.
         """
         ledger = await self.charged()
         for attempt, billed in self.services.cloud.bill(self.installation).items():
@@ -212,8 +211,8 @@ class DaemonRig:
                 verdict.overbilled.append(f"attempt {attempt}: ${ledger[attempt]} in the ledger, at most ${most} due")
 
     async def unpaid(self, late: SoldMachine, settled: Mapping[str, Decimal], *, less_s: float) -> list[str]:
-        """Waits until a machine that came after its attempt's end is gone and charged, on top of what the attempts had
-        come to; else says so. `less_s`: by which it may be short, where nobody outlived the destruction."""
+        """Wait until a machine that came after its attempt's end is gone and charged, in addition to the attempts'
+        charges. Otherwise return a message. `less_s`: allowed shortfall, where no process outlived the destruction."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_S):
                 while late.live(time.monotonic()):  # noqa: ASYNC110
@@ -225,7 +224,7 @@ class DaemonRig:
         return [f"{late.id} came late, and stood from {late.born:.1f} to {late.ended:.1f} s, uncharged"]
 
     async def paid_before_birth(self, late: SoldMachine, settled: Mapping[str, Decimal]) -> list[str]:
-        """What is charged for such a machine beyond the time from its birth, in words."""
+        """Return a message about a charge for such a machine beyond the time since its birth."""
         found = await self.ask(f"SELECT charged_usd, charged_to FROM attempts WHERE id = '{late.attempt}'")
         usd, charged_to = found[0]
         most = settled[late.attempt] + usd_for((charged_to - late.born_at).total_seconds() + CLOCK_S)
@@ -250,7 +249,7 @@ class DaemonRig:
 
 
 def overlapping(machines: Sequence[SoldMachine], job_of: dict[str, str]) -> list[str]:
-    """Machines of one job that stood at the same time, but for those that came late."""
+    """Return machines of one job that ran at the same time, except for late ones."""
     found, last = [], dict[str, SoldMachine]()
     for sold in sorted((machine for machine in machines if not machine.late), key=lambda machine: machine.born):
         job = job_of.get(sold.attempt, sold.attempt)

@@ -1,7 +1,7 @@
-"""A process that has imported what others need, and forks one as often as it is told: their starts take no imports.
+"""A process that has imported the modules that others need, and forks one at each order: their starts take no imports.
 
-It reads one order a line, as JSON, forks a process that carries it out, and answers with its number. It reaps what
-dies, and ends all that lives when its orders end.
+It reads one order per line, as JSON, forks a process that carries it out, and answers with its number. It reaps its
+children, and ends all of them when its orders end.
 """
 
 import contextlib
@@ -53,4 +53,4 @@ def _reap(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    keep(lambda order: time.sleep(order["seconds"]))  # for tests of whoever gives the orders
+    keep(lambda order: time.sleep(order["seconds"]))  # for tests of the process that gives the orders

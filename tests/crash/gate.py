@@ -1,8 +1,8 @@
-"""The gate that every effect of a daemon passes on its way out, and what may be decided there.
+"""The gate that every effect of a daemon passes on its way out, where the test decides about each passage.
 
-A passage is named for what the outside world sees of it (`commit:apply(planned)`, `cloud:create`, `blob:put
-spec.json`) and numbered by how often its name has come by since the daemon was first started: `cloud:create#1`.
-In a life that has a part of its own, what passes in it is named and numbered by it: `preempted/cloud:create#1`.
+A passage is named by its visible effect (`commit:apply(planned)`, `cloud:create`, `blob:put spec.json`). Its number
+counts the passages of that name since the first start of the daemon: `cloud:create#1`. In a life with a part of its
+own, the part prefixes the name: `preempted/cloud:create#1`.
 """
 
 import random
@@ -32,25 +32,25 @@ async def _nothing() -> None:
 
 
 def bare(name: str) -> str:
-    """Without the part of its life."""
+    """Return a passage's name without the part of its life."""
     return name.rpartition("/")[2]
 
 
 @dataclass(kw_only=True)
 class Gate:
-    """Of one daemon. A passage that is refused is broken off: its connection ends without an answer."""
+    """The gate of one daemon. A refused passage is broken off: its connection ends without an answer."""
 
     end: Callable[[], None] = lambda: None
     """Ends the daemon: nothing of it runs when this returns."""
     kill_at: Point | None = None
-    """Where the daemon is ended, once."""
+    """Point at which the daemon is ended, once."""
     hold_at: Point | None = None
-    """What passes there waits for `hold`, once, and goes on."""
+    """Point at which a passage waits for `hold`, once, and then continues."""
     hold: Callable[[], Awaitable[bool | None]] = _nothing
     """False: what waited is broken off."""
     held: int = 0
     part: str = ""
-    """Of the life, from now on; empty: none that has a name."""
+    """Name of the life's current part; empty: a part without a name."""
     opens: dict[str, str] = field(default_factory=dict)
     """Parts, by the passage that each begins with."""
     cuts: float = 0.0
@@ -74,18 +74,18 @@ class Gate:
         return self._numbers[name]
 
     def count(self, name: str) -> int:
-        """How often it has come by."""
+        """Return the number of passages of a name."""
         return self._numbers[name]
 
     def told(self) -> str:
-        """What has become of the orders, and what passed last."""
+        """Return a message on the orders' outcome and the last passages."""
         waits = " ".join(f"({point})" for point in (self.kill_at, self.hold_at) if point is not None)
         passed = ", ".join(f"{point.name}#{point.number}" for point in self.seen[-3:])
         done = f"{self.killed} killed, {self.held} held, {self.cut} cut"
         return f"{done}; waited for: {waits or 'nothing'}; passed last: {passed or 'nothing'}"
 
     async def lets(self, name: str, number: int, moment: Moment) -> bool:
-        """As `passes`, for who can wait."""
+        """Decide like `passes`, for a caller that can wait."""
         if self.hold_at == Point(name=name, number=number, moment=moment):
             self.hold_at = None
             self.held += 1

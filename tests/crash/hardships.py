@@ -19,14 +19,14 @@ MIGRATED = re.compile(r"schema_migrations")
 DRAFT = re.compile(r"\.[0-9a-f]{8}$")
 FROZEN_S = 1.4 * LEASE_S
 UNBORN_S = 2.5
-"""From an attempt's end to a machine that comes late: nobody pays for that."""
+"""Seconds from an attempt's end to the birth of a late machine; they are not charged."""
 MARK = "sweep-report-only"
 
 # ----------------------------------------------------------------------------------------------------------- the home
 
 
 async def home_effects(services: SharedServices) -> list[str]:
-    """What a daemon does to the files of a new home, from its first start until it serves."""
+    """Return the daemon's effects on the files of a new home, from its first start until it serves."""
     async with DaemonRig(services, new=True) as rig:
         rig.daemon.orders["die_at"] = -1
         rig.daemon.start()

@@ -32,9 +32,9 @@ class Life:
     act: Callable[[DaemonRig], Awaitable[None]]
     """Up to where nothing is left to be done but to wait for the jobs to rest."""
     attempts: tuple[str, ...] = ("completed",)
-    """What they end for, in their order, where nobody is killed."""
+    """Reasons for which the attempts end in an undisturbed life, in order."""
     passes: tuple[str, ...] = ()
-    """What it is for: it comes by all of these, in its own part."""
+    """Passages for which the life exists: it comes by all of these, in its own part."""
     until: str = ""
     """The passage after which it is like the plain one again."""
     leaves: str = ""
@@ -76,7 +76,7 @@ async def _stopped_early(rig: DaemonRig) -> None:
 
 
 async def _preempted(rig: DaemonRig) -> None:
-    """With a checkpoint, from which the next machine goes on."""
+    """Preempt the machine after a checkpoint, from which the next machine resumes."""
     rig.behaviour.kind = AgentKind(config=ENDLESS)
     await rig.submit()
     machine = await _machine(rig)
@@ -161,7 +161,7 @@ LIVES: dict[str, Life] = {
     "failed": Life(act=_failed, attempts=("user_error", "completed"), passes=(SUBMIT, CREATE), until=SUBMIT),
     "refused": Life(act=_refused, attempts=("no_capacity", "completed"), passes=(CREATE,), until=GOES_ON),
 }  # fmt: skip
-"""By their parts' names."""
+"""Lives by the names of their parts."""
 
 # --------------------------------------------------------------------------------------------------------------- steps
 
@@ -192,7 +192,7 @@ def life_of(point: Point) -> str:
 
 
 async def astray(rig: DaemonRig, name: str) -> list[str]:
-    """What a life in which nobody was killed did not come to that it is for, in words."""
+    """Return messages on the passages and ends that an undisturbed life should have had and did not."""
     life, passed = LIVES[name], {bare(one.name) for one in rig.daemon.gate.seen if life_of(one) == name}
     rows = await rig.ask("SELECT a.reason FROM attempts a JOIN jobs j ON j.id = a.job_id ORDER BY j.created_at, number")
     ended = tuple(reason for (reason,) in rows)
@@ -202,12 +202,14 @@ async def astray(rig: DaemonRig, name: str) -> list[str]:
 
 
 async def not_left(rig: DaemonRig, name: str) -> list[str]:
-    """What its end has to show and does not, in words."""
+    """Return messages on required rows that are missing at a life's end."""
     asked = LIVES[name].leaves
     return [f"{name}: nothing answers {asked}"] if asked and not await rig.ask(asked) else []
 
 
 def bought_twice(rig: DaemonRig) -> list[str]:
-    """No machine vanishes in these lives before its create is heard of or looked up, so none is bought once more."""
+    """Return attempts with more than one machine. In these lives no machine vanishes before its create is answered or
+    looked up, so the broker never repeats a create.
+    """
     sold = Counter(one.attempt for one in rig.services.cloud.of(rig.installation))
     return [f"attempt {attempt} was bought {count} machines" for attempt, count in sold.items() if count > 1]

@@ -48,7 +48,7 @@ ENDLESS = AGENT.model_copy(update={"run_s": 1000.0, "steps": 100_000})
 
 @dataclass(frozen=True, kw_only=True)
 class AgentKind:
-    """How the agent of a machine behaves."""
+    """Behaviour of a machine's agent."""
 
     config: VirtualConfig = AGENT
     faulty: bool = False
@@ -57,7 +57,7 @@ class AgentKind:
 
 @dataclass(kw_only=True)
 class CloudBehaviour:
-    """How the cloud treats one installation from now on."""
+    """The cloud's current behaviour towards one installation."""
 
     kind: AgentKind = field(default_factory=AgentKind)
     regions: tuple[str, ...] = ("here",)
@@ -245,8 +245,8 @@ class LoopbackCloud:
         return [machine for machine in self.of(installation) if machine.live(now)]
 
     def unlisted(self, installation: Installation, attempt: str) -> float | None:
-        """When a broker could first know that the attempt's machines are gone: at the second listing in a row of one
-        process that does not show them after they went. None: nobody looked so often."""
+        """Return the time at which a broker could first prove the absence of the attempt's machines. That is the second
+        consecutive listing of one process without them after their end. None: no process listed so often."""
         machines = [machine for machine in self.of(installation) if machine.attempt == attempt]
         ids, ended = {machine.id for machine in machines}, max(machine.ended for machine in machines)
         without: Counter[str] = Counter()

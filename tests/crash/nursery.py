@@ -74,8 +74,8 @@ def _tell(home: Path) -> None:
 
 
 class Watch:
-    """Of every effect on a file of the home, right before it: written down beside the home, and the process is killed
-    at the one that it is to die at (its number among all; -1: none)."""
+    """Observes every effect on a file of the home, right before it happens. It logs the effect in a file next to the
+    home. It kills the process at the effect number `die_at` (-1: never)."""
 
     def __init__(self, home: Path, die_at: int) -> None:
         self._home, self._die_at, self._seen = f"{home}/", die_at, 0
@@ -99,7 +99,7 @@ EFFECTS = {"open": 0, "os.rename": 1, "os.link": 1, "os.remove": 0, "os.mkdir": 
 
 
 def watched(home: Path) -> Path:
-    """Where it is written down."""
+    """Return the path of the log of effects."""
     return home.with_name(f"{home.name}.watched")
 
 

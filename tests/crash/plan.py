@@ -35,8 +35,8 @@ BUSY_INSTALLATIONS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How many of each; `points` of the plain life and those of the other `lives`: None for none, 1 for all, n for
-    every n-th by the commit."""
+    """Number of kills of each kind. `points` are those of the plain life, `lives` those of the other lives. None means
+    none, 1 all, and n every n-th, offset by the commit."""
 
     points: int | None = None
     lives: int | None = None

@@ -51,14 +51,14 @@ class _Wire:
     gate: Gate
     statements: dict[bytes, str] = field(default_factory=dict)
     status: int = IDLE
-    """Of the transaction, as the server last said."""
+    """Status of the transaction in the server's last answer."""
     written: dict[str, set[str]] = field(default_factory=dict)
-    """By the transaction under way: statements, each with the states that it writes."""
+    """Statements of the current transaction, each with the states that it writes."""
     awaited: tuple[str, int] | None = None
     """The passage whose answer has not come."""
 
     async def forward(self) -> None:
-        """What the client says, until the gate breaks it off or somebody goes."""
+        """Forward the client's messages, until the gate breaks the connection off or one side closes it."""
         await self._pass_first()
         while True:
             head = await self.client.readexactly(5)
@@ -113,7 +113,7 @@ class _Wire:
         return f"commit:{_called(written)}" if written else None
 
     async def answer(self) -> None:
-        """What the server says; an answer that is awaited is held back until it is whole."""
+        """Forward the server's messages; an awaited answer is held back until it is complete."""
         held = bytearray()
         while True:
             head = await self.server.readexactly(5)
@@ -182,7 +182,7 @@ class PostgresProxy:
 
 
 async def _either(wire: _Wire) -> None:
-    """Until one of the two directions ends."""
+    """Forward messages until one of the two directions ends."""
     sides = [asyncio.ensure_future(wire.forward()), asyncio.ensure_future(wire.answer())]
     try:
         await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +241,7 @@ class HttpProxy:
                     return answer
         if request.transport is not None:
             request.transport.abort()
-        return web.Response(status=499)  # for aiohttp's sake: nobody is there to read it
+        return web.Response(status=499)  # aiohttp requires a response; the caller has no connection left to read it
 
     async def _forward(self, request: web.Request, body: bytes) -> web.Response | None:
         """None: who asked has left before its turn at the blob store, and reads change nothing. To answer them all the
@@ -277,7 +277,7 @@ def _call(request: web.Request) -> str:
 
 
 def _kind(parts: list[str]) -> str:
-    """An object's kind: the name of its document, else the folder that it is in."""
+    """Return an object's kind: the name of its document, or otherwise its folder."""
     last = parts[-1]
     if "." in last and "data" not in parts:
         return last

@@ -17,13 +17,13 @@ from tests.crash.services import SharedServices
 from tests.crash.supervised_daemon import LOOK_S
 
 OFTEN = ("commit:claim_", "commit:forget", "blob:get", "blob:list", "blob:head", "cloud:list", "cloud:offers")
-"""What changes nothing anybody could lose, and comes by all the time: its first passage is a point, no other."""
+"""Passages that repeat all the time and whose loss changes no state: only the first passage of each is a point."""
 ALIKE = ("commit:drop_deliveries", "blob:put broker", "blob:delete")
-"""What comes by in every life, and has nothing to do with how it goes: points of the plain one only."""
+"""Passages of every life that do not depend on its events: points of the plain life only."""
 TRIES = 5
-"""Of a life where nobody is killed: on a machine that stands still for seconds, one may turn out as another."""
+"""Tries of an undisturbed life: on a machine that pauses for seconds, a life may take another course."""
 PASSAGES = 3
-"""Of every other name: so many passages of one life are points."""
+"""Number of passages of any other name that are points of a life."""
 ROUND = 10
 """Kills in one installation before it is audited."""
 JOBS = 3
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class Totals:
-    """What a run has come to. The words of `broken` are for people."""
+    """Counts over a run, and messages for the reader in `broken`."""
 
     kills: int = 0
     lost_jobs: int = 0
@@ -51,7 +51,7 @@ class Totals:
     jobs: int = 0
     broken: list[str] = field(default_factory=list)
     passed_by: list[str] = field(default_factory=list)
-    """Which points were missed, with their lives' names."""
+    """Points that were missed, with their lives' names."""
 
     def miss(self, point: str) -> None:
         self.missed += 1
@@ -84,8 +84,8 @@ class Totals:
 
 
 async def enumerate_points(services: SharedServices, name: str = "") -> list[Point]:
-    """Every passage of a life in which nobody is killed, from the daemon's first start to its jobs' end, at both
-    moments; of another one than the plain one, what it does of its own."""
+    """Return every passage of an undisturbed life, from the daemon's first start to its jobs' end, at both moments. A
+    life other than the plain one adds only the passages of its own part."""
     for _ in range(TRIES):
         async with DaemonRig(services) as rig:
             rig.daemon.start()
@@ -192,7 +192,7 @@ async def killed_at_random(
 
 
 async def cut_at_random(services: SharedServices, rounds: int, seed: int, totals: Totals) -> None:
-    """Connections break at any time, half-way through a commit too; nobody is killed."""
+    """Break connections at random times, also half-way through a commit, without a kill."""
     draw = random.Random(f"cuts/{seed}")
     async with DaemonRig(services) as rig:
         daemon = rig.daemon
@@ -210,7 +210,7 @@ async def cut_at_random(services: SharedServices, rounds: int, seed: int, totals
 
 
 async def postgres_killed(services: SharedServices, kills: int, seed: int, totals: Totals) -> None:
-    """SIGKILL of the postmaster and its backends; whoever used it goes on by itself."""
+    """Kill the postmaster and its backends with SIGKILL; their clients recover by themselves."""
     draw = random.Random(f"postgres/{seed}")
     async with DaemonRig(services) as rig:
         rig.daemon.start()

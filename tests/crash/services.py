@@ -34,9 +34,9 @@ BUCKET = "crash"
 ENDPOINT = "aws_endpoint"
 KEYS = {"aws_region": "us-east-1", "aws_access_key_id": "operator", "aws_secret_access_key": "loopback-only"}
 NO_ANSWER = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What asyncpg makes of a server that dies, the last of them where that happens while it connects."""
+"""Errors of asyncpg when a server dies; the last one occurs while it connects."""
 RESTART_S = (0.1, 0.1)
-"""Of PostgreSQL, by its keeper: a back-off between kills that follow each other would measure nothing."""
+"""Back-off before PostgreSQL's restart, constant, because a growing one would distort kills that follow each other."""
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class SharedServices:
     cloud: LoopbackCloud
     moto: str
     turn: asyncio.Lock
-    """At the blob store."""
+    """Lock of the blob store."""
     nursery: Nursery
     folder: Path
     installations: int = 0
@@ -80,7 +80,7 @@ class SharedServices:
         return urlunsplit(urlsplit(self.postgres.dsn)._replace(path=f"/{database}"))
 
     def socket(self) -> str:
-        """Where PostgreSQL listens."""
+        """Return the path of PostgreSQL's socket."""
         folder = dict(part.split("=") for part in urlsplit(self.postgres.dsn).query.split("&"))["host"]
         return f"{folder.replace('%2F', '/')}/.s.PGSQL.{PORT}"
 

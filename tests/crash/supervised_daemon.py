@@ -69,7 +69,7 @@ class SupervisedDaemon:
         key.write_bytes(base64.urlsafe_b64encode(master) + b"\n")
 
     def start(self) -> None:
-        """From now on a daemon that ends is started again."""
+        """Start the daemon, and restart it whenever it ends."""
         self._keeper = asyncio.create_task(self._keep(), name=f"keeper of {self.home.name}")
 
     async def _keep(self) -> None:
@@ -100,7 +100,7 @@ class SupervisedDaemon:
             loop.remove_reader(pidfd)
 
     def signal(self, number: signal.Signals) -> bool:
-        """False: nobody sits here now."""
+        """Send a signal; return False if no daemon runs now."""
         if self._pidfd is None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -154,6 +154,6 @@ class SupervisedDaemon:
         return file.read_text()[-3000:] if file.exists() else ""
 
     def told(self) -> str:
-        """Who sits here, and its last words."""
+        """Return a message on the current process, and its last log lines."""
         sits = "nobody sits here" if self._pidfd is None else f"process {self._number} sits here"
         return f"{self.starts} starts, {sits}; {self.gate.told()}\n{self.log()}"

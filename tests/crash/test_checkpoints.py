@@ -20,7 +20,7 @@ from tests.crash.gate import Point
 from tests.crash.scenes import commit
 
 KILLS = 5
-"""In one test; four tests."""
+"""Number of kills in each of the four tests."""
 STEPS = (
     "worker:write model.safetensors",
     "worker:rename snapshot",

@@ -88,7 +88,9 @@ async def test_postgres_killed(services: SharedServices) -> None:
 
 @pytest.mark.parametrize(("moment", "rows"), [("before", 0), ("after", 1)])
 async def test_a_commit_is_broken_off_where_it_was_said(services: SharedServices, moment: Moment, rows: int) -> None:
-    """`before`: the server has not heard of it. `after`: it is done, and its client does not know."""
+    """`before`: the server has not received the commit. `after`: the commit is done, and the client does not know
+    it.
+    """
     name = f"proxied_{moment}"
     ended: list[str] = []
     gate = Gate(end=lambda: ended.append(name), kill_at=Point(name="commit:insert into t", number=1, moment=moment))

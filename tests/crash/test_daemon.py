@@ -144,7 +144,9 @@ async def test_a_cancelled_job_leaves_no_process(start_daemon: DaemonStarter) ->
 async def test_a_job_outlives_a_broker_that_stays_away_at_no_retry(
     postgres_dsn: str, start_daemon: DaemonStarter
 ) -> None:
-    """Its program is saved and ended once nobody has touched the lease for long, and goes on with the broker."""
+    """Its program is saved and ended after the lease has not been renewed for long, and resumes with the next
+    broker.
+    """
     daemon = await start_daemon(limits={"deadman_s": 15}, database_url=postgres_dsn, boot_s=0.1)
     async with daemon.client() as client:
         job = await submit(client, 0)

@@ -26,7 +26,7 @@ async def services() -> AsyncIterator[SharedServices]:
 
 
 async def test_a_daemon_killed_while_its_home_is_made(services: SharedServices) -> None:
-    """Before its key is in its place; the other effects are in `python -m tests.crash --ci`."""
+    """The kill comes before the key is in its place; `python -m tests.crash --ci` covers the other effects."""
     effects, totals = await home_effects(services), Totals()
     (link,) = (number for number, effect in enumerate(effects) if effect == "os.link master.key")
     await killed_at_file(services, link, totals)

@@ -18,7 +18,7 @@ DEEDS = [
     for passage in LIVES[name].passes
     for moment in ("before", "after")
 ]
-"""What each of them is for."""
+"""Passages for which the other lives exist."""
 TESTS = 4
 
 
@@ -30,13 +30,13 @@ async def services() -> AsyncIterator[SharedServices]:
 
 @pytest.mark.parametrize("name", OTHERS)
 async def test_a_life_comes_by_what_it_is_for(services: SharedServices, name: str) -> None:
-    """By the passages and the ends of its attempts that it names, or `enumerate_points` raises."""
+    """Each life has the passages and the attempts' ends that it names, or `enumerate_points` raises."""
     points = await enumerate_points(services, name)
     assert {life_of(point) for point in points} == {name}
 
 
 async def test_crash_points_are_named_and_held_calls_can_be_aborted() -> None:
-    """What passes is named by its part and what is held may be broken off."""
+    """A passage is named by its part, and a held passage may be broken off."""
 
     async def refuse() -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What an operator sees of machines that no record explains, beside real daemons and from elsewhere."""
+"""An operator's view of machines without a record, on the host of real daemons and from elsewhere."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ async def services() -> AsyncIterator[SharedServices]:
 
 @pytest.fixture(autouse=True)
 def clouds(services: SharedServices, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a command line finds them."""
+    """Make the loopback cloud available to the command line."""
 
     def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, LoopbackProvider]:
         return {NAME: LoopbackProvider(services.cloud.url, installation, state / NAME)}
@@ -78,7 +78,7 @@ async def working(rig: DaemonRig) -> SoldMachine:
 
 
 async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: SharedServices) -> None:
-    """An orphan is told and swept and what only looks like one is left alone."""
+    """An orphan is reported and swept, and machines with similar names are left alone."""
     async with DaemonRig(services) as rig:
         mine, home = f"gb-{rig.installation}-{STRAY}", rig.daemon.home
         twisted = [f"{mine}-copy", mine.upper(), f"{mine}b", mine[:-1], f"my{mine}", mine.replace("-", "_")]
@@ -97,7 +97,7 @@ async def test_orphan_is_reported_and_swept_and_lookalikes_are_spared(services: 
 
 
 async def test_restored_database_only_reports_orphans_until_a_person_acts(services: SharedServices) -> None:
-    """On a restored database orphans are only reported until a person ends them."""
+    """After a restore of the database, orphans are only reported until a person ends them."""
     async with DaemonRig(services) as rig:
         machine, home = await working(rig), rig.daemon.home
         await rig.daemon.leave()
@@ -119,7 +119,7 @@ async def test_restored_database_only_reports_orphans_until_a_person_acts(servic
 
 
 async def test_offline_sweep_acts_only_when_no_broker_lives(services: SharedServices, tmp_path: Path) -> None:
-    """By the clouds' keys and the blob store alone: another home, and no database."""
+    """The sweep needs the clouds' keys and the blob store alone: another home, and no database."""
     blobs = {"blobs": f"s3://{BUCKET}", "blob_options": KEYS | {ENDPOINT: services.moto}}
     (tmp_path / "gpubroker.yaml").write_text(yaml.safe_dump({"providers": {"local": None}, **blobs}))
     async with DaemonRig(services) as rig:

@@ -1,4 +1,4 @@
-"""A daemon beside a cloud that refuses every call, asked by more connections than it answers at once."""
+"""A daemon with a cloud that refuses every call, asked by more connections than it answers at once."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.crash.waits import Within
 
 CALLERS = 2 * REQUESTS
 PAUSE_S = 300
-"""That the refusing cloud asks for."""
+"""Seconds of Retry-After that the refusing cloud sends."""
 
 
 class Refusing:
@@ -46,7 +46,7 @@ class Refusing:
 
 
 async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> None:
-    """A cloud that refuses slows no other and too many callers are told to come again."""
+    """A refusing cloud slows no other cloud, and excess callers receive a Retry-After."""
     async with open_services() as services, Refusing().serves() as busy, DaemonRig(services) as rig:
         rig.daemon.orders["busy"] = busy.url
         rig.daemon.start()
@@ -57,13 +57,13 @@ async def test_refusing_cloud_slows_no_other_and_excess_callers_must_retry() -> 
         assert told[200, None] >= REQUESTS
         verdict = await rig.settle()
         assert (verdict.broken, len(rig.acknowledged)) == ([], len(jobs))
-        # Each kind of call once, and one more for whatever was on its way at its first refusal: not at every look.
+        # Each kind of call is made once, and once more for calls in flight at the first refusal: not at every poll.
         assert set(busy.asked) >= {"/cloud/list", "/cloud/offers"}
         assert max(busy.asked.values()) <= 2, busy.asked
 
 
 async def crowd(daemon: SupervisedDaemon) -> Counter[tuple[int, str | None]]:
-    """What each of many is told, (status, Retry-After), when the daemon finds all of their requests at once."""
+    """Return (status, Retry-After) of many requests that reach the daemon at the same moment."""
     found = json.loads((daemon.home / "client.json").read_text())
     host, port = found["url"].removeprefix("http://").split(":")
     asks = (

@@ -1,8 +1,8 @@
-"""A machine that saves: the trainer's own agent half (restore, commit, prune) and worker half (snapshots), two real
-processes as on a rented machine, forked from one that has torch. Killed at a named step, or by whoever started it.
+"""A machine that saves: the trainer's own agent half (restore, commit, prune) and worker half (snapshots).
 
-Only the training is not real: weights and moments are a function of the step, so whoever restores them knows whether
-they are exactly what was saved. What it does is told line by line in a file, which outlives it.
+Both are real processes as on a rented machine, forked from one that has torch. They are killed at a named step, or by
+the process that started them. Only the training is not real: weights and moments are a function of the step. A restore
+can therefore check that they are exactly the saved ones. The machine reports line by line in a file, which outlives it.
 """
 
 import asyncio
@@ -68,7 +68,9 @@ class Order:
     saves: int
     """Checkpoints until it is done."""
     hurry: bool = False
-    """The next save begins at once, and may overtake the last one; else it waits until that is committed."""
+    """True: the next save begins at once, and may overtake the last one. False: it waits until the last one is
+    committed.
+    """
     large: bool = False
     """The results are sent in parts."""
     kill: tuple[str, int, str] | None = None
@@ -169,7 +171,7 @@ def tensors_of(step: int) -> dict[str, Tensors]:
 
 
 def exact(stored: StoredSnapshot, metrics: Path) -> bool:
-    """Whether it is, bit for bit, what belongs to its step, with the metrics of all steps until then."""
+    """Return True if the snapshot is bit for bit that of its step, with the metrics of all steps until then."""
     same = all(
         set(stored.names(group)) == set(tensors)
         and all(torch.equal(stored.read(group, n), t) for n, t in tensors.items())
@@ -220,7 +222,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
 
 
 def _update(living: dict[str, Tensors], to: dict[str, Tensors]) -> None:
-    """In place, as an optimizer does it."""
+    """Update tensors in place, as an optimizer does."""
     for group, tensors in to.items():
         for name, tensor in tensors.items():
             living[group][name].copy_(tensor)
@@ -242,7 +244,7 @@ def _wait(fact: Callable[[], bool]) -> None:
 
 
 async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
-    """Restores, uploads what the worker leaves, and whatever waits when it has ended: the agent's `_train`."""
+    """Restore, and upload the worker's snapshots, including those left at its end: the agent's `_train`."""
     env = Environment(
         blobs=order.blobs, installation=order.installation, attempt=order.attempt, store_options=order.options,
         workdir=Path(order.folder),
@@ -291,7 +293,7 @@ def live(asked: dict[str, Any]) -> None:
     os.setpgid(0, 0)
     told, run = Told(folder), RunFolder(root=folder / "run")
     run.make()
-    _wait((folder / GO).exists)  # until whoever kills is ready to
+    _wait((folder / GO).exists)  # until the killing process is ready
     agent, worker = os.getpid(), os.fork()
     role = "agent" if worker else "worker"
     kill = Point(name=order.kill[0], number=order.kill[1], moment=order.kill[2]) if order.kill else None  # type: ignore[arg-type]
