@@ -69,7 +69,7 @@ class Agent:
             return await lifecycle.finish(outcome, lifecycle.log.redact(message), code)
 
     def _drain_on_signals(self) -> None:
-        """Save and stop when a signal asks for it."""
+        """Install handlers by which SIGTERM, SIGINT and SIGHUP save and stop."""
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             numbers.append(signal.SIGHUP)
@@ -77,7 +77,7 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._state.end, Outcome.DRAINED, "asked by a signal")
 
     async def _attempt(self) -> AttemptEnd:
-        """Read the spec and run its job while the broker's orders are followed."""
+        """Read the spec and run its job; follow `desired.json` and preemption notices meanwhile."""
         lifecycle = self._lifecycle
         await prepare.insist(lifecycle.renew, prepare.PATIENCE_S)
         spec = await prepare.read_spec(lifecycle.objects, self._env.attempt)
@@ -106,7 +106,7 @@ class Agent:
 
 def main(env: Environment) -> int:
     """Run the agent and return its exit code."""
-    # Only on rented machines: the broker finds the processes of a local machine by their readable environment.
+    # Not on local machines: the broker finds their processes by the environment, which must stay readable.
     if "GPUBROKER_WAY" in os.environ:
         make_undumpable()
     return int(EXIT[asyncio.run(Agent(env).run())])

@@ -63,9 +63,8 @@ class AttemptEnd(NamedTuple):
 def exit_outcome(code: int, *, script: bool, asked: bool, killed_for_memory: bool) -> Outcome:
     """Return the outcome of an exit code.
 
-    A script that ends on its own after it was asked to end has obeyed, unless the exit code names a failure.
-
-    torchrun ends with 1 when it is asked to end.
+    A script that ends after it was asked to end is drained, unless its exit code is one of `OUTCOMES` for a failure.
+    Unknown codes count as drained too, because torchrun then ends with 1.
     """
     if code not in OUTCOMES and killed_for_memory:
         return Outcome.OOM
@@ -78,7 +77,7 @@ def program_result(end: ProgramEnd) -> ProgramResult:
     """Return the meaning of a program's end."""
     report, code, bad_host, pulled = _own_report(end), end.code, False, False
     if report is not None and not end.stopped:
-        # The worker may have been asked to end while it was rolling back.
+        # BACK without a new worker counts as drained: an end was requested during the rollback.
         code = ExitCode.DRAINED if report.code == ExitCode.BACK else report.code
         bad_host, pulled = report.bad_host, report.pulled
     outcome = exit_outcome(code, script=end.script, asked=end.asked, killed_for_memory=end.killed_for_memory)
@@ -98,7 +97,10 @@ def program_result(end: ProgramEnd) -> ProgramResult:
 
 
 def _own_report(end: ProgramEnd) -> Ended | None:
-    """Return the worker's report unless one of this machine's own processes was killed, which is then the reason."""
+    """Return the worker's report, or None if a kill of this machine's own process is the real cause.
+
+    The report then only states that another process ended.
+    """
     pulled = end.report is not None and end.report.pulled
     return None if pulled and end.code == 128 + signal.SIGKILL else end.report
 
@@ -120,7 +122,8 @@ def _signal_name(number: int) -> str:
 def attempt_end(result: ProgramResult, *, uploaded: bool, ending: Ending | None) -> AttemptEnd:
     """Return the end of the attempt; `uploaded`: the blob store has everything that the program saved.
 
-    `ending`: why the attempt had to end early, if it had to. A completed attempt still needs its results verified.
+    `ending`: why the attempt had to end early; None: it did not. The caller still verifies the results of a completed
+    attempt.
     """
     outcome, code = result.outcome, result.code
     if outcome is Outcome.COMPLETED:

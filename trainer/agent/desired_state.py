@@ -1,4 +1,4 @@
-"""Watcher of the broker's requests, and of the broker's presence."""
+"""Watcher of the broker's requests and of the broker's lease."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ class DesiredStateWatcher:
             await asyncio.sleep(self._state.limits.poll_s)
 
     async def once(self) -> None:
-        """Read each object once, the grant first, since reading the others may need it. Raises: ObjectStoreError."""
+        """Read each object once. The grant is first, since the other reads may need it. Raises: ObjectStoreError."""
         try:
             await self._renew()
         except UnusableInput as e:

@@ -18,18 +18,18 @@ from trainer.objectstore.objects import Objects, ObjectStoreError
 LAST_BEAT_S = 30.0
 """Seconds for which the last heartbeat is retried; the machine's shutdown delay starts after it."""
 FOLLOW_BEATS = 3
-"""Heartbeat intervals that a failed node waits for the report of node 0, which the failure stops too."""
+"""Heartbeat intervals that a failed node waits for the report of node 0, because the failure stops node 0 too."""
 PULLED_BEATS = 9
-"""Heartbeat intervals that a node waits if it failed only because another node ended, which reports the cause."""
+"""Heartbeat intervals that a node waits if it failed only because another node ended; that node reports the cause."""
 
 WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
-"""Outcomes that other nodes do not report; node 0 reports them."""
+"""Outcomes that only node 0 reports."""
 
 
 class FinalReport:
     """Writer of one machine's final report.
 
-    Node 0 reports the outcome. Another node that fails reports too, since node 0 may wait for it for ever.
+    Node 0 reports the outcome. Another node that fails reports too, because node 0 may wait for that node for ever.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class FinalReport:
     async def await_first_machine(self, outcome: Outcome, message: str, log: Callable[[str], None]) -> None:
         """Keep a successful node other than 0 alive until `final.json` exists.
 
-        Node 0 may still save and deliver for long, while a machine shuts down some time after its agent. The
-        wait is limited by the longest delivery, and by the time left once the attempt must end.
+        This machine shuts down soon after its agent ends, but node 0 may still save and deliver for a long time. The
+        limits are the longest delivery, and the remaining time once the attempt must end.
         """
         if self._env.node == 0 or outcome not in WELL:
             return
@@ -55,7 +55,7 @@ class FinalReport:
                     await asyncio.sleep(self._state.limits.heartbeat_s)
 
     async def _is_written(self) -> bool:
-        """Return True if `final.json` exists, and False if the store cannot be read."""
+        """Return True if `final.json` exists; False if it is absent or the store cannot be read."""
         with contextlib.suppress(ObjectStoreError):
             return await self._objects.read(object_keys.final(self._env.attempt)) is not None
         return False
@@ -80,7 +80,7 @@ class FinalReport:
             print(f"final.json cannot be written: {e}", file=sys.stderr)
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
-        with contextlib.suppress(ObjectStoreError):  # the broker finds final.json in time, since heartbeats stop
+        with contextlib.suppress(ObjectStoreError):  # once heartbeats stop, the broker looks for final.json anyway
             await prepare.insist(self._beater.send, LAST_BEAT_S)
         return outcome
 

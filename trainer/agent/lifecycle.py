@@ -80,9 +80,11 @@ class AttemptLifecycle:
             self.objects.renew(self.env.blobs, {**self.env.store_options, **self._sealed.store_options})
 
     async def fetch(self, action: Awaitable[T]) -> T:
-        """Await `action` within the time that the attempt has left: none after a stop, the drain budget after a drain.
+        """Await `action`, without a limit until the attempt must end.
 
-        Raises: UnusableInput when that time is over.
+        After a drain request the drain budget is the limit; after a stop request there is no time left.
+
+        Raises: UnusableInput when the time is over.
         """
         try:
             async with self.state.in_time():
@@ -93,7 +95,7 @@ class AttemptLifecycle:
             raise UnusableInput(ending.outcome, f"{ending.reason}; it was still being prepared") from None
 
     async def restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[RowSkip, ...] = ()) -> bool:
-        """Restore the newest usable checkpoint into `folder`, and return whether there is one."""
+        """Restore the newest usable checkpoint into `folder`; return False if there is none."""
         restored = await self.fetch(prepare.restore(self.objects, spec, origin, folder, self.log_line, jumps))
         if restored is not None:
             key, manifest = restored
@@ -177,7 +179,7 @@ class AttemptLifecycle:
     async def conclude(self, child: Child, code: int, saver: Saver, *, script: bool, whole: bool = True) -> AttemptEnd:
         """Upload the last checkpoints and return the end of the attempt.
 
-        `whole`: a snapshot holds everything that the program left.
+        `whole`: True if a snapshot holds everything that the program left.
         """
         result = program_result(self._program_end(child, code, script=script))
         self.state.ran_out, self.state.bad_host, self._pulled = result.ran_out, result.bad_host, result.pulled

@@ -1,8 +1,8 @@
 """Preemption notices from the machine's cloud.
 
-AWS publishes them in the instance's metadata service. RunPod signals the container's first process, which the trainer's
-image records in a file. Vast stops machines without notice. Sources: AWS EC2 user guide, "Spot Instance interruption
-notices" and "Retrieve instance metadata" (IMDSv2).
+AWS publishes them in the instance's metadata service. RunPod sends a signal to the container's first process; in the
+trainer's image, this process writes the notice to a file. Vast stops machines without notice. Sources: AWS EC2 user
+guide, "Spot Instance interruption notices" and "Retrieve instance metadata" (IMDSv2).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class NoAnswer(Exception):
 
 
 def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
-    """Return the source in GPUBROKER_NOTICES: `imds`, `first_process` or another URL; None for `off` or unset."""
+    """Return the URL of the source in GPUBROKER_NOTICES (`imds`, `first_process` or a URL); None: `off` or unset."""
     given = env.get("GPUBROKER_NOTICES") or "off"
     return {"off": None, "imds": METADATA, "first_process": NOTICE.as_uri()}.get(given, given)
 
@@ -59,7 +59,7 @@ def _drain_before(state: AgentState, left_s: float, hurry: Callable[[], None]) -
 
 
 class WrittenNotice:
-    """Notice in a file, which the container's first process writes on SIGTERM; it holds the seconds left."""
+    """Poller of the file with the remaining seconds that the container's first process writes on SIGTERM."""
 
     def __init__(self, path: Path, state: AgentState, *, hurry: Callable[[], None]) -> None:
         self._path, self._state, self._hurry = path, state, hurry
@@ -81,7 +81,7 @@ class WrittenNotice:
 
 
 class Metadata:
-    """Client of IMDSv2: a session token first, then plain reads. Never uses a proxy; waits a second at most."""
+    """Client of IMDSv2, which requires a session token. Uses no proxy; a request takes at most ANSWER_S."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

@@ -54,7 +54,8 @@ class TrainRunner:
                 code = await lifecycle.supervise(child, saver, ask=self._state.run.drain.touch)
                 self._state.phase = "saving"
                 lifecycle.beater.now()
-                # A restarted agent would send a partial upload again. For a script, the last snapshot is still to come.
+                # The end of this block cancels an upload, and all its bytes would then be sent again. A script job does
+                # not wait here, because its last snapshot is not taken yet.
                 await saver.settle()
             report = lifecycle.worker_report()
             if report is None or report.code != ExitCode.BACK or self._state.ending is not None:

@@ -2,8 +2,8 @@
 
 Weights and moments change only in the optimizer's update, so a thread copies them to host memory during the next
 forward and backward. The loop waits only if the copy is not finished by the next update. The same thread then writes to
-a folder that is renamed when complete. Processes with parts of the state write concurrently; one of each machine waits
-for the others of that machine.
+a folder that is renamed when complete. Processes that hold parts of the state write concurrently. The first writer of
+each machine waits for the other writers there, and then renames the folder.
 """
 
 import contextlib
@@ -96,8 +96,8 @@ class LocalSnapshot:
     journalled: bool = True
     """True if `metrics` has all rows; a full disk may have prevented one."""
     artifacts: Path | None = None
-    """Folder of the results to include; None: no results. The folder stays, because another attempt needs it if a
-    process fails.
+    """Folder of the results to include; None: no results. It is not removed, because a retry needs it if a process
+    cannot write.
     """
     complete: bool = False
     still: bool = False
@@ -152,7 +152,7 @@ class StoredSnapshot:
         return self.plan.tensors[group][name].shape
 
     def read(self, group: str, name: str, window: Window | None = None) -> torch.Tensor:
-        """Return a window of a tensor, the whole tensor by default. Raises: KeyError, ValueError if it is missing."""
+        """Return a window of a tensor, by default the whole tensor. Raises: KeyError, ValueError if it is absent."""
         whole = self.plan.tensors[group][name]
         wanted = window or ((0,) * len(whole.shape), whole.shape)
         if math.prod(wanted[1]) and overlap(((0,) * len(whole.shape), whole.shape), wanted) != wanted:
@@ -247,9 +247,9 @@ class Snapshots:
             self._error = e
 
     def failure(self) -> str:
-        """Return why the last finished snapshot could not be written, once.
+        """Return why the last snapshot could not be written; empty if it was written or is in progress.
 
-        Empty: it was written, or is in progress.
+        Each failure is returned once.
         """
         if self.busy:
             return ""
@@ -332,8 +332,8 @@ class Snapshots:
 def _to_host(tensors: Mapping[str, Local], *, copy: bool = True) -> Tensors:
     """Return tensors in host memory.
 
-    With `copy` tensors there are copied too; without, only those that share memory, which safetensors does not
-    write.
+    `copy`: True copies also tensors that are in host memory already. False copies of those only tensors that share
+    memory, because safetensors rejects them.
     """
     copies: Tensors = {}
     memories: set[int] = set()

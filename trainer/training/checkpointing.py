@@ -40,7 +40,7 @@ class Unsaved(Enum):
 
 @dataclass(frozen=True)
 class SavedAt:
-    """Position in the training that this process's newest snapshot without results holds."""
+    """Position in the training at which this process's newest snapshot without results was taken."""
 
     step: int
     micro_batch_index: int
@@ -66,7 +66,7 @@ class CheckpointSources:
 
 
 class CheckpointManager:
-    """Checkpoint manager of one process; methods that all processes must enter say so."""
+    """Checkpoint manager of one process. Where a docstring says "all processes enter", the method is collective."""
 
     def __init__(self, sources: CheckpointSources) -> None:
         self._sources, self._trained, self._report = sources, sources.trained, sources.report
@@ -85,7 +85,7 @@ class CheckpointManager:
         self._began = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return True if the next snapshot is due; earlier after a failed one."""
+        """Return True if the next snapshot is due. After a failed one it is due within RETRY_S."""
         interval = self._interval()
         if self.report_save_failure():
             self._began = time.monotonic() - interval + min(RETRY_S, interval)
@@ -108,7 +108,10 @@ class CheckpointManager:
         return bool(reason)
 
     def save(self, progress: Progress, artifacts: Path | None = None, *, last: bool = False) -> None:
-        """Begin a snapshot; all processes enter after the same micro-batch. `last`: nothing changes after it."""
+        """Begin a snapshot; all processes enter after the same micro-batch.
+
+        `last`: True if no tensor changes until the snapshot is written.
+        """
         self._began = time.monotonic()
         progress = self._described(progress)
         held, writer = self._held(with_gradients=progress.micro_batch_index > 0), self.snapshots.writer
@@ -131,7 +134,7 @@ class CheckpointManager:
         )
 
     def _described(self, progress: Progress) -> Progress:
-        """Return the progress with what a later start compares or restores."""
+        """Return the progress with the environment, scaler and fingerprints that a later start compares or restores."""
         scaler = self._accelerator.scaler
         return progress.model_copy(
             update={
@@ -192,7 +195,7 @@ class CheckpointManager:
     def restore(self, *, micro_rows: int) -> Progress:
         """Restore everything that the next step depends on, and return the progress; all processes enter.
 
-        `micro_rows`: rows of a micro-batch now.
+        `micro_rows`: rows of a micro-batch in this run.
 
         Raises: Fault.
         """
@@ -227,7 +230,7 @@ class CheckpointManager:
             )
 
     def _begin_journal(self, source: Path | None) -> None:
-        """Begin the journal; only the first process of each machine does, and the first of all appends to it."""
+        """Begin the journal on the first process of each machine; only the first process of all appends to it."""
         if self._accelerator.is_local_main_process:
             self.journal.begin(source)
 

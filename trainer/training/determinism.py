@@ -15,7 +15,7 @@ LACKS = re.compile(r"(\S+) does not have a deterministic implementation")
 def begin() -> None:
     """Prefer deterministic kernels until `insist` can require them.
 
-    With `warn_only` attention may use kernels that add in any order, so this is not enough.
+    This is not enough: with `warn_only`, attention may use kernels whose order of additions varies.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Meant for debugging: it writes NaNs into every new tensor.
@@ -28,7 +28,7 @@ def insist() -> None:
 
 
 def lacking(step: Callable[[], None]) -> str:
-    """Return the operations of a step without a deterministic kernel; empty: none. The step is not interrupted."""
+    """Run `step` to its end and return its first operation without a deterministic kernel; empty: all have one."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step()
@@ -51,8 +51,8 @@ def settle(lacks: str) -> None:
 
 @contextlib.contextmanager
 def leniently() -> Iterator[None]:
-    """Context manager that allows other kernels in code that trains nothing."""
-    insisted = torch.get_deterministic_debug_mode() == 2  # raises for each such operation
+    """Context manager that allows nondeterministic kernels in code that trains nothing."""
+    insisted = torch.get_deterministic_debug_mode() == 2  # a nondeterministic operation raises
     if insisted:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:

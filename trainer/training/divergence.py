@@ -1,9 +1,9 @@
 """Reaction to bad steps by policy (skip, roll back, fail), and detection of unusual steps.
 
-The rules are pure functions of the steps so far and part of the checkpoint, so an interrupted run decides as an
-uninterrupted one. A rollback has a target step. The worker recomputes the steps from an older checkpoint to that step,
-bit by bit, and then skips the rows of the bad steps. Chowdhery et al. 2022 (PaLM, section 5.1) did so, went back about
-100 steps and left out 200 to 500 batches.
+The rules are pure functions of the steps so far, which the checkpoint records, so a resumed run decides as an
+uninterrupted one. A rollback has a target step. The worker restores an older checkpoint, recomputes the steps up to the
+target with identical bits, and then skips the rows of the bad steps. Chowdhery et al. 2022 (PaLM, section 5.1) did so,
+went back about 100 steps and left out 200 to 500 batches.
 """
 
 import math
@@ -16,7 +16,9 @@ from trainer.contract.guard import GuardConfig
 WINDOW = 64
 """Number of latest good steps with which a new step is compared."""
 ENOUGH = 16
-"""Number of good steps before the first comparison, because early steps are noisy; also steps between two reports."""
+"""Number of good steps before the first comparison, because early steps are noisy. Also the smallest number of steps
+between two reports.
+"""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution per median absolute deviation."""
 LEAST = 0.02

@@ -45,9 +45,9 @@ def heldout(
 
 
 def as_trained(config: TrainConfig, accelerator: Accelerator) -> contextlib.AbstractContextManager[Any]:
-    """Return the context for direct calls of parts of a model.
+    """Return the context for calls of a model that bypass accelerate's wrapper.
 
-    It is autocast over a quantised base, whose norms have a wider type than the head.
+    It is autocast if the base is quantised, because the norms then have a wider type than the head.
     """
     return accelerator.autocast() if config.quantised else contextlib.nullcontext()
 

@@ -137,7 +137,7 @@ class Evaluator:
         return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
 
     def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
-        """Repeat an action of all processes until it fails in none; it may take longer than a collective waits.
+        """Repeat an action of all processes until it succeeds in all; it may exceed the timeout of a collective.
 
         `wanted`: bytes needed.
 
@@ -173,10 +173,10 @@ class Evaluator:
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
     def written(self, *, alone: bool) -> list[str]:
-        """Return what the current weights generate for the prompts; blanks where that fails.
+        """Return the text or picture that the current weights generate for each prompt; empty texts on failure.
 
-        A failed sample ends no training. `alone`: no other process is in step with this one, which may leave at
-        any time.
+        A failure does not end the training. `alone`: True if no other process runs in step with this one, so that this
+        process may leave at any time.
 
         Raises: Drained if `alone`.
         """

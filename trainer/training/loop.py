@@ -107,7 +107,7 @@ class TrainingLoop:
             self._report.log(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
 
     def run(self) -> None:
-        """Train to the end and leave the complete snapshot. Raises: Drained, after saving, when asked to stop."""
+        """Train to the end and write the snapshot with the results. Raises: Drained, after saving, if asked to stop."""
         self._check_determinism()
         self._restore()
         self._checkpoints.start()
@@ -133,7 +133,7 @@ class TrainingLoop:
             self._metrics.close()
 
     def _save_last(self) -> None:
-        """Save a last checkpoint. No process waits for a message of another, which may be about to end."""
+        """Save a last checkpoint. No process waits for a message of another process, because that may be ending."""
         if self._arrangement.world == 1 and self._checkpoints.has(self._progress):
             return
         self._checkpoints.save(self._progress, last=True)
@@ -175,7 +175,7 @@ class TrainingLoop:
     def _should_continue(self) -> bool:
         """Evaluate before the next step and return True if training continues.
 
-        An evaluation after the last step would be lost in a stop between them.
+        An evaluation directly after each step would be lost if the process stopped between the two.
         """
         if self._progress.step >= self._setup.total_steps:
             return False
@@ -285,7 +285,7 @@ class TrainingLoop:
         return loss, metrics
 
     def _choose_rate(self) -> None:
-        """Choose the learning rate that the job leaves to the trainer; the first start of a run fixes it."""
+        """Choose the learning rate if the job has `lr: auto`; the first start of a run fixes it."""
         restored = self._progress.rate if self._setup.rate.source else None
         chosen = (restored or self._setup.rate) if self._setup.rate.source else None
         self._progress = self._progress.model_copy(update={"rate": chosen})
@@ -302,7 +302,7 @@ class TrainingLoop:
         folder, trained = self._run.root / "artifacts", self._progress.step > first
         if trained and self._results_may_be_slow() and not self._checkpoints.has(self._progress):
             self._checkpoints.save(self._progress)
-            self._checkpoints.snapshots.before_update()  # the results may be made of other weights
+            self._checkpoints.snapshots.before_update()  # writing the results may load the best weights
         try:
             self._write_results(folder)
         except Drained:
@@ -318,14 +318,17 @@ class TrainingLoop:
     def _results_may_be_slow(self) -> bool:
         """Return True if the results may finish much later than the training, or not at all.
 
-        The trained state is then saved first. With held-out rows alone a single process leaves at once when
-        asked to.
+        The trained state is then saved first. A single process with held-out rows, but without samples and merge, is
+        exempt, because it stops at once when asked to.
         """
         config, several = self._config, self._arrangement.world > 1
         return bool(config.samples.prompts) or config.output.merge or (bool(self._setup.heldout_rows) and several)
 
     def _save_without_results(self, unfinished: Path) -> bool:
-        """Return True if the trained state is saved, in the disk space that the results leave; all processes enter."""
+        """Remove the unfinished results and save the trained state in their place on the disk; all processes enter.
+
+        Return True if it is saved.
+        """
         if self._accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)
         if self._checkpoints.has(self._progress):
@@ -350,7 +353,7 @@ class TrainingLoop:
         self._evaluator.insist(
             lambda: self._checkpoints.finish(self._progress, folder), lambda: self._checkpoints.checkpoint_bytes(folder)
         )
-        if self._accelerator.is_main_process:  # only after all have written their parts: each attempt needs it
+        if self._accelerator.is_main_process:  # only after all have written their parts: each retry needs the folder
             shutil.rmtree(folder, ignore_errors=True)
 
     def _set_status(self, **changes: Any) -> None:

@@ -60,13 +60,13 @@ def early_stop_reason(config: SelectionConfig, scores: Scores) -> str:
 
 
 class Selection:
-    """Selection that holds the weights of the best evaluation in host memory if requested.
+    """Choice of the result's weights. If `best` is configured, it holds the best evaluation's weights in host memory.
 
     `min_delta` applies to early stopping only: any improvement makes an evaluation the best.
     """
 
     def __init__(self, config: SelectionConfig, job: str = "") -> None:
-        """Create for a job; its id matters because scores of other held-out rows cannot be compared."""
+        """Create for a job. Its id matters, because jobs have different held-out rows and incomparable scores."""
         self.config = config
         self._by = f"{job} {config.metric}".strip()
         self._weights: dict[str, torch.Tensor] = {}
@@ -91,7 +91,7 @@ class Selection:
         return {name: replace(current, tensor=self._weights[name]) for name, current in parameters.items()}
 
     def restore(self, stored: StoredSnapshot, parameters: Mapping[str, torch.Tensor]) -> Progress:
-        """Return the checkpoint's state with the scores that count here.
+        """Return the checkpoint's progress with the scores that are valid in this run.
 
         Scores of another job or by another metric are dropped, and so are scores whose weights should have been
         saved but were not.

@@ -14,8 +14,8 @@ PAUSES_S = (0.5, 1.0, 2.0)
 upload frees disk space.
 """
 PATIENCE_S = 3 * 3600.0
-"""Largest seconds of waiting for uploads that free a full disk. An upload may never end, because it needs the part
-of another machine.
+"""Longest wait, in seconds, for uploads that free a full disk. An upload that needs another machine's part may never
+end.
 """
 
 
@@ -33,7 +33,7 @@ def write_with_retries(
     folder: Path,
     wanted: Callable[[], int],
 ) -> None:
-    """Repeat an action of all processes until it fails in none; it returns why it failed, or an empty text.
+    """Repeat an action of all processes until it succeeds in all. It returns why it failed, or an empty text.
 
     `agree`: true for all processes if true for one. `waiting`: returns whether other checkpoints are on this disk,
     which counts only if this disk fails. `leave`: called by all before another attempt; may raise. `folder`: target

@@ -129,4 +129,4 @@ if __name__ == "__main__":
         die_with_parent(os.getppid())  # the launcher starts each process in its own session
     code = main(Path(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(code)  # see parallel._NEVER_FREED
+    os._exit(code)  # see parallel.ddp._NEVER_FREED

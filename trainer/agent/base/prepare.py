@@ -177,9 +177,9 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
     """Return the result of `load` for the first usable candidates, or None if none is usable.
 
     The order is: checkpoints of this attempt (after a restart of the agent), then those of its job that the spec
-    names. For a start from another job: the first checkpoint named, then the newest that job has now, then the
-    others named. A running job deletes checkpoints that it has passed, and may keep far older ones. Each machine
-    searches on its own.
+    names. For a start from another job: the first checkpoint that the spec names, then all that the other job stores
+    now, newest first, then the rest that the spec names. A running job deletes old checkpoints, except some far older
+    ones. Each machine searches on its own.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
     candidates = [*await protocol.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
@@ -191,7 +191,7 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
             return loaded
         named = (*await _elsewhere(objects, spec), *spec.resume_from)
         left = [key for key in dict.fromkeys(named) if key not in tried]
-        candidates = left[:1] if looks_left > 1 else left  # the next candidate may have been deleted by then
+        candidates = left[:1] if looks_left > 1 else left  # list again before each one, because it may be deleted
         if not candidates:
             break
     return None

@@ -30,11 +30,11 @@ from trainer.core.ipc import RunFolder, Status
 MESSAGE = 500
 """Largest number of characters of a message."""
 AT_ONCE = 5
-"""Messages of a kind reported at once; later ones follow growing pauses. The broker stores only 100 messages of a
-start.
+"""Messages of one kind before the first pause. A pause drops further messages of the kind, because the broker stores
+only 100 messages per start of an agent.
 """
 TRIES = ("upload_waits", "save_failed")
-"""Kinds that each failed try of the same action repeats; only the first is reported at once."""
+"""Kinds of messages that each failed try of an action repeats; their pauses begin after the first message."""
 PAUSE_S = 60.0
 """Seconds of the first pause; each pause doubles the previous one."""
 LOOK_S = 0.1
@@ -58,7 +58,7 @@ class Ending:
 
     @property
     def saves(self) -> bool:
-        """Return False if the attempt must end at once."""
+        """False if the attempt must end at once."""
         return self.save or self.finish
 
     def withdraw(self) -> None:
@@ -68,7 +68,7 @@ class Ending:
 
 @dataclass(kw_only=True)
 class AgentState:
-    """State that one task each writes and all tasks read; one event loop, so no locks."""
+    """State shared by the agent's tasks. Each part has one writing task; one event loop needs no locks."""
 
     env: Environment
     run: RunFolder
@@ -157,7 +157,7 @@ class AgentState:
             yield
 
     async def _hasten(self, limit: asyncio.Timeout) -> None:
-        """Move the limit forward; a notice may arrive at any time, also after the end was requested."""
+        """Shorten the limit once the attempt must end. A later preemption notice may shorten it further."""
         loop, latest = asyncio.get_running_loop(), limit.when() or math.inf
         while not limit.expired():  # an expired limit cannot be moved
             if self.ending is not None:
@@ -171,7 +171,10 @@ class AgentState:
         return self._status
 
     def add_message(self, kind: str, message: str) -> None:
-        """Add a message for the user; `kind` as in `AgentMessage`. Repeated messages follow pauses that double."""
+        """Add a message for the user, unless messages of its `kind` are paused; each pause doubles the previous one.
+
+        `kind`: as in `AgentMessage`.
+        """
         now, before = self.clock(), sum(earlier.kind == kind for earlier in self._messages)
         if now < self._silent_until.get(kind, -math.inf):
             return

@@ -22,7 +22,7 @@ MEETING_PORTS = range(20_000, 32_768)
 
 
 def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
-    """Return the worker's arguments, with a launcher for several processes."""
+    """Return the worker's command line; for several processes it starts a launcher."""
     each = max(1, world.gpus_per_node)
     if world.nodes * each == 1:
         return [sys.executable, "-m", "trainer.training.worker", str(run.root)]
@@ -86,7 +86,7 @@ class Child:
         self._output = output
         self._oom_before = oom_before
         self.asked = False
-        """True once the child must end early; it was still running at that moment."""
+        """True once the child must end early; only set while the child still runs."""
         self.stopped = False
         """True once the agent itself has killed the child."""
 
@@ -94,8 +94,8 @@ class Child:
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> "Child":
         """Start `argv`, never through a shell.
 
-        The pipe is created here, because asyncio's PIPE delays `wait` until every heir of the child has closed
-        it too.
+        The pipe is created here, because with asyncio's PIPE `wait` returns only after all descendants have closed the
+        inherited pipe.
         """
         tied = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *argv]
         reading, writing = os.pipe()

@@ -43,7 +43,7 @@ class FirstProcess:
         if self._terminated_at is not None:
             os.kill(self._child, signal.SIGTERM)
         code = self._collect()
-        if self._terminated_at is not None:  # everything ends with this process, the agent's last save too
+        if self._terminated_at is not None:  # the container ends with this process, but the agent may still save
             time.sleep(max(0.0, self._terminated_at + self._grace_s - time.monotonic()))
         return code if code >= 0 else 128 - code
 

@@ -39,7 +39,7 @@ class Saver:
         log: Callable[[str], None],
         committed: Callable[[float], None],
     ) -> None:
-        """Create; `committed` receives the seconds of work of each commit."""
+        """Create the uploader. `committed`: called after each commit with its seconds of work."""
         self._objects, self._state, self._origin, self._config = objects, state, origin, config
         self._guard = guard
         self._log, self._committed = log, committed
@@ -117,7 +117,7 @@ class Saver:
     async def once(self) -> None:
         """Commit the newest snapshot, if any. Raises: ObjectStoreError; the snapshot then stays.
 
-        A snapshot is removed uncommitted if its place in the store has content that it cannot use.
+        A snapshot is removed without a commit if the store has unusable content under its key.
         """
         async with self._busy:
             waiting = self._state.run.waiting()

@@ -1,4 +1,4 @@
-"""Sender of heartbeats, from the start and while the worker imports, saves or hangs."""
+"""Sender of heartbeats. They begin with the agent and continue while the worker imports, saves or hangs."""
 
 import asyncio
 import contextlib

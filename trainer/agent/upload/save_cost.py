@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LATEST = 3
-"""Number of latest saves whose fastest counts; a slower save is due to the store or a busy machine."""
+"""Number of latest saves. The fastest of them counts, because slower ones are due to the store or a busy machine."""
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """Snapshots of the folder with a script's checkpoints.
 
-A snapshot is taken when the tree does not change. A tree that changes all the time is copied file by file, each
-consistent in itself. A program that writes constantly should write a temporary file and rename it.
+A snapshot is taken when the tree does not change. If the tree changes all the time, only each single file is consistent
+in the snapshot. A program that writes constantly should write a temporary file and rename it.
 """
 
 import asyncio
@@ -50,7 +50,10 @@ class ScriptTree:
         self._saved: Listing = listing(tree)
 
     async def run(self) -> None:
-        """Take a snapshot at every interval, when two listings agree or retries are exhausted, until cancelled."""
+        """Take a snapshot after every interval, until cancelled.
+
+        A snapshot waits until two listings agree, for at most PATIENCE checks.
+        """
         pause_s = self._every_s()
         while True:
             await asyncio.sleep(pause_s)

@@ -52,7 +52,7 @@ class ExampleReader:
         cache: Path | None = None,
         data_sha256: str = "",
     ) -> Sequence[Any]:
-        """Return the parsed row of each usable row; rows of a dataclass are on the disk. Raises DataError.
+        """Return the parsed usable rows, memory-mapped if they are of a dataclass. Raises DataError.
 
         `cache`: folder of the token cache, which all processes of this machine share; None: a temporary folder.
         `data_sha256`: hash of the data; empty: the cache is not reused.
@@ -83,7 +83,7 @@ class ExampleReader:
     def _read_cached(
         self, path: Path, data_format: Any, tokenizer: Any, observe: RowObserver | None, folder: Path, data_sha256: str
     ) -> Sequence[Any]:
-        """Return the folder's parsed rows, which are written first if they do not exist or have another identity."""
+        """Return the parsed rows in `folder`; write them first if they are absent or were parsed from other inputs."""
         assert self._parsed_type is not None
         identity = self._identity(data_format, tokenizer, data_sha256)
         note = rows_note(folder) if data_sha256 and observe is None else None
@@ -112,7 +112,7 @@ class ExampleReader:
     def _read_rows(
         self, path: Path, data_format: Any, observe: RowObserver | None, append: Callable[[Any], None]
     ) -> None:
-        """Pass each usable row to `append`, parsed. Raises DataError for an error that concerns all rows."""
+        """Parse all rows and pass the usable ones to `append`. Raises DataError for an error that concerns all rows."""
         self.rows, self.bad_rows, self.faults = 0, 0, []
         columns: dict[str, Any] = {}
         for number, row in enumerate(each_row(path, data_format, self._where), 1):

@@ -69,7 +69,10 @@ def _scaled_to_8_bits(picture: Image.Image) -> Image.Image:
 
 
 def spare_threads() -> int:
-    """Return the number of cores of this process without its training thread; Pillow decodes without the GIL."""
+    """Return the number of decoding threads: this process's share of the cores, less one for training.
+
+    Threads suffice, because Pillow decodes without the GIL.
+    """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // processes - 1))
 
@@ -84,7 +87,7 @@ class ImagePrefetcher:
         self._next: dict[int, Future[Array]] = {}
 
     def begin(self, rows: Mapping[int, Row]) -> None:
-        """Start to load the next step's rows, by number; the rows of the previous call are the current step's."""
+        """Start to load the next step's rows, by number. The current step's rows are those of the previous call."""
         self._now, self._next = self._next, {number: Future() for number in rows}
         queue = deque(rows.items())
         for _ in range(min(self._threads, len(queue))):

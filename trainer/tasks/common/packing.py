@@ -35,9 +35,9 @@ class Pack:
 
 
 def packed(rows: Sequence[Example], capacity: int) -> list[Pack]:
-    """Pack rows by best fit, longest first: within 22 % of the fewest sequences of `capacity` tokens.
+    """Pack rows into sequences of `capacity` tokens by best fit, longest first.
 
-    Source: Johnson 1973.
+    The number of sequences is at most 22 % above the optimum (Johnson 1973).
     """
     packs: list[list[Example]] = []
     free: list[tuple[int, int]] = []  # (free tokens, number of the pack), sorted
@@ -76,7 +76,7 @@ def collate(packs: Sequence[Pack], pad: int, device: torch.device) -> dict[str, 
 def check(model: Any, device: torch.device) -> None:
     """Raise UserFault for a model in which a row of a pack attends to the row before it.
 
-    Other tokens in the first row must not change a single bit of the second row's logits.
+    If only the tokens of the first row change, the second row's logits must keep every bit.
     """
     model.eval()
     try:

@@ -1,7 +1,7 @@
 """Data of a task: rows become parsed rows, examples, and batches of tensors.
 
-A parsed row is the part of an example that depends on its own row alone; the token cache has the parsed rows. An
-example may depend on all rows, e.g. if it contains the number of a label.
+A parsed row depends on its own row alone; the token cache stores parsed rows. An example is made from a parsed row and
+may also depend on all other rows, e.g. if it contains the number of a label.
 """
 
 from abc import ABC, abstractmethod
@@ -59,8 +59,8 @@ class TaskData(ABC, Generic[E]):
     ) -> tuple[Sequence[E], int]:
         """Return the examples with a target, and the number of usable rows without one.
 
-        `cache`, `data_sha256`: see `ExampleReader.read`. Raises UserFault, and DataFault, also for a larger share of
-        bad rows than `data.bad_share`.
+        `cache`, `data_sha256`: see `ExampleReader.read`. Raises UserFault. Raises DataFault, e.g. if the share of bad
+        rows exceeds `data.bad_share`.
         """
         self._prepare()
         try:
@@ -151,7 +151,7 @@ class TaskData(ABC, Generic[E]):
 
     @abstractmethod
     def targets(self, example: E) -> int:
-        """Return the number of losses of an example, of which the step's loss is the mean; 0: it is left out."""
+        """Return the number of losses of an example; an example with 0 is left out. A step's loss is their mean."""
 
     @abstractmethod
     def collate(self, examples: Sequence[E], device: torch.device) -> Batch:
@@ -165,7 +165,7 @@ class TaskData(ABC, Generic[E]):
         return by_size(examples, count, self.size)
 
     def begin_step(self, step: int) -> None:
-        """Prepare for the batches of a step. An evaluation has a `step` that no training step has."""
+        """Prepare for the batches of a step. An evaluation passes a number that no training step has."""
 
     def prepare_ahead(self, examples: Sequence[E]) -> None:
         """Start threads that prepare this process's examples of the next step, if `prepares_ahead`.

@@ -54,7 +54,7 @@ class TaskModel(ABC, Generic[D]):
         config = loading.config_of(self.config)
         options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
         if loading.has_own_class(self.config, config, self.architecture):
-            # Without it the current code would be loaded, not the revision that the user read.
+            # Without `code_revision`, transformers would load the current code, not the revision that the user read.
             options["code_revision"] = remote_code.load_options(self.config)["revision"]
         try:
             with torch.device("meta"):

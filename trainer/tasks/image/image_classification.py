@@ -151,7 +151,7 @@ class ImageClassSamples(TaskSamples[ImageClassData]):
 
 
 class ImageClassification(Task[LabelledImage]):
-    """Classes of pictures."""
+    """Task that predicts a class for each picture."""
 
     data: ImageClassData
 

@@ -253,7 +253,7 @@ class TextToImageSamples(TaskSamples[TextToImageData]):
 
 
 class TextToImage(Task[CaptionedImage]):
-    """Pictures from texts."""
+    """Task that generates pictures from texts."""
 
     data: TextToImageData
 

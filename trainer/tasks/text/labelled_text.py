@@ -73,7 +73,7 @@ class LabelledTextModel(TaskModel[T]):
     headed = True
 
     def _configure(self, model: Any) -> None:
-        model.config.pad_token_id = self._data.pad  # Decoders find the last token by it.
+        model.config.pad_token_id = self._data.pad  # Decoders need it to find a row's last token.
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         return self._loss_sum(text_logits(model, batch), batch["labels"])

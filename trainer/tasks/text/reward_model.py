@@ -29,7 +29,7 @@ class RewardHead(TaskModel[PreferenceData]):
         return {"num_labels": 1, "ignore_mismatched_sizes": True}
 
     def _configure(self, model: Any) -> None:
-        model.config.pad_token_id = self._data.pad  # Decoders find the last token by it.
+        model.config.pad_token_id = self._data.pad  # Decoders need it to find a row's last token.
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         chosen, rejected = _rewards(model, batch).chunk(2)
@@ -64,7 +64,7 @@ class RewardSamples(TaskSamples[PreferenceData]):
 
 
 class RewardModel(Task[Preference]):
-    """Rewards of texts, learned from pairs."""
+    """Task that learns the reward of a text from preference pairs."""
 
     def __init__(self, config: TrainConfig) -> None:
         data = PreferenceData(config)

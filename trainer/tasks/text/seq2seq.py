@@ -48,7 +48,7 @@ class Seq2SeqData(TaskData[Pair]):
         return Pair(ids=self.token_ids(source), labels=labels if target.strip() else [], number=number)
 
     def token_ids(self, text: str, *, target: bool = False) -> list[int]:
-        """Return token ids cut to `max_length`. A cut keeps the end token; a target without one gets it."""
+        """Return token ids cut to `max_length`. A cut keeps the end token; a target without an end token gets one."""
         argument = {"text_target": text} if target else {"text": text}
         ids = list(self.tokenizer(**argument, truncation=True, max_length=self.config.max_length)["input_ids"])
         end = self.tokenizer.eos_token_id
@@ -148,7 +148,7 @@ class Seq2SeqSamples(TaskSamples[Seq2SeqData]):
 
 
 class Seq2Seq(Task[Pair]):
-    """Texts from texts."""
+    """Task that generates a target text from an input text."""
 
     data: Seq2SeqData
 

@@ -59,7 +59,7 @@ class TextClassSamples(LabelledTextSamples[TextClassData]):
 
 
 class TextClassification(Task[Labelled[int]]):
-    """Classes of texts."""
+    """Task that predicts a class for each text."""
 
     def __init__(self, config: TrainConfig) -> None:
         data = TextClassData(config)

@@ -46,7 +46,7 @@ class TextNumberSamples(LabelledTextSamples[TextNumberData]):
 
 
 class TextRegression(Task[Labelled[float]]):
-    """Numbers of texts."""
+    """Task that predicts a number for each text."""
 
     def __init__(self, config: TrainConfig) -> None:
         data = TextNumberData(config)
