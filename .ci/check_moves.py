@@ -1,9 +1,9 @@
 """Check that a commit which moves modules changes imports only: `python .ci/check_moves.py OLD NEW`.
 
 OLD and NEW are git revisions before and after the move; `.ci/moves.tsv` lists the moved files. Both versions of each
-Python file are compared as syntax trees, without import statements, docstrings and module paths inside string
-literals. Prints one line per file that differs in anything else, and one JSON object; exits with 1 if a file differs
-that is not in ADAPTED.
+Python file are compared as syntax trees, without import statements, docstrings and module paths inside string literals.
+Prints one line per file with any other difference, and one JSON object; exits with 1 if a file differs that is not in
+ADAPTED.
 """
 
 from __future__ import annotations

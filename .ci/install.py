@@ -2,8 +2,8 @@
 
     python3 .ci/install.py [--venv FOLDER] PIP_INSTALL_ARGUMENTS...     # FOLDER: .venv by default
 
-Installs with the uv of `.venv`, which is about ten times faster, under pip's own settings (uv does not read them);
-where uv is not to be had or fails, pip does the same installation. Needs nothing but Python and its venv module.
+Installs with the uv of `.venv`, about ten times faster than pip, under pip's own settings (uv does not read them). If
+uv is missing or fails, pip does the same installation. Needs nothing but Python and its venv module.
 """
 
 from __future__ import annotations

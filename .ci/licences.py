@@ -76,7 +76,9 @@ def shipped() -> Iterator[tuple[str, set[str], Mapping[str, Distribution]]]:
 
 
 def stated(package: Distribution) -> str:
-    """What a package says of its licence: the expression, else the first line of the old field and the classifiers."""
+    """Return the licence that a package states: the expression, or the first line of the old field and the
+    classifiers.
+    """
     facts = package.metadata
     old = str(facts["License"] or "").strip().splitlines()[:1]
     classes = [line for line in facts.get_all("Classifier") or () if line.startswith("License ::")]

@@ -1,7 +1,7 @@
 """The main job from end to end on this machine: `make demo`, or `python -m examples.demo`.
 
 Starts a daemon with a simulated market, submits examples/devils-dictionary.yaml through the command line's own code,
-shows it through a preemption to its end, and writes `<home>/summary.json`, also as the last line of output.
+and shows the job through a preemption to its end. Writes `<home>/summary.json`, also as the last line of output.
 Meanwhile the daemon may be killed and started again by hand: see the line that names its process.
 """
 
@@ -39,7 +39,7 @@ from broker.paths import CLIENT_FILE, CONFIG_FILE
 
 SPEC = Path(__file__).with_name("devils-dictionary.yaml")
 KEPT = frozenset({"models"})
-"""What an earlier demo leaves in the home for this one."""
+"""Entries of the home that an earlier demo leaves for this one."""
 MARK = ".demo"
 """Only a folder with this file in it is ever emptied; it goes last."""
 START_S = 60.0
@@ -217,7 +217,7 @@ async def _results(c: AsyncClient, detail: JobDetail, folder: Path, out: Output)
 
 
 def facts(summary: Summary, *, seconds: float) -> dict[str, Any]:
-    """What `summary.json` holds; dollars as numbers, for reading only."""
+    """Return the contents of `summary.json`; dollars as numbers, for reading only."""
     return {
         "state": summary.state,
         "attempts": len(summary.attempts),

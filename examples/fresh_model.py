@@ -2,8 +2,8 @@
 
     python -m examples.fresh_model HuggingFaceTB/SmolLM2-135M --out .demo/models/fresh --set num_hidden_layers=6
 
-Config and tokenizer are those of the model that is named, a Hub id or a folder; `--set` changes the config. The folder
-is written beside its place and renamed at the end: it is there whole or not at all.
+Config and tokenizer are those of the named model, a Hub id or a folder; `--set` changes the config. The folder is
+written under a temporary name and renamed at the end: it exists whole or not at all.
 """
 
 from __future__ import annotations

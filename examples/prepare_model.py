@@ -3,7 +3,8 @@
     python -m examples.prepare_model [--out .demo/models/smollm2-135m-instruct]
 
 The folder holds config.json, model.safetensors and the tokenizer, and loads with `from_pretrained` like any Hub model.
-It is written beside its place and renamed at the end: it is there whole or not at all, and a second run does nothing.
+It is written under a temporary name and renamed at the end: it exists whole or not at all, and a second run does
+nothing.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def rows_of(step: int, count: int) -> torch.Tensor:
 
 
 def agreed(stop: Stop, device: torch.device) -> bool:
-    """Whether any process was asked to stop: all of them stop after the same step."""
+    """Return True if any process was asked to stop: all of them stop after the same step."""
     flag = torch.tensor(float(bool(stop)), device=device)
     distributed.all_reduce(flag, distributed.ReduceOp.MAX)
     return bool(flag.item())

@@ -1,7 +1,8 @@
-"""What every program of this folder does with its checkpoints.
+"""Checkpoint handling that all programs of this folder share.
 
-What lies in $GPUBROKER_CHECKPOINT_DIR is committed at every interval, on a drain and at the end, and is put back before
-the next start. So nothing may lie there half-written: it is made elsewhere, and moved in under its final name at once.
+The contents of $GPUBROKER_CHECKPOINT_DIR are committed at every interval, on a drain and at the end, and are restored
+before the next start. So the folder must never hold half-written files: they are written elsewhere, and moved to their
+final name at once.
 """
 
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 KEPT = Path(os.environ["GPUBROKER_CHECKPOINT_DIR"])
 ASIDE = Path("aside")
-"""Beside the program, on the same disk: a move there and back is one rename, and it is not committed."""
+"""Folder next to the program, on the same disk: a move there and back is one rename, and it is not committed."""
 
 
 class Stop:

@@ -17,7 +17,7 @@ EVERY = 20
 
 
 class Model(pl.LightningModule):
-    """What Lightning asks of a model."""
+    """Methods that Lightning requires of a model."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -199,7 +199,9 @@ NOWHERE = [
 async def test_what_is_not_there_names_the_command_that_lists_it(
     memory_api: Running, method: str, path: str, told: str
 ) -> None:
-    """Whoever reads it, over whichever door: routes help nobody but programs, and commands exist."""
+    """The message names a command that exists. Every reader, over HTTP or gRPC, can use a command; only programs can
+    use routes.
+    """
     refused = await memory_api.call(method, path, await memory_api.token("ada", "admin", "manage", "submit"), 404)
     assert refused["detail"] == told
     command = re.findall(r"`gpubroker ([a-z ]+)`", told)[0]
@@ -207,11 +209,11 @@ async def test_what_is_not_there_names_the_command_that_lists_it(
 
 
 WORDED = ("^(?!^[-+.]*$)", "^[^\\u0000]*$")
-"""Begin the patterns of decimals and of texts without NUL, which checks of their own are told for."""
+"""Beginnings of the patterns of decimals and of texts without NUL, which have messages of their own checks."""
 
 
 def patterns(schema: Any) -> Iterator[str]:
-    """Those that texts must match, wherever they stand."""
+    """Yield the patterns that texts of a schema must match, at any depth."""
     if isinstance(schema, dict):
         if isinstance(schema.get("pattern"), str) and not schema["pattern"].startswith(WORDED):
             yield schema["pattern"]

@@ -1,4 +1,4 @@
-"""What is no request, or only half of one: answered in the API's own words, bounded, and never repeated in a log."""
+"""Invalid or incomplete requests: answered in the API's own words, bounded, and never repeated in a log."""
 
 import asyncio
 import gzip
@@ -22,7 +22,7 @@ async def api() -> AsyncIterator[Running]:
 
 
 async def told(api: Running, sent: bytes, *, end: bool = False, until: bytes | None = None) -> str:
-    """What the server says until it closes the connection, or until it has said that."""
+    """Return the server's output until it closes the connection, or until the output ends with `until`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
     writer.write(sent)
     if end:

@@ -1,4 +1,4 @@
-"""What a job keeps: shown, deleted, and then answered for as what it is."""
+"""Stored data of a job: shown, deleted, and then reported as deleted."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.conformance.samples import ManualClock
 
 
 async def rested(api: Running, me: dict[str, str], state: JobState, **changes: Any) -> str:
-    """The id of a job at rest that never ran."""
+    """Return the ID of an idle job that never ran."""
     name = (await submitted(api, me, **changes))["id"]
     store = api.service.store
     (job,) = [j for j in await store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=99) if j.id == name]
@@ -73,7 +73,9 @@ async def test_deleted_data_is_gone_with_its_date(api: Running) -> None:
 async def test_checkpoints_that_are_deleted_after_they_were_looked_at(
     api: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A retry begins anew, as one that comes later; what asks for them by name is refused, and leaves nothing."""
+    """A retry starts from zero, as a later retry does. A start that names the checkpoints is refused, and leaves
+    nothing.
+    """
     me = await api.token("ada")
     origin = await rested(api, me, JobState.FAILED)
     await api.service.blobs.put(f"checkpoints/{origin}/a1/10-x/manifest.json", b"{}")
@@ -177,7 +179,7 @@ async def test_an_upload_that_was_deleted_is_asked_for_again(api: Running) -> No
 
 
 async def test_a_start_from_another_job_is_compared_as_that_one_was_stored(api: Running, tmp_path: Path) -> None:
-    """Where a model's own code may run, a link to its folder is stored as the folder."""
+    """If a model's own code may run, a link to its folder is stored as the folder."""
     (tmp_path / "real").mkdir()
     config: dict[str, Any] = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -205,7 +205,7 @@ async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
 
 
 def test_start_removes_partial_writes_of_a_killed_daemon(tmp_path: Path) -> None:
-    """What obstore leaves where it is killed within a write, which none of its listings shows."""
+    """obstore leaves partial files when it is killed within a write, and none of its listings shows them."""
     for name, age_s in (("whole", 9e4), ("half#1", 9e4), ("under-way#1", 60)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
@@ -237,7 +237,7 @@ async def main(folder):
         print(type(e).__name__, "left", list((folder / "in").iterdir()))
 asyncio.run(main(Path(sys.argv[1])))
 """
-"""On a disk of 4 MiB that says it has room, as one does that others fill meanwhile."""
+"""Program that uploads to a disk of 4 MiB. The disk reports free space, like a disk that others fill meanwhile."""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")

@@ -30,7 +30,7 @@ GROWTH_BYTES = 256 * 1024**2
 
 @pytest.fixture
 async def made(postgres_dsn: str) -> AsyncIterator[World]:
-    """Afterwards the server stands, and has not grown."""
+    """Yield an installation; afterwards its server still serves, and has not grown."""
     process = psutil.Process()
     before = process.memory_info().rss
     async with world(postgres_dsn) as found:

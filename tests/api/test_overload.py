@@ -1,4 +1,4 @@
-"""More requests than the daemon can answer are told so at once, and nothing grows."""
+"""Requests beyond the daemon's capacity are refused at once, and nothing grows."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""A program beside a job's agent, over a WebSocket."""
+"""A program that runs on a job's machine, next to the agent, over a WebSocket."""
 
 import asyncio
 import json

@@ -57,7 +57,7 @@ class Shell:
         return invoke(*words, stdin=stdin)
 
     def spec(self, text: str = GOOD, words: str | bytes | None = WORDS) -> str:
-        """A spec file with its data beside it."""
+        """Write a spec file with its data next to it, and return the spec's path."""
         if words is not None:
             (self.folder / "words.csv").write_bytes(words if isinstance(words, bytes) else words.encode())
         path = self.folder / "job.yaml"

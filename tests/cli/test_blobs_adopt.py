@@ -23,7 +23,7 @@ def adopt(home: Path, *words: str) -> Ran:
 
 @pytest.fixture
 def home(tmp_path: Path, postgres_dsn: str) -> Path:
-    """Whose blob store is in a folder of its own."""
+    """Return a home whose blob store is in a folder of its own."""
     (tmp_path / "installation").write_text(HERE)
     (tmp_path / "gpubroker.yaml").write_text(f"database_url: {postgres_dsn}\nblobs: file://{tmp_path}/new\n")
     return tmp_path
@@ -31,7 +31,7 @@ def home(tmp_path: Path, postgres_dsn: str) -> Path:
 
 def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postgres_dsn: str) -> None:
     async def starts(blobs: str) -> None:
-        """As the daemon does."""
+        """Check the blob store as the daemon does."""
         store = await PostgresStore.connect(postgres_dsn)
         try:
             await store.installation(HERE)

@@ -34,7 +34,7 @@ class Daemon:
     """Something that answers on a port of its own and can be stopped."""
 
     def __init__(self) -> None:
-        self.port = free_port()  # none that is given to somebody else while nothing answers here
+        self.port = free_port()  # a port that no other process gets while nothing answers here
         self.url = f"http://127.0.0.1:{self.port}"
         self.seen: list[str] = []
         self._runner: web.AppRunner | None = None
@@ -110,7 +110,7 @@ async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> No
         await daemon.start(b"")
         with pytest.raises(
             ApiError, match="is this a gpubroker"
-        ):  # somebody answers, with a 404 that is no problem document
+        ):  # a server answers, with a 404 that is no problem document
             await asked
 
 

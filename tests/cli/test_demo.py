@@ -30,7 +30,7 @@ checkpoint: {every_s: 1}
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A spec with a two-layer Llama and forty rows beside it."""
+    """Return a spec with a two-layer Llama and forty rows next to it."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

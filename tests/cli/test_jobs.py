@@ -30,7 +30,7 @@ async def submitted(shell: Shell, text: str = GOOD) -> JobId:
 
 
 async def end(shell: Shell, job: JobId, state: JobState) -> None:
-    """As the placement controller would end a queued job."""
+    """End a queued job as the placement controller would."""
     store = shell.api.service.store
     claimed = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=100)
     row = next(j for j in claimed if j.id == job)

@@ -27,7 +27,7 @@ def home(tmp_path: Path, postgres_dsn: str) -> Path:
 
 def test_it_lets_a_new_key_take_the_lost_one_s_place(home: Path, postgres_dsn: str) -> None:
     async def starts() -> None:
-        """As the daemon does."""
+        """Check the master key as the daemon does."""
         store = await PostgresStore.connect(postgres_dsn)
         try:
             await store.installation(HERE)

@@ -1,4 +1,4 @@
-"""What works without a daemon, and what is said when there is none."""
+"""Commands that work without a daemon, and the messages if there is none."""
 
 import json
 import os
@@ -218,7 +218,7 @@ BEFORE = [("doctor",), ("blobs", "init", "{home}/blobs"), ("sweep", "--once", "-
 def test_commands_before_the_first_start_do_not_block_the_daemon(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    """What is tried before the first start does not keep the daemon from it."""
+    """Commands before the first start do not block the daemon's first start."""
     home = own_home / "state" / "home"
     monkeypatch.setenv("GPUBROKER_HOME", str(home))
     before = os.umask(0o022)  # as on most systems

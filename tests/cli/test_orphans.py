@@ -59,7 +59,7 @@ def clouds(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, List
 
 @pytest.fixture
 async def daemon(own_home: Path, clouds: Mapping[str, Listed]) -> AsyncIterator[None]:
-    """What a daemon keeps: its database, which answers, and the lock on it."""
+    """Hold the state of a daemon: its database, which answers, and the lock on it."""
     async with await EmbeddedPostgres.start(own_home / "home" / "postgres", durable=False) as server:
         await migrate(server.dsn)
         yield

@@ -1,4 +1,4 @@
-"""What people see while they wait."""
+"""Output for a user who waits."""
 
 import io
 from decimal import Decimal
@@ -19,7 +19,7 @@ def test_the_view_is_that_of_the_latest_attempt() -> None:
     second = attempt(2, 17, 17, Reason.STOPPED).model_copy(update={"beat": beat, "reason": None})
     running = job(first, second).model_copy(update={"state": JobState.ACTIVE})
     shown = view(running)
-    assert (shown.step, shown.total) == (20, 45)  # what was reached, until the resumed one tells its own
+    assert (shown.step, shown.total) == (20, 45)  # progress so far, until the resumed attempt reports its own
     assert "loading" in shown.state
     assert "(simulated)" in shown.where
     training = beat.model_copy(

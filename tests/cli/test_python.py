@@ -86,7 +86,7 @@ async def waiting(api: Running) -> Job:
 
 
 async def end(api: Running, state: JobState, reason: str) -> None:
-    """As the placement controller would end the only queued job."""
+    """End the only queued job as the placement controller would."""
     (row,) = await api.service.store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=1)
     rests = None if state is JobState.CAPPED else api.service.clock.now()
     after = replace(row, state=state, reason=reason, finished_at=rests)

@@ -25,7 +25,7 @@ async def quoted(shell: Shell, *words: str, spec: str = GOOD) -> Ran:
 
 
 def refused(ran: Ran, *words: str) -> None:
-    """One line that names it, and nothing else."""
+    """Assert that the output is one line which names the cause."""
     assert ran.code == Exit.BAD_INPUT, ran.out + ran.err
     assert ran.out == ""
     assert len(ran.err.strip().splitlines()) == 1

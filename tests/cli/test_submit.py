@@ -1,4 +1,4 @@
-"""From a spec to a durable job: check, quote, cap, question."""
+"""Submit of a spec, until the job is durable: check, quote, cap, question."""
 
 import tarfile
 from asyncio import to_thread

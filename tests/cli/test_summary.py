@@ -1,4 +1,4 @@
-"""What a job did and cost, from its attempts."""
+"""Summary of a job's work and costs, from its attempts."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,8 +1,8 @@
-"""S3 and STS on loopback: moto behind a gate that holds every key to the session policy it was issued with.
+"""S3 and STS on loopback: moto behind a gate that limits every key to the session policy of its issue.
 
-moto evaluates no session policies. The gate passes calls of AssumeRole and GetFederationToken on, remembers the policy
-of the key that moto makes, and from then on refuses what the policy does not allow, and every key that has ended. Like
-S3 it calls an absent object forbidden when the caller may not list the whole bucket.
+moto evaluates no session policies. The gate forwards AssumeRole and GetFederationToken, and remembers the policy of the
+key that moto makes. From then on it refuses calls that the policy does not allow, and every key that has ended. Like S3
+it calls an absent object forbidden when the caller may not list the whole bucket.
 """
 
 import json
@@ -40,13 +40,13 @@ class Session:
 
 @dataclass(kw_only=True)
 class Gate:
-    """What it has seen."""
+    """Gate in front of moto; it records the issued keys and the calls."""
 
     moto: str
     life_s: float
-    """As the callers of STS are told."""
+    """Lifetime of a key in seconds, as reported to callers of STS."""
     patience_s: float = 0.0
-    """Beyond which a key that has ended is let through: for a machine that stood still when it was to be renewed."""
+    """Seconds for which an ended key is still accepted, because a paused machine may renew it late."""
     bucket: str = ""
     """One of its own: all servers of moto in a process show the same S3."""
     url: str = ""

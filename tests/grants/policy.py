@@ -8,7 +8,7 @@ ALLOWED_KEYS = {"Effect", "Action", "Resource", "Condition"}
 
 
 def allows(policy: Mapping[str, Any], action: str, resource: str, context: Mapping[str, str]) -> bool:
-    """True when a statement allows `action` on `resource`; everything else is denied."""
+    """Return True if a statement allows `action` on `resource`; all other calls are denied."""
     assert policy["Version"] == "2012-10-17"
     return any(_matches(statement, action, resource, context) for statement in policy["Statement"])
 

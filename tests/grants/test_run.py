@@ -12,7 +12,7 @@ from tests.grants.soak import Soak
 LIFE_S = 10.0
 """Renewed at half of it."""
 PATIENCE_S = 20.0
-"""How late a machine that stands still may be with it. The first key has long ended when the job does."""
+"""Seconds by which a paused machine may be late to renew. The first key has long ended when the job ends."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a granted client can do, and what it cannot, against a gate that evaluates the policy it was issued with."""
+"""Rights of a granted client, and their limits, against a gate that evaluates the policy of its issue."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The gRPC door over a store in memory."""
+"""The gRPC API over a store in memory."""
 
 from collections.abc import AsyncIterator
 

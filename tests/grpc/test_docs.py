@@ -1,4 +1,4 @@
-"""What docs/reference/grpc.md says of methods and errors is what there is."""
+"""The methods and errors in docs/reference/grpc.md are those of the code."""
 
 import re
 from pathlib import Path

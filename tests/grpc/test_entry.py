@@ -1,4 +1,4 @@
-"""Who gets in: the token is looked at when a call comes, and whoever needs none keeps no place by doing nothing."""
+"""Admission of calls: the token is checked when a call comes, and an idle call without a token keeps no slot."""
 
 import asyncio
 from contextlib import suppress
@@ -29,7 +29,7 @@ METHODS = [
 
 
 def half_open(house: ApiServers, method: str, **named: Any) -> Any:
-    """A call whose metadata came, and nothing else."""
+    """Start a call that sends its metadata and no message."""
     return house.channel.stream_stream(method)(timeout=PATIENCE_S, **named)
 
 

@@ -22,12 +22,12 @@ from tests.support.memory_store.store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 GUARD_S = 300
-"""It ends by itself; this is for one that hangs, on a machine that has much else to do."""
+"""Seconds after which a hanging example is killed, on a busy machine; otherwise it ends by itself."""
 
 
 @pytest.fixture
 async def house() -> AsyncIterator[ApiServers]:
-    """With room for the example's data set."""
+    """Yield servers whose upload limit suffices for the example's data set."""
     async with standing(
         MemoryStore(SystemClock()), "grpc", settings=replace(SETTINGS, upload_bytes=Settings.upload_bytes)
     ) as made:

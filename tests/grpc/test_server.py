@@ -1,4 +1,4 @@
-"""What only gRPC has: statuses with details, health, reflection, message caps, cancellation, streams' own rules."""
+"""Features of gRPC only: statuses with details, health, reflection, message caps, cancellation, rules of streams."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -81,7 +81,7 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
 )
 HANDLERS = (JobServicer, QuoteServicer, OfferServicer, ProviderServicer, ArtifactServicer, BudgetServicer)
 ONLY_MESSAGES = {"JobEnd", "LogChunk"}
-"""What HTTP has as a stream's own frame."""
+"""Messages that HTTP has as frames of a stream."""
 INTEGERS = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)
 
 
@@ -120,7 +120,7 @@ SHARED = ("/v1/quotes", "/v1/jobs", "/v1/offers", "/v1/providers", "/v1/uploads"
 
 
 def test_grpc_offers_every_job_and_offer_call_of_http_with_its_scope() -> None:
-    """What http can do with jobs and offers grpc can do with the same scope."""
+    """gRPC can do everything with jobs and offers that HTTP can, with the same scope."""
     scopes = {
         name: getattr(getattr(kind, name), MARK)
         for kind in HANDLERS
@@ -254,7 +254,7 @@ def _words(annotation: Any) -> list[str]:
 
 
 def _is_kind(name: str, info: FieldInfo) -> bool:
-    """What a oneof says."""
+    """Return True for the field `kind`, which gRPC expresses by a oneof."""
     return name == "kind" and _words(info.annotation) == [info.default]
 
 

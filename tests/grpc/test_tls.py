@@ -1,4 +1,4 @@
-"""Certificates: on both doors, renewed without a restart, and no plaintext beyond loopback."""
+"""Certificates: over HTTP and gRPC, renewed without a restart, and no plaintext beyond loopback."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ async def doors(folder: Path) -> AsyncIterator[Addresses]:
 
 
 async def serial(address: str) -> int:
-    """Of the certificate that is shown there."""
+    """Return the serial number of the certificate at `address`."""
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -10,7 +10,7 @@ from tests.parity.servers import KINDS, ApiServers, standing
 
 @pytest.fixture
 async def both(postgres_dsn: str) -> AsyncIterator[ApiServers]:
-    """For steps that name the transport."""
+    """Yield servers with both transports, for steps that name the transport."""
     store = await PostgresStore.connect(postgres_dsn)
     async with standing(store, "grpc") as made:
         yield made

@@ -1,4 +1,4 @@
-"""By gRPC, with the stubs that the daemon's package brings."""
+"""gRPC transport of the parity tests, with the stubs of the daemon's package."""
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def refused(error: grpc.aio.AioRpcError) -> Refused:
-    """With what google.rpc's details say."""
+    """Return the refusal, with the contents of google.rpc's details."""
     code, fields, after, reason = error.code(), {}, None, ""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
@@ -70,7 +70,7 @@ def refused(error: grpc.aio.AioRpcError) -> Refused:
 
 
 def lost_by_the_client(error: grpc.aio.AioRpcError) -> bool:
-    """grpc.aio loses the server's answer when that comes while it still sends; asked again, it hears it."""
+    """Return True if grpc.aio lost the server's answer, which came during the send. A repeated call gets the answer."""
     return (error.details() or "").startswith("Internal error from Core")
 
 
@@ -102,7 +102,7 @@ def _many(method: F) -> F:
 
 @contextmanager
 def _ending(call: Any) -> Iterator[Any]:
-    """The call ends when nobody wants more."""
+    """Yield a call, and cancel it when no caller reads any more."""
     try:
         yield call
     finally:

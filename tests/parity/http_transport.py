@@ -1,4 +1,4 @@
-"""By HTTP."""
+"""HTTP transport of the parity tests."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence

@@ -30,7 +30,7 @@ class ApiServers:
 
     api: Running
     port: int
-    """Of gRPC."""
+    """Port of gRPC."""
     channel: grpc.aio.Channel
     kind: Kind
 

@@ -35,7 +35,7 @@ async def test_budgets_stand_the_same_at_both_doors(both: ApiServers) -> None:
 
 
 def _still(standing: StandingView) -> str:
-    """Without the moments of windows that roll."""
+    """Return the standing as JSON, without the moments of rolling windows."""
     return standing.model_dump_json(exclude={"budgets": {"__all__": {"since"}}})
 
 

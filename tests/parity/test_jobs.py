@@ -117,7 +117,7 @@ async def _told(ada: Transport, changes: dict[str, Any]) -> Mapping[str, str]:
 
 
 def _neutral(text: str) -> str:
-    """Without the offending value: an enum has numbers, JSON has words and nulls."""
+    """Return a message without the offending value: an enum has numbers, JSON has words and nulls."""
     return text.partition(", not ")[0]
 
 

@@ -1,4 +1,4 @@
-"""What stays open, by either transport: so much and no more, given back on every way out, and over with its token."""
+"""Open streams of either transport: limited in number, released on every exit, and ended with their token."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,7 +28,7 @@ from tests.support.memory_store.store import MemoryStore
 from trainer.contract import object_keys as keys
 
 GUARD_S = 300
-"""For a machine that has much else to do."""
+"""Seconds after which a wait is a hang, for a busy machine."""
 BIG = 48 * 1024**2
 """More than two sockets hold for a client that does not read."""
 
@@ -56,7 +56,7 @@ async def told(stream: Any) -> Refused:
 
 
 async def until(step: Callable[[], Any]) -> Any:
-    """What `step` gives as soon as it is no longer refused for what is open."""
+    """Repeat `step` until it is not refused because of open streams, and return its result."""
     while True:
         try:
             return await step()
@@ -139,7 +139,7 @@ async def _seen(stream: Any) -> list[str]:
 
 
 async def rest(stream: Any) -> list[Any]:
-    """Of a stream that is ended, whatever its transport says then."""
+    """Return the remaining items of an ended stream; the transport's final error is ignored."""
     found = []
     with suppress(Refused, StopAsyncIteration):
         while True:

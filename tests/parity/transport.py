@@ -17,7 +17,7 @@ Kind = Literal[
 
 
 PATIENCE_S = 300.0
-"""Of a caller who names no deadline: for a machine that has much else to do."""
+"""Timeout in seconds of a caller that names no deadline, for a busy machine."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """Of a log; `position` is where to go on."""
+    """Piece of a log; `position` is where to resume."""
 
     position: str
     attempt: int

@@ -1,4 +1,4 @@
-"""What a database's catalogue says of its row-level security, and whether what it shows agrees with it."""
+"""Row-level security according to a database's catalogue, and the check that visible rows agree with it."""
 
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ TEAM_OF = {
     "attempt_id": "(SELECT team FROM attempts JOIN jobs ON jobs.id = job_id WHERE attempts.id = attempt_id)",
     "channel_id": "(SELECT team FROM channels WHERE channels.id = channel_id)",
 }
-"""Whose a row is, by the first of these columns that its table has."""
+"""SQL for the team of a row, by the first of these columns that its table has."""
 
 
 async def as_red(connection: Connection, statement: str) -> None:
@@ -37,7 +37,7 @@ async def tables(connection: Connection) -> list[asyncpg.Record]:
 
 
 def team_of(table: asyncpg.Record) -> str | None:
-    """The expression that tells whose a row is."""
+    """Return the expression for the team of a table's row."""
     if table["name"] == "teams":
         return "name"
     return next((text for column, text in TEAM_OF.items() if column in table["columns"]), None)
@@ -69,7 +69,7 @@ async def shown(connection: Connection, team: str | None, *, operator: bool = Fa
 
 
 async def owned(connection: Connection, team: str | None = None) -> dict[str, int]:
-    """Rows by table that are that team's (None: anybody's), for the tables that the API can read."""
+    """Return the number of rows of that team (None: of all teams), by table, for tables that the API can read."""
     found = {}
     for table in await tables(connection):
         if table["readable"]:

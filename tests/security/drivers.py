@@ -1,4 +1,4 @@
-"""What a transport brings to be tried: its own list of asks, and what came of each. The verdict is the same for all."""
+"""Interface of a transport under test: its own list of calls, and their outcomes. The verdict is the same for all."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from tests.security.world import World
 
 
 class Ask(Protocol):
-    """One call as one caller. `label` tells it apart and holds no id, so that it is the same in every world."""
+    """One call as one caller. `label` is unique and holds no ID, so that it is the same in every world."""
 
     @property
     def label(self) -> str: ...

@@ -32,7 +32,7 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "GetDecision": {"number": 1},
     "DownloadArtifact": {"path": "plan.txt"},
 }
-"""What a call needs; None: the first of those that are tried."""
+"""Required fields of a call; None: the first of the tried values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _uploads(world: World, method: Any, token: str) -> Iterator[GrpcAsk]:
 
 
 class _Fields:
-    """What is tried for each field, as HTTP's for the parameters of these names."""
+    """Values to try for each field, the same as HTTP's for the parameters of these names."""
 
     def __init__(self, world: World) -> None:
         here = Tried(world)

@@ -1,6 +1,6 @@
-"""Every operation of the OpenAPI document, with every parameter, as red: about its own, about blue's, about nobody's.
+"""Calls of every operation of the OpenAPI document, with every parameter, as red: about red's, blue's and unused IDs.
 
-What the document takes and this file does not know raises Unplayed, so that a new operation cannot be forgotten.
+A parameter of the document that this file lacks raises Unplayed, so that a new operation cannot be forgotten.
 """
 
 import itertools
@@ -101,7 +101,7 @@ def _variations(values: Tried, operation: Mapping[str, Any]) -> Iterator[_Variat
 
 
 def _beside(world: World) -> list[HttpAsk]:
-    """What is no operation: the shell, and addresses that do not exist."""
+    """Return calls outside the operations: the shell, and addresses that do not exist."""
     sides = (("own", world.own), ("other", world.other))
     jobs = {f"{what} {name}": job for what, side in sides for name, job in side.jobs.items()}
     found = [

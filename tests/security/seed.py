@@ -55,7 +55,7 @@ async def _rest(store: PostgresStore, team: str, number: int) -> None:
 
 
 async def _raw(dsn: str, team: str, job: Job) -> None:
-    """What only the daemon writes, and rarely."""
+    """Write rows that only the daemon writes, and rarely."""
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("INSERT INTO drops (channel_id, reason, n) VALUES ($1, 'old', 1)", f"channel-{team}")

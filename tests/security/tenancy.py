@@ -94,7 +94,7 @@ async def compare(driver: Driver, both: World, alone: World) -> Verdict:
 
 
 async def play(drivers: Sequence[Driver], stores: Sequence[Store]) -> Verdict:
-    """Of two fresh stores a driver, in their order."""
+    """Compare the worlds of each driver. `stores`: two fresh ones per driver, in the drivers' order."""
     whole = Verdict()
     for number, driver in enumerate(drivers):
         async with (

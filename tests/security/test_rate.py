@@ -1,4 +1,4 @@
-"""One token has one rate, whichever door it comes through."""
+"""One token has one rate, over HTTP and gRPC together."""
 
 import grpc
 import pytest

@@ -69,7 +69,9 @@ async def test_every_table_with_rows_of_teams_is_held(connection: Connection) ->
 
 
 async def test_each_policy_is_needed_and_each_table_must_be_held(connection: Connection) -> None:
-    """Without its policy a table hides a team's own rows, without row-level security it shows everybody's."""
+    """A table without its policy hides a team's own rows. A table without row-level security shows the rows of all
+    teams.
+    """
     for name in await owned(connection, RED):
         for statement in (f"DROP POLICY team ON {name}", f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"):
             change = connection.transaction()

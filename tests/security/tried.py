@@ -1,4 +1,4 @@
-"""What is tried for each thing that a call takes: red's own, blue's, and nobody's."""
+"""Values to try for each parameter of a call: red's own, blue's, and unused ones."""
 
 import os
 import re
@@ -16,7 +16,7 @@ Tries = Sequence[tuple[str, Any]]
 
 
 class Tried:
-    """What is tried for each parameter and each body."""
+    """Values to try for each parameter and each body."""
 
     def __init__(self, world: World) -> None:
         own, other = world.own, world.other
@@ -87,7 +87,7 @@ class Tried:
 
 
 def _bodies(world: World, jobs: Tries) -> dict[str, Tries]:
-    """By the name of the body's schema, else of the operation."""
+    """Return the bodies to try by the name of their schema, or by the operation if there is none."""
     own, other = world.own, world.other
     hook = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hook.invalid/"}}
     token, link, teams = {"owner": PERSON, "scopes": ["read"]}, {"user": "U2", "owner": PERSON}, (RED, BLUE, "green")

@@ -1,8 +1,8 @@
 """A served installation with the team red, and, unless it is the world without it, the team blue.
 
-Both teams are alike in every name, so that whatever is looked up by name alone finds the wrong one. In the world
-without blue, all that is said of it is made up: of the same form, and nobody's. Only its uploads are the same in both,
-since their content is their name.
+Both teams use the same names, so that a look-up by name alone finds the wrong team's row. In the world without blue,
+all values of blue are invented: of the same form, and unused. Only its uploads are the same in both worlds, because
+their content is their name.
 """
 
 import base64
@@ -43,7 +43,7 @@ Headers = Mapping[str, str]
 
 @dataclass
 class Side:
-    """What one team has, by the names under which `asks` speaks of it."""
+    """Rows of one team, by the names that `asks` uses."""
 
     headers: Headers
     jobs: dict[str, str]
@@ -65,7 +65,7 @@ class World:
     blue: bool
     stack: AsyncExitStack
     doors: dict[str, Any] = field(default_factory=dict)
-    """What drivers have opened here; closed with the world."""
+    """Connections that drivers have opened; closed with the world."""
     acts: int = 0
 
     def cursor(self, entry: str) -> str:
@@ -138,7 +138,7 @@ async def _peopled(api: Running, team: str, mark: str) -> Side:
 
 
 async def _channel(api: Running, headers: Headers) -> str:
-    """Where the daemon serves channels at all."""
+    """Create a channel, if the daemon serves channels at all."""
     wish = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hook.invalid/"}}
     async with api.http.post(f"{api.url}/v1/channels", headers=headers, json=wish) as response:
         answer: dict[str, Any] = await response.json()

@@ -131,4 +131,4 @@ BLOCKS: Mapping[str, Callable[[Block], Iterator[str]]] = {
     "actions": _actions,
     "divider": _divider,
 }
-"""The types that we post; any other is refused here, so that whoever adds one describes it first."""
+"""Block types that we post. Any other type is refused here, so that a new type must be described first."""

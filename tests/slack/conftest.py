@@ -52,7 +52,7 @@ class Desk:
         self.notifier = self.another()
 
     def another(self) -> SlackNotifier:
-        """As after a restart of the daemon: it remembers nothing."""
+        """Return a notifier without memory, as after a restart of the daemon."""
         return SlackNotifier(BOX, self.clock, self._losses, api_url=f"{self.slack.url}/api/")
 
     async def _losses(self, job: Job) -> Losses:

@@ -61,7 +61,7 @@ class Desk:
         return answer
 
     async def press(self, job: Job, action: str, *, value: str | None = None, user: str = "U0ANN", **how: Any) -> str:
-        """What the person is told."""
+        """Press a button as a Slack user, and return the answer that the user gets."""
         offered = {b["action_id"]: b["value"] for b in buttons(job)}
         url = self.there.response_url()
         payload = {

@@ -60,7 +60,7 @@ class Channel:
     public: bool = True
     archived: bool = False
     messages: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By ts, threads included, in the order of posting."""
+    """Messages by ts, threads included, in the order of posting."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Slack:
     lose: set[str] = field(default_factory=set)
     """Methods whose next call is carried out, and its answer lost."""
     stall: str = ""
-    """A method whose next call is carried out and never answered; `stalled` tells when."""
+    """Method whose next call is carried out and never answered; `stalled` is set then."""
     refuse: dict[str, str] = field(default_factory=dict)
     """Method -> the error of every call."""
 
@@ -305,7 +305,7 @@ METHODS: Mapping[str, Callable[[Slack, Args], dict[str, Any]]] = {
 
 
 def _message(args: Args) -> dict[str, Any]:
-    """What a post or an update says. Raises Refused."""
+    """Return the message of a post or an update. Raises Refused."""
     text, blocks, metadata = args.get("text") or "", args.get("blocks"), args.get("metadata")
     if not text and not blocks:
         raise Refused("no_text")

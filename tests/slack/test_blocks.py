@@ -1,4 +1,4 @@
-"""Whatever people, clouds and machines wrote: Slack takes the message, and nobody is mentioned or linked by it."""
+"""Any text of users, clouds and machines: Slack takes the message, and the text mentions and links no user."""
 
 import re
 from dataclasses import replace

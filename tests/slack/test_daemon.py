@@ -1,4 +1,4 @@
-"""The whole way: a daemon, killed in the middle, tells a job's story in one thread and takes a click about it."""
+"""End to end: a daemon, killed in the middle, reports a job in one thread and handles a click about it."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ async def gpubroker(daemon: Daemon, *words: str, stdin: str = "") -> Any:
 
 
 async def until(there: Slack, text: str, *, within_s: float = 300.0) -> None:
-    """What Slack shows is only seen by looking."""
+    """Poll Slack until it shows `text`, because Slack's state is only visible by polling."""
     async with asyncio.timeout(within_s):
         while text not in json.dumps(there.messages(), ensure_ascii=False) + json.dumps(  # noqa: ASYNC110
             [m for root in there.messages() for m in there.messages(thread=root["ts"])], ensure_ascii=False

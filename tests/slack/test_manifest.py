@@ -1,4 +1,4 @@
-"""The app that people make of examples/slack/manifest.yaml may do what we do, and nothing else."""
+"""The app that a user creates from examples/slack/manifest.yaml has exactly the rights that the notifier needs."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""One thread a job, over real HTTP: nothing twice, nothing lost, nothing flooded, whatever Slack or we do meanwhile."""
+"""One thread per job, over real HTTP: nothing twice, nothing lost, no flood, with any behaviour of Slack or the
+notifier.
+"""
 
 import builtins
 from collections.abc import Callable
@@ -85,7 +87,7 @@ async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None
 
 
 async def test_another_process_may_have_told_it_meanwhile(desk: Desk) -> None:
-    """What this process is sure of wears off before anybody else's lease can end."""
+    """The notifier's cached knowledge expires before another process's lease can end."""
     job = make_job()
     await desk.tell(desk.event(job, "attempt.planned"), active(job))
     other, told = desk.another(), desk.event(job, "attempt.preempted")

@@ -99,7 +99,7 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 async def test_an_hour_without_slack(desk: Desk) -> None:
-    """Everything is told afterwards, in order, at Slack's pace, and each root is brought up to date once."""
+    """Afterwards everything is reported in order, at Slack's pace, and each root is updated once."""
     jobs = [await desk.job() for _ in range(3)]
     await desk.all_told()
     for minute in range(60):
@@ -122,7 +122,9 @@ async def test_an_hour_without_slack(desk: Desk) -> None:
 
 @pytest.mark.parametrize("after", ["chat.postMessage", "chat.update", "files.completeUploadExternal"])
 async def test_a_broker_that_dies_after_a_call_tells_nothing_twice(desk: Desk, after: str) -> None:
-    """Slack has carried it out; nobody has written that down, and another broker comes when the lease has ended."""
+    """Slack carries out the call, but the broker dies before it records that. Another broker continues when the lease
+    has ended.
+    """
     desk.curve = ((1, 4.0), (2, 3.0))
     job = await desk.job()
     if after == "chat.update":
@@ -149,7 +151,7 @@ async def test_a_broker_that_dies_after_a_call_tells_nothing_twice(desk: Desk, a
 
 
 async def test_a_busy_hour_stays_within_slacks_limits(desk: Desk) -> None:
-    """Limits are enforced to the letter; nothing is refused more than now and then, and all is told."""
+    """Limits are enforced to the letter. Only a few calls are refused, and everything is reported."""
     desk.there.limits.enforced = True
     jobs = [await desk.job() for _ in range(20)]
     for number in range(3):

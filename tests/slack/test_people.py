@@ -1,4 +1,4 @@
-"""Who of Slack may do what, as whom, and for how long: over both stores."""
+"""Rights of Slack users, their owners in the broker, and the life of their links: over both stores."""
 
 from datetime import timedelta
 
@@ -48,7 +48,9 @@ async def test_each_act_needs_what_it_needs_over_http() -> None:
 
 
 async def test_who_may_not_look_is_told_of_no_job(desk: Desk) -> None:
-    """Not by a name that several have, by one that nobody has, or by the message that a click updates."""
+    """The refusal shows no job: not by a name of several jobs, by an unused name, or by the message that a click
+    updates.
+    """
     job, twin = await desk.job(), await desk.job()
     await desk.link("manage")
     for text in (f"cancel {job.id}", "cancel tune", "cancel nothing"):
@@ -88,7 +90,7 @@ async def test_a_link_outlives_whoever_made_it_but_not_its_owner(desk: Desk) -> 
 
 
 async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> None:
-    """Whoever runs a team's Slack app knows its secret, and could sign for anybody of the workspace."""
+    """The operator of a team's Slack app has its secret, and could sign for any user of the workspace."""
     job = await desk.job()
     await desk.link("read", "submit", "admin")
     await desk.store.put_team("evil", "")

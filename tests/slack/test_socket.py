@@ -27,7 +27,7 @@ class Desk:
     channels: list[Channel]
     heard: list[tuple[Sequence[Channel], str, Mapping[str, Any]]] = field(default_factory=list)
     broken: int = 0
-    """So many deliveries find the database away."""
+    """Number of deliveries during which the database is unavailable."""
 
     def __post_init__(self) -> None:
         api_url, clock = f"{self.there.url}/api/", SystemClock()

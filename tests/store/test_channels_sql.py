@@ -1,4 +1,4 @@
-"""What only PostgreSQL has of channels: functions with the house's rights."""
+"""Functions of channels that only PostgreSQL has, and that run with the daemon's rights."""
 
 import asyncpg
 
@@ -7,7 +7,7 @@ from tests.conformance.samples import make_event, submitted
 
 
 async def test_the_fan_out_is_not_led_astray_by_a_temporary_table(postgres_dsn: str) -> None:
-    """It runs with the house's rights, whoever writes the event, so it must look at the real channels."""
+    """The fan-out runs with the daemon's rights for every writer of events, so it must read the real channels."""
     store = await PostgresStore.connect(postgres_dsn)
     job = await submitted(store)
     connection = await asyncpg.connect(postgres_dsn)

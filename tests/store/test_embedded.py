@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL with real processes: whatever is killed, the next start just works."""
+"""The embedded PostgreSQL with real processes: after any kill the next start just works."""
 
 import asyncio
 import contextlib
@@ -260,7 +260,7 @@ async def test_a_start_waits_for_backends_of_a_killed_daemon_and_postmaster(
 
 @pytest.mark.parametrize("kind", ["stranger", "zombie"])
 async def test_a_stale_lock_file_that_names_a_living_pid_does_not_stop_a_start(tmp_path: Path, kind: str) -> None:
-    """As after a container's restart, where small PIDs come again, or where PID 1 does not reap."""
+    """A stale lock file exists after a container's restart, where small PIDs recur, or if PID 1 does not reap."""
     async with daemon(tmp_path) as process:
         await execute(await dsn_of(process), *KEEP)
         process.send_signal(signal.SIGSTOP)

@@ -94,7 +94,7 @@ async def test_it_applies_what_is_missing_in_order_and_says_what(dsn: str, folde
 
 
 async def test_what_will_be_applied_is_told_before_anything_is(dsn: str, folder: Path) -> None:
-    """So that whoever is killed in between has acted on it: the next one finds less to apply."""
+    """The hook acts before the first change. If a process is killed after it, the next process finds less to apply."""
 
     def die(names: list[str]) -> None:
         raise RuntimeError(*names)

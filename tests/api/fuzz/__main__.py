@@ -1,8 +1,8 @@
-"""Hostile calls through both doors of the real application, over PostgreSQL.
+"""Send hostile HTTP and gRPC calls to the real application, over PostgreSQL.
 
     .venv/bin/python -m tests.api.fuzz --cases 100000 --seed 7
 
-The last line is one JSON object; exit status 1 where the server was at fault. The same seed draws the same calls.
+The last line is one JSON object; exit status 1 if the server was at fault. The same seed draws the same calls.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from tests.api.fuzz import calls, http
 from tests.api.fuzz.world import database, world
 
 EXAMPLES = 25
-"""Of each HTTP operation in a round, beside what schemathesis' other phases add."""
+"""Examples per HTTP operation in a round, in addition to those of schemathesis' other phases."""
 GRPC_EXAMPLES = 80
-"""Of each gRPC method in a round."""
+"""Examples per gRPC method in a round."""
 
 
 PLANNED = 24
@@ -25,7 +25,7 @@ PLANNED = 24
 
 
 async def one_round(seed: int, phases: str) -> dict[str, int]:
-    """In a new house, so that nothing grows over rounds. What went wrong is told on stderr."""
+    """Run one round with a new database, so that nothing grows over rounds. Faults are printed to stderr."""
     async with database() as dsn, world(dsn) as made:
         found = await http.fuzz(made, seed, EXAMPLES, phases=phases)
         if not found.good:

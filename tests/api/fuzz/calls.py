@@ -1,4 +1,4 @@
-"""gRPC calls that nobody should make: any message or bytes, any metadata, and clients that leave half-way."""
+"""Invalid gRPC calls: any message or bytes, any metadata, and clients that disconnect half-way."""
 
 import asyncio
 from collections import Counter
@@ -26,9 +26,9 @@ METHODS = [
     for method in service.methods
 ]
 OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)
-"""What no caller can bring about while the database and the blob store are there."""
+"""Statuses that no caller can cause while the database and the blob store are available."""
 PATIENCE_S = 0.05
-"""With a stream that goes on for as long as its job."""
+"""Seconds to follow a stream that lasts as long as its job."""
 ANSWER_S = 60.0
 
 
@@ -39,12 +39,12 @@ class Call:
     requests: tuple[bytes, ...]
     metadata: tuple[tuple[str, str | bytes], ...]
     leaves_after: int | None
-    """Cancelled when so many answers have come; None: it hears the end."""
+    """Number of answers after which the client cancels; None: it reads to the end."""
 
 
 @dataclass(kw_only=True)
 class Heard:
-    """Of one method."""
+    """Results of one method: number of answers by status, and faults."""
 
     codes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ def _pairs() -> st.SearchStrategy[tuple[str, str | bytes]]:
 
 
 def metadata(authorization: str) -> st.SearchStrategy[tuple[tuple[str, str | bytes], ...]]:
-    """Mostly a good token; else none, another, or two."""
+    """Return metadata that mostly has a good token, and otherwise none, another, or two."""
     good = st.just((("authorization", authorization),))
     strange = st.lists(TOKENS, max_size=2).map(lambda texts: tuple(("authorization", text) for text in texts))
     others = st.lists(_pairs(), max_size=4).map(tuple)
@@ -96,7 +96,7 @@ def calls(method: Any, known: dict[str, list[Any]], authorization: str) -> st.Se
 
 
 async def answer(channel: grpc.aio.Channel, method: Any, call: Call) -> str:
-    """The name of the status, or what else came of it: `LEFT`, `REFUSED` (gRPC's own client would not send it)."""
+    """Return the name of the status, or `LEFT` or `REFUSED` (gRPC's own client would not send the call)."""
     kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
     begin = getattr(channel, kind)(
         f"/{method.containing_service.full_name}/{method.name}",
@@ -140,7 +140,7 @@ async def _heard(begun: Any, method: Any, leaves_after: int | None) -> str:
 
 
 async def fuzz(world: World, method: Any, seed: int, examples: int) -> Heard:
-    """Hypothesis draws in a thread, the calls are made in this loop. A fault is told by its smallest call."""
+    """Draw calls by Hypothesis in a thread and make them in this loop. A fault is reported by its smallest call."""
     authorization = await world.authorization(seed)
     loop, heard = asyncio.get_running_loop(), Heard()
 

@@ -41,13 +41,13 @@ PHASES, AT_RANDOM = "coverage,fuzzing,stateful", "fuzzing,stateful"
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a run came to."""
+    """Result of one schemathesis run."""
 
     cases: int
     http_5xx: int
     schema_violations: int
     told: str
-    """By schemathesis, for people."""
+    """Report of schemathesis for the user."""
 
     @property
     def good(self) -> bool:
@@ -95,7 +95,7 @@ def _config(world: World, seed: int, authorization: str) -> str:
 
 
 def answers(world: World) -> dict[int, int]:
-    """How many requests were answered so far, by status, as the server itself counts them."""
+    """Return the number of answered requests by status, as the server itself counts them."""
     found: dict[int, int] = {}
     for metric in world.house.api.app[METRICS].registry.collect():
         for sample in metric.samples:

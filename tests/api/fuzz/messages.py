@@ -1,4 +1,4 @@
-"""Messages that nobody should send, by their descriptors."""
+"""Invalid messages, drawn by their descriptors."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A house with both doors over PostgreSQL, and in it what hostile calls may happen to meet."""
+"""An installation with HTTP and gRPC over PostgreSQL, and the rows that hostile calls may hit."""
 
 import shutil
 import tempfile
@@ -28,7 +28,7 @@ from tests.parity.test_jobs import good
 from trainer.contract import object_keys as keys
 
 ROLES: tuple[tuple[Scope, ...], ...] = (("admin",), ("read", "submit", "manage"), ("admin",), ("read",))
-"""Who calls, in turn. Most is open to admins, and closed doors are soon tried."""
+"""Scopes of the callers, in turn. Most calls need an admin, and refused calls end early."""
 
 
 class Nowhere(WebhookNotifier):
@@ -42,7 +42,7 @@ class Nowhere(WebhookNotifier):
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Three jobs of ada: one at rest, one that runs and has results, one that waits; and a channel of hers."""
+    """Three jobs of ada (one idle, one that runs and has results, one that waits), and a channel of hers."""
 
     house: ApiServers
     ended: str
@@ -53,7 +53,7 @@ class World:
     """Good values of gRPC's fields, by name."""
 
     async def authorization(self, seed: int) -> str:
-        """Of a new token with the scopes that are this seed's turn."""
+        """Return the metadata value of a new token with the scopes of this seed's turn."""
         return (await self.house.api.token("ada", *ROLES[seed // 2 % len(ROLES)]))["Authorization"]
 
 

@@ -65,7 +65,7 @@ class MemoryTenantChannels(MemoryPart):
 
 
 class MemoryChannels(MemoryPart):
-    """`ports.ChannelStore`: the house's part."""
+    """`ports.ChannelStore`: the part without a tenant, for the controllers."""
 
     async def claim_streams(
         self, kinds: Sequence[str], *, busy: Sequence[str], owner: str, lease_s: float, limit: int, depth: int

@@ -1,4 +1,4 @@
-"""The costs of a job beside its hours, in memory."""
+"""Costs of a job in addition to its hours, in memory."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ class MemoryTenantJobData(MemoryPart):
 
 
 class MemoryGlobalJobData(MemoryPart):
-    """For the controllers."""
+    """Job data of all teams, for the controllers."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
         return [self._note(note) for note in notes]

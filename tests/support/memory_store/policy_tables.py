@@ -1,4 +1,4 @@
-"""Policies, what was spent by the quarter-hour, and what is told, in memory."""
+"""Policies, spending by the quarter-hour, and reported thresholds, in memory."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ SPENT = frozenset({LedgerKind.CHARGE, LedgerKind.ADJUSTMENT})
 
 @dataclass
 class PolicyRow:
-    """`versions`: oldest first; the last one tells whether it is deleted."""
+    """Versions of one policy, oldest first; the last one decides if the policy is deleted."""
 
     id: int
     versions: list[PolicyVersion] = field(default_factory=list)
@@ -54,7 +54,7 @@ class PolicyTables:
     def applied(
         self, policies: Iterable[tuple[int, Policy]], running: Sequence[tuple[Job, Attempt]], now: datetime
     ) -> list[Applied]:
-        """With their standing; `running`: live attempts of all teams."""
+        """Return the policies with their standing; `running`: live attempts of all teams."""
         return [
             Applied(id=key, policy=policy, standing=self._standing(policy, running, now)) for key, policy in policies
         ]

@@ -1,4 +1,4 @@
-"""What the memory store holds, and the writes that more than one of its parts makes."""
+"""Rows of the memory store, and the writes that several of its parts share."""
 
 import uuid
 from collections import defaultdict
@@ -24,7 +24,7 @@ DataT = TypeVar("DataT")
 
 
 def with_columns(row: DataT, **columns: object) -> DataT:
-    """As `dataclasses.replace`, which asks for each of thirty fields by its name: a simulation writes rows all day."""
+    """Copy a row with changed fields. `dataclasses.replace` is slower: it asks for each of thirty fields by name."""
     new = object.__new__(type(row))
     vars(new).update(vars(row), **columns)
     return new
@@ -39,9 +39,9 @@ class MemoryRow(Generic[RowT]):
     lease_until: datetime | None = None
     lease_owner: str | None = None
     signal: bool = False
-    """Of an attempt: its job is asked to stop, or there is one of its own."""
+    """True for an attempt whose job is asked to stop, or that has a signal of its own."""
     stored_due_at: datetime | None = None
-    """Of a job: when its objects are looked at; None: never again."""
+    """Time of the next check of a job's objects; None: never again."""
 
     def claimable(self, now: datetime) -> bool:
         return self.due_at <= now and (self.lease_until is None or self.lease_until <= now)
@@ -145,7 +145,7 @@ class State:
 
 
 class MemoryPart:
-    """What each concern's part of the memory store is built on: the rows as `tenant` sees them."""
+    """Base of each part of the memory store: the rows as `tenant` sees them."""
 
     def __init__(self, state: State, tenant: Tenant) -> None:
         self._state = state

@@ -273,7 +273,7 @@ class MemoryStore(MemoryTenant, MemoryChannels, MemoryGlobalPolicies, MemoryGlob
             attempts[row.value.state.value] += 1
         return {"jobs": {state.value: len(ids) for state, ids in self._state.by_state.items()}, "attempts": attempts}
 
-    # --- the house
+    # --- the installation
 
     async def installation(self, proposed: Installation) -> Installation:
         self._state.installation = self._state.installation or proposed

@@ -30,7 +30,7 @@ class MemoryTeams(MemoryPart):
         return False
 
     def _unlink(self, token: Token) -> None:
-        """Whoever has no token any more is nobody in Slack either."""
+        """Remove the Slack links of an owner whose last token is gone."""
         state, whose = self._state, (token.team, token.owner)
         if any((left.team, left.owner) == whose for left in state.tokens.values()):
             return

@@ -30,7 +30,7 @@ class MemoryTenant(
     MemorySpending,
     MemoryPart,
 ):
-    """Made by `MemoryStore.as_tenant`; the store itself is the house's."""
+    """Store of one tenant, made by `MemoryStore.as_tenant`; the store itself has no tenant."""
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
         state, own = self._state, (job.team, job.owner, key or "")
@@ -123,7 +123,7 @@ class MemoryTenant(
         return self._state.uploads.get((self._tenant.team, owner, sha256))
 
     def _own_team(self, what: str) -> str:
-        """Raises StoreError for the house, which is in no team."""
+        """Return the tenant's team. Raises StoreError for the daemon itself, which is in no team."""
         if self._tenant.team not in self._state.teams:
             raise fences.refused(what, "team")
         return self._tenant.team

@@ -35,7 +35,7 @@ QUICK = Intervals(
     poll_s=0.02, look_s=0.05, list_s=0.02, billing_s=0.05, sweep_s=0.1, deadman_s=1, lease_s=2, replace_s=0.2
 )  # fmt: skip
 GUARD_S = 300.0
-"""Seconds after which a wait is taken for a hang."""
+"""Seconds after which a wait is treated as a hang."""
 BOX = SecretBox(bytes(32))
 WORKLOAD = Workload(shape=None, method="script")
 SILENT = {"run_s": 3600, "boot_s": 0.05, "beat_s": 3600, "tick_s": 0.02}

@@ -30,7 +30,7 @@ class LauncherCloud(SimulatedCloud):
         """Set: launches start the agents of their machines."""
         self.launches: dict[InstanceName, asyncio.Task[Sequence[Handle]]] = {}
         self.creates_hang = False
-        """True: creates do not return, whatever became of the launch."""
+        """True: creates do not return, with any outcome of the launch."""
         self.lost_cancels = 0
         """Number of the next cancels that the launcher does not receive."""
         self.confirm_errors: list[ProviderError] = []

@@ -13,7 +13,7 @@ from providers.simulated.provider import SimulatedProvider
 from providers.simulated.virtual_backend import VirtualBackend
 
 DeathShown = Literal["gone", "stopped", "omitted"]
-"""How listings show a machine that was preempted."""
+"""State in which listings show a preempted machine."""
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class CloudFaults:
     shown: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields of `Observed`, by machine id, that listings show instead of the truth."""
     death_shown: DeathShown = "gone"
-    """How listings show a machine after `SimulatedCloud.preempt`."""
+    """State in which listings show a machine after `SimulatedCloud.preempt`."""
 
 
 class SimulatedCloud(SimulatedProvider):

@@ -26,7 +26,7 @@ def run_in_virtual_time(story: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(kw_only=True)
 class VirtualTimeRig(BrokerRig):
-    """For tests that wait for minutes to days. Use it within `run_in_virtual_time`, with a `MemoryStore`."""
+    """Rig for tests that wait for minutes to days. Use it within `run_in_virtual_time`, with a `MemoryStore`."""
 
     intervals: Intervals = field(default_factory=Intervals)
     limits: Limits = field(default_factory=Limits)
