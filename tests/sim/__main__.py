@@ -1,11 +1,11 @@
 """Simulates installations from their seeds, or plants mutants into the product; the last line is one JSON object.
 
-python -m tests.sim --seeds 0:10000
-python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
-python -m tests.sim --hashes 100
-python -m tests.sim --replay 17
-python -m tests.sim --mutants
-python -m tests.sim --seeds 0:2000 --stories stories.json.gz
+- `python -m tests.sim --seeds 0:10000`
+- `python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped`
+- `python -m tests.sim --hashes 100`
+- `python -m tests.sim --replay 17`
+- `python -m tests.sim --mutants`
+- `python -m tests.sim --seeds 0:2000 --stories stories.json.gz`
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tests.sim.run import quiet, simulate
 
 PROGRESS_S = 10.0
 MANY = 1_000
-"""In so many lifetimes every kind of fault has to strike."""
+"""Number of lifetimes in which every kind of fault must strike."""
 SPACE = 10_000
 """A commit's seeds begin at one of these, and are as many."""
 

@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 DOWN_S = 30.0
-"""From the end of the last broker to the start of the first on the restored copy, at least."""
+"""Least seconds from the end of the last broker to the start of the first one on the restored copy."""
 LOOK_S = 60.0
 """Between two looks of people for machines that no row knows."""
 PATIENCE_S = 900.0
 """After this they end such machines also where these still train."""
 OF_SERVER = frozenset({"clock", "hints"})
-"""What a backup does not hold."""
+"""Columns of the store that a backup does not contain."""
 
 
 class Backups:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.attempts: dict[AttemptId, Attempt] = {}
-        """Those that were admitted after the backup, as they were last."""
+        """Attempts that were admitted after the backup, with their last rows."""
         self.jobs: dict[JobId, Job] = {}
-        """Those that were submitted after it."""
+        """Jobs that were submitted after the backup."""
 
     def attempt(self, own: AttemptId) -> Attempt | None:
-        """As its row is, or was last."""
+        """Return an attempt's row, or its last row if the restore has lost it."""
         row = self._world.state.attempts.get(own)
         return self.attempts.get(own) if row is None else row.value
 
@@ -73,7 +73,9 @@ class Backups:
         world.note("fault", f"the backup of {made_at:.0f} is restored, without {lost}")
 
     async def _end_unknown(self) -> None:
-        """As `gpubroker sweep --once --destroy --spared` does: first those that have ended, in the end all."""
+        """Destroy machines without a row, as `gpubroker sweep --once --destroy --spared` does: ended ones first, later
+        all.
+        """
         world, since = self._world, self._world.loop.time()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -87,19 +89,19 @@ class Backups:
                     await world.cloud.destroy(machine.handle)
 
     def issues_again(self, new: Attempt) -> bool:
-        """Whether a number that was issued before is, though its spec lies in the blob store."""
+        """Return True if the number of a lost attempt is issued again although its spec is in the blob store."""
         known = self.attempts.pop(new.id, None)
         return known is not None and keys.spec(new.id) in self._world.objects.data
 
     def came_late(self, made_at: float) -> Set[str]:
-        """Machines of rows that were on their way out at that moment already: where they have gone again, none tells of
-        them."""
+        """Return machines that came after the backup for attempts that were terminating at that moment. No row records
+        those that have gone again."""
         rows = self._world.state.attempts
         ending = {own for own, row in rows.items() if row.value.state is AttemptState.TERMINATING}
         return {one.id for one in self._world.watch.stands if one.attempt in ending and one.born > made_at}
 
     def is_lost(self, own: AttemptId, machines: Set[str]) -> bool:
-        """Whether a restored row has machines that are gone without a last word."""
+        """Return True if a restored row has machines that are gone without a final report."""
         attempt = self._world.state.attempts[own].value
         if attempt.state not in (AttemptState.BOOTING, AttemptState.TRAINING):
             return False
@@ -108,7 +110,7 @@ class Backups:
 
 
 def copied(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What a backup of a memory store's `State` holds."""
+    """Return the part of a memory store's `State` that a backup contains."""
     return copy.deepcopy({name: value for name, value in columns.items() if name not in OF_SERVER})
 
 

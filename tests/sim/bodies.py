@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 FAILURES = (Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE)
-"""For a look at which a machine may be kept (`keep_on_failure`)."""
+"""Outcomes after which a machine may be kept for an inspection (`keep_on_failure`)."""
 
 
 @dataclass(kw_only=True)
 class Trainee:
-    """What an agent holds of one attempt. `began_with`: weights as restored, of step `first`."""
+    """An agent's state of one attempt. `began_with`: weights as restored, of step `first`."""
 
     origin: Origin
     objects: Objects
@@ -53,7 +53,7 @@ class Body(VirtualBackend):
     stopped: dict[str, float]
     """Machines that do nothing any more and bill until they are destroyed, and from when on listings say so."""
     returned: dict[str, float]
-    """Those that were stopped, and since when they run again."""
+    """Machines that were stopped and run again, with the time of their restart."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class Body(VirtualBackend):
         return [name for name in self.standing() if name not in self.stopped]
 
     def working(self) -> set[InstanceName]:
-        """Those whose agents have been started, and beat."""
+        """Return machines whose agents have been started and send heartbeats."""
         return {one for one in self.running() if one not in self.silent | self._unstarted}
 
     def training(self) -> list[_Instance]:
@@ -88,7 +88,7 @@ class Body(VirtualBackend):
         ]
 
     async def come_back(self, name: str) -> None:
-        """A machine that was stopped runs again, and its agent begins anew, as after a reboot."""
+        """Restart a stopped machine; its agent starts from zero, as after a reboot."""
         one, now = self._instances.get(InstanceName(name)), self._clock.monotonic()
         if name not in self.world.cloud.standing():
             return
@@ -130,7 +130,7 @@ class Body(VirtualBackend):
         one.dies_at = min(one.dies_at, now + notice_s)
 
     def told_s(self, one: _Instance) -> float:
-        """For how long its listing told of its death before it came."""
+        """Return the seconds for which listings announced a machine's death before it came."""
         return one.dies_at - max(one.born, one.dies_at - one.machine.notice_s, self._called.get(one.machine.name, 0.0))
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:
@@ -143,7 +143,7 @@ class Body(VirtualBackend):
         return handle
 
     def died_at(self, name: InstanceName) -> float | None:
-        """Of one that died before its agent was next due, and bills no longer than that."""
+        """Return the death of a machine that died before its agent was next due; its billing ends there."""
         one = self._instances.get(name)
         return one.dies_at if one is not None and not one.over and self._clock.monotonic() >= one.dies_at else None
 
@@ -265,7 +265,7 @@ class Body(VirtualBackend):
         instance.dies_at = min(instance.dies_at, self._clock.monotonic() + self._self_stop_s[name])
         self._finished.add(name)
         if self.world.weather.draw("last beat is lost") < 0.1:
-            return  # then it is told by its silence
+            return  # then its silence reveals the end
         last = Heartbeat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq, phase="done", step=step)
         with contextlib.suppress(BlobError):
             await self._blobs.put(keys.heartbeat(instance.attempt, 0), last.model_dump_json().encode())
@@ -290,7 +290,7 @@ class Body(VirtualBackend):
             await self._blobs.put(keys.heartbeat(instance.attempt, node), mate.model_dump_json().encode())
 
     def mates(self, name: str) -> Sequence[int]:
-        """Machines beside the first that work; one that was made too many has no agent."""
+        """Return the numbers of working machines other than the first; a surplus machine has no agent."""
         cloud = self.world.cloud
         own = [i for i in cloud.extra if i.startswith(f"{name}-") and i not in cloud.surplus and i not in self.stopped]
         return [int(i.removeprefix(f"{name}-")) for i in own]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FOREIGN = ("gb-other-aaaaaaaaaaaaa", "gb-test-aaaa", "gb-test-aaaaaaaaaaaaa-2", "xgb-test-aaaaaaaaaaaaa", "gb-test")
-"""Somebody else's machines, whose names look like ours."""
+"""Names of other owners' machines that look like ours."""
 AGENT_START_S = 40.0
 """Seconds to the first heartbeat where launchers start the agents, as SkyPilot does by SSH: with every second seed."""
 EARLY = (AttemptState.PLANNED, AttemptState.LAUNCHING)
@@ -38,7 +38,7 @@ SWEEPS: ContextVar[bool] = ContextVar("sweeps", default=False)
 
 @dataclass(kw_only=True)
 class MachineRecord:
-    """One machine of ours, as it truly stood; virtual seconds."""
+    """True lifetime of one machine of ours, in virtual seconds."""
 
     id: str
     attempt: AttemptId
@@ -57,7 +57,7 @@ class DrawnCloud(SimulatedCloud):
         self.terminated: dict[str, Observed] = {}
         """Every second cloud lists what was destroyed for an hour."""
         self.surplus: set[str] = set()
-        """Of these, what a create that was carried out twice has made beside what was bought."""
+        """Surplus machines: those that a create made in excess of the purchase because it was carried out twice."""
         self._right = self._config
         starts = unit(self._config.seed, "launchers start agents") < 0.5
         self._caps = replace(
@@ -67,7 +67,7 @@ class DrawnCloud(SimulatedCloud):
         self._sells: tuple[int, Sequence[Offer]] = (-1, ())
         """Prices and stock stand still within a bucket of time."""
         self._dates = unit(self._config.seed, "dates") >= 0.5
-        """Whether it says since when its machines stand."""
+        """True: listings state the creation time of machines."""
         self._foreign = [
             Observed(
                 handle=Handle(provider=self.name, id=f"foreign-{i}", name=InstanceName(name)),
@@ -133,7 +133,9 @@ class DrawnCloud(SimulatedCloud):
         return with_columns(machine, state=InstanceState.STOPPED) if stops else machine
 
     def _priced(self, machine: Observed) -> Observed:
-        """Where spot prices move, listings say what every machine costs; of the others some leave the disk out."""
+        """Add prices to a listed machine, if spot prices move. Some listings of machines with a fixed price omit the
+        disk.
+        """
         attempt = self.world.backups.attempt(attempt_of_machine(machine.handle.id))
         if not self.world.prices.moves or attempt is None or machine.state is InstanceState.GONE:
             return machine
@@ -166,7 +168,9 @@ class DrawnCloud(SimulatedCloud):
             self.world.watch.died(handle.id, self.world.loop.time())
 
     def answered_for(self, machine_id: str, own: Attempt) -> bool:
-        """By its attempt, which keeps none beside those that it has recorded."""
+        """Return True if a live attempt owns the machine; a live attempt disowns surplus machines that it has not
+        recorded.
+        """
         recorded = {handle.id for handle in own.handles} if own.state not in EARLY else ()
         return own.live and not (recorded and machine_id in self.surplus - set(recorded))
 
@@ -179,7 +183,7 @@ class DrawnCloud(SimulatedCloud):
 
 @dataclass(kw_only=True, eq=False)
 class Launch:
-    """A create that is under way at the cloud's side, whatever became of who asked for it."""
+    """A create that is under way at the cloud, independent of its caller's fate."""
 
     name: InstanceName
     launched_by: str
@@ -276,8 +280,8 @@ class CloudConnection:
             world.launches.remove(launch)
 
     async def _create(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """With its agent, where launchers start them: one that dies, or is told to stop, before that leaves a machine
-        that bills and does nothing."""
+        """Create a machine with its agent, if launchers start agents. A launcher that dies or is cancelled before that
+        leaves a machine that bills and does nothing."""
         world = self._world
         if world.cloud.caps.agent_start_s is None:
             return await world.cloud.create(launch.name, offer, boot)
@@ -340,7 +344,7 @@ class CloudConnection:
         return answer
 
     async def _connect(self, call: str) -> None:
-        """Nothing comes through to a broker that is cut off, and nothing tells it so."""
+        """Let the call of a broker without a connection time out; the broker gets no other sign of the outage."""
         if self._world.weather.hits("cloud.cut", self._broker):
             await self._world.pause(5.0, 20.0)
             raise OutcomeUnknown(f"{call}: no connection")

@@ -29,7 +29,7 @@ class Objects:
         """When each was last written, by the store's own clock, in virtual seconds."""
         self.writes = 0
         self._keys: list[str] = []
-        """In order."""
+        """Keys in order."""
 
     def below(self, prefix: str) -> list[str]:
         """Keys that begin with it, in order."""
@@ -49,8 +49,8 @@ class Objects:
 
 
 class BlobConnection:
-    """`ports.Blobs` of one broker, or with `broker` None of the machines. What a listing knows of an object's date no
-    port tells; a mutant asks `modified`."""
+    """`ports.Blobs` of one broker, or with `broker` None of the machines. No port reports the date of a listed object;
+    a mutant asks `modified`."""
 
     local = True
     scopes = False

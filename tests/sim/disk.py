@@ -23,7 +23,7 @@ class Died(Exception):
 
 
 def weights(job: str, step: int) -> bytes:
-    """What a job has learnt after so many steps, each made once and in order."""
+    """Return the weights of a job after `step` steps, each made once and in order."""
     return f"{job}:{step}".encode()
 
 
@@ -33,7 +33,7 @@ def trained(before: bytes, job: str, since: int, to: int) -> bytes:
 
 
 class Folder:
-    """A folder of a machine, with as much of `Path` as checkpoints ask for: a real disk takes longer than all else."""
+    """A machine's folder with the part of `Path` that checkpoints use: a real disk would dominate the run time."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""What goes wrong, drawn from the seed: a list of faults that can be shrunk one by one, and the weather they make."""
+"""Faults drawn from the seed: a list that can be shrunk one by one, and the weather that the faults cause."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
     "launcher.unknown": (("cloud.lost_reply", 0.5),),
     "cloud.short_life": (("cloud.lost_reply", 0.3),),
 }
-"""What makes a kind strike that would else seldom meet what it breaks, and with which share."""
+"""Accompanying kinds, with their share. Without them the first kind would seldom meet its target."""
 RARE = (
     "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.no_credit", "cloud.partial",
     "cloud.short_life", "cloud.twice", "cloud.wrong_machine", "kill.launching", "launcher.unknown",
@@ -73,8 +73,8 @@ RARE = (
 )  # fmt: skip
 """They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
-"""Drawn beside others, or not at all, and for plans that aim: people stop a job as its machine is launched, or comes to
-stand."""
+"""Kinds for plans that aim, drawn only together with others: a user stops a job as its machine is launched or starts to
+run."""
 INSTANTS = (
     "kill", "kill", "kill", "freeze", "freeze", "clock", "preempt", "preempt", "preempt_with_notice", "lose_node",
     "silence", "zombie_trainer", "stop", "stop", "raise_cap",
@@ -97,9 +97,11 @@ OF_BROKERS = frozenset({
     "kill", "freeze", "cloud.cut", "store.down", "store.error", "store.unknown_commit", "blobs.down",
 })  # fmt: skip
 AWAY_S = (450.0, 700.0, 1500.0, 3000.0, 4000.0)
-"""For how long all brokers are away: trainers stop in the first of these, and in the last are known to have stopped."""
+"""Seconds for which all brokers are away. In the first of these trainers stop; after the last they have certainly
+stopped.
+"""
 LOST_S = (60.0, 200.0, 600.0)
-"""What is lost with the database when a backup is restored."""
+"""Seconds of the database's history that a restore of a backup loses."""
 KINDS = (
     *SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "restored", "trainer_fails",
     "node_stops",
@@ -141,7 +143,7 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
 
 
 def _sometimes(seed: int, kind: str) -> list[Fault]:
-    """With every sixth seed one to three times."""
+    """Return one to three faults with every sixth seed."""
     draw = rng(seed, kind)
     if draw.random() >= 1 / 6:
         return []
@@ -167,14 +169,16 @@ class Weather:
     _draws: dict[str, int] = field(default_factory=dict)
 
     def hits(self, kind: str, broker: int | None = None, *, job: JobId | None = None) -> bool:
-        """Whether it strikes this call. `job`: whose alone it is; None: the whole installation's."""
+        """Return True if a fault of the kind strikes this call. `job`: its only target; None: the whole
+        installation.
+        """
         struck = bool(self.now[kind]) and self.lasts(kind, broker)
         if struck:
             self.strikes.note(kind, job)
         return struck
 
     def lasts(self, kind: str, broker: int | None = None) -> bool:
-        """The same, where nobody is struck by the question."""
+        """Decide like `hits`, without recording a strike."""
         everybody = broker is None or kind not in OF_BROKERS
         active = [f for f in self.now[kind] if everybody or f.target % self.brokers == broker]
         if not active:

@@ -1,4 +1,4 @@
-"""How each fault of a plan comes to happen."""
+"""Execution of each fault of a plan."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class Happenings:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.away: tuple[float, float] | None = None
-        """From when to when no broker wrote what the next one knows."""
+        """Span in which no broker wrote the state that the next broker reads."""
         self._nobody = False
 
     async def happen(self, fault: Fault) -> None:
@@ -66,7 +66,9 @@ class Happenings:
     # --- brokers
 
     async def _crash(self, slot: "Slot", fault: Fault) -> None:
-        """At one of the next awaits, drawn from the share; at the latest before its place starts again."""
+        """Crash a process at one of its next awaits, drawn from the share; at the latest before its slot starts
+        again.
+        """
         process = slot.process
         if process.dead:
             return
@@ -143,7 +145,7 @@ class Happenings:
             await world.cloud.create(one.name, one.line.offer, boot)
 
     async def _one_of(self, found: Callable[[], list[T]], fault: Fault) -> T | None:
-        """As soon as there is one that it can strike."""
+        """Wait for a target that the fault can strike, and return it; None: the calm came first."""
         there = found()
         while not there and self._world.loop.time() < CALM_S:
             await asyncio.sleep(LOOK_S)
@@ -151,7 +153,7 @@ class Happenings:
         return there[fault.target % len(there)] if there else None
 
     async def _machine(self, fault: Fault) -> None:
-        """Something befalls a machine that stands."""
+        """Apply a fault to a running machine."""
         world = self._world
         if fault.kind in ("lose_node", "node_stops"):
             nodes = await self._one_of(lambda: sorted(world.cloud.extra.keys() - world.cloud.surplus), fault)
@@ -200,7 +202,7 @@ class Happenings:
         world.watch.lost(attempt_of_machine(lost), now)
 
     async def die_young(self, name: InstanceName) -> None:
-        """Within the time for which listings may not show it yet; and none ever tells of it."""
+        """End a machine within the time for which listings may omit it; no listing ever shows it."""
         world = self._world
         await asyncio.sleep(world.cloud.caps.list_lag_s * world.weather.draw("dies young"))
         if name in world.body.standing():

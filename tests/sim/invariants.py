@@ -1,20 +1,18 @@
-"""What must hold after every write, every birth and death of a machine, and at the end. Each check has a name.
+"""Rules that hold after every write, every birth and death of a machine, and at the end. Each check has a name.
 
 The numbers are those of "Invariants" in docs/design/architecture.md.
 
-1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, issued_once, active_has_attempt ·
-3 resume_furthest ·
-4 spend_within_cap, ledger_adds_up, charged_in_full, not_overbilled, reservation_settled, budget_holds · 5 no_job_lost,
-legal_step, success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard,
-death_is_seen · 9 resume_is_exact · 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept ·
-11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database, broker_gone_stops ·
-liveness: drains
+- 1 no_leak; 3 resume_furthest; 6 one_job_a_key; 7 ended_absent, launcher_at_rest; 9 resume_is_exact
+- 2 one_live_attempt, one_machine_set, intent_first, create_once, issued_once, active_has_attempt
+- 4 spend_within_cap, ledger_adds_up, charged_in_full, not_overbilled, reservation_settled, budget_holds
+- 5 no_job_lost, legal_step, success_is_real; 8 live_state_ends, signal_is_heard, death_is_seen
+- 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept; 11 no_secret; 12 other_team_unseen
+- 13 one_lease_holder, fenced; 14 lease_needs_database, broker_gone_stops; liveness: drains
 
-Beside them: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error.
+There are also foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what and no_internal_error.
 
-What is about how long a thing takes is looked at every ten virtual seconds: no_leak, live_state_ends, signal_is_heard,
-death_is_seen, broker_gone_stops, and other_team_unseen, whose answer changes with submissions only. `drains` is the
-end itself.
+Checks of durations run every ten virtual seconds: no_leak, live_state_ends, signal_is_heard, death_is_seen and
+broker_gone_stops. The same holds for other_team_unseen, whose answer changes with submissions only. `drains` is the end itself.
 """
 
 from collections.abc import Sequence, Set
@@ -64,7 +62,7 @@ class Watch:
         self._furthest: dict[JobId, int] = {}
         self._told_since: dict[AttemptId, float] = {}
         self._held: dict[AttemptId, float] = {}
-        """Until when the machine of each was kept for people."""
+        """Time until which the machine of each attempt was kept for its user."""
         self.stands: list[MachineRecord] = []
         self.born_at: dict[str, float] = {}
         """Each machine, by its id: when it last came to stand."""
@@ -93,13 +91,15 @@ class Watch:
                 self._fail("no_job_lost", f"{own} of {key} was answered, and is not there")
 
     async def strangers(self) -> None:
-        """Who is of no team that has jobs sees none."""
+        """Check that a tenant of a team without jobs sees no job."""
         seen = await self._world.store.as_tenant(STRANGER).jobs(JobFilter())
         if seen:
             self._fail("other_team_unseen", f"{len(seen)} jobs of another team")
 
     def restored(self, jobs: Set[JobId], unsent: Set[AttemptId], made_at: float) -> None:
-        """A backup of that moment; `jobs`: lost. `unsent`: no row tells any more that their creates were sent."""
+        """Forget the state after the backup. `jobs`: lost. `unsent`: attempts whose rows no longer record that their
+        creates were sent.
+        """
         self._acknowledged = {key: own for key, own in self._acknowledged.items() if own not in jobs}
         self._leases, self._told_since, self._held = Leases(), {}, {}
         self.orphans.restored()
@@ -293,7 +293,7 @@ class Watch:
             self._fail("one_machine_set", f"{machine.name} was created beside {both[0]} of the same job")
 
     def billed(self, machine_id: str) -> None:
-        """From here on, for one machine of an attempt."""
+        """Record that one machine of an attempt bills as of now."""
         own = attempt_of_machine(machine_id)
         attempt = self._world.backups.attempt(own)
         assert attempt is not None
@@ -309,7 +309,7 @@ class Watch:
             self.measures.unwanted(own, [machine_id], now)
 
     def lost(self, own: AttemptId, at: float) -> None:
-        """A machine died, and nobody was told."""
+        """Record that a machine died without notice."""
         row = self._world.state.attempts.get(own)
         if row is not None and row.value.state not in (AttemptState.TERMINATING, AttemptState.ENDED):
             self.measures.lost(own, at)
@@ -321,7 +321,7 @@ class Watch:
                 stand.ended = at
         own = attempt_of_machine(machine_id)
         if (row := self._world.state.attempts.get(own)) is not None and row.value.state is AttemptState.LAUNCHING:
-            self.measures.wanted(own, self._world.cloud.surplus)  # one beside it is all that anybody can adopt
+            self.measures.wanted(own, self._world.cloud.surplus)  # a surplus machine is then the only one to adopt
 
     def able(self) -> None:
         """Something has changed of who could see a death or destroy a machine."""
@@ -349,7 +349,7 @@ class Watch:
     # --------------------------------------------------------------------------------------------- now and then, at end
 
     def tick(self) -> None:
-        """What takes too long, disturbances not counted."""
+        """Check durations, without the time of disturbances."""
         world, now = self._world, self._world.loop.time()
         self.keeping.tick()
         self.orphans.tick()
@@ -367,7 +367,7 @@ class Watch:
         for own, at in self.measures.unseen().items():
             since, attempt = max(at, self._entered.get(own, at)), world.state.attempts[own].value
             if {handle.id for handle in attempt.handles} <= {*standing} - world.body.stopped.keys():
-                continue  # another one under its name died: what it has recorded stands, and is hung in time
+                continue  # another machine under its name died: the recorded ones run, and count as hung in time
             if attempt.state is AttemptState.TRAINING and self.calm_s(since) > 3 * lag_s + 120:
                 self._fail("death_is_seen", f"{own} lost a machine {now - since:.0f} s ago, and trains on")
         for one in world.live():
@@ -378,7 +378,9 @@ class Watch:
                 self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
 
     def _kept_s(self, one: Attempt) -> float:
-        """For how long the machine of a failed attempt is left to people, who may end that with their job."""
+        """Return the seconds for which the machine of a failed attempt is kept for its user, who may end that by a
+        stop.
+        """
         job = self._world.state.jobs[one.job_id].value
         failed = one.state is AttemptState.TERMINATING and one.final is not None and one.final.outcome in FAILURES
         return job.spec.keep_on_failure if failed and not (job.stop_requested or one.signal) else 0.0
@@ -392,7 +394,7 @@ class Watch:
         return self._entered[own]
 
     def calm_s(self, since: float) -> float:
-        """From then on until now, what excuses a delay not counted."""
+        """Return the seconds from `since` until now, without the spans that excuse a delay."""
         now = self._world.loop.time()
         return now - since - disturbed_s(self._world.excuses, since, now)
 

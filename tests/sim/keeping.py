@@ -1,4 +1,4 @@
-"""What must hold of checkpoints, and of machines whose brokers are gone: invariants 9, 10 and 14."""
+"""Rules for checkpoints, and for machines whose brokers are gone: invariants 9, 10 and 14."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SLACK_S = 60.0
-"""For a beat, a look and the last save, beside what a drain may take."""
+"""Allowed seconds for a heartbeat, a poll and the last save, in addition to the time of a drain."""
 ENOUGH = 2
 """Commits of a later attempt after which an ended one's are not gone back to any more."""
 
@@ -38,7 +38,9 @@ class Keeping:
         return step_of(found[0]) if found else 0
 
     def before_manifest(self, key: str, data: bytes) -> None:
-        """By it a checkpoint comes to be: so all of it lies there, and is what training without a break had made."""
+        """Check that all files of a checkpoint exist before its manifest, and equal those of an uninterrupted
+        training.
+        """
         manifest = Manifest.model_validate_json(data)
         folder, objects = keys.files_prefix(key), self._world.objects.data
         for file in manifest.files:
@@ -62,7 +64,7 @@ class Keeping:
                 self._world.fail("torn_never_loaded", f"{key} was loaded, and {file.path} is not what it says")
 
     def _no_older(self, spec: AttemptSpec, key: str) -> None:
-        """Of another job than the furthest that it had when this attempt was bought; it may have gone further since."""
+        """Check that the loaded checkpoint of another job is at least as far as the furthest one at the purchase."""
         origin = JobId(key.split("/")[1])
         named = [other for other in spec.resume_from if other.startswith(keys.checkpoints(origin))]
         if origin != spec.job and origin not in self.rotten and step_of(key) < step_of(named[0]):
@@ -98,7 +100,9 @@ class Keeping:
         return None
 
     def _is_superseded(self, job_id: JobId, key: str) -> bool:
-        """Of an ended attempt, after which another one has committed two that are as far at least."""
+        """Return True if the attempt has ended and a later one has committed two checkpoints that are at least as
+        far.
+        """
         state = self._world.state
         attempts = [state.attempts[i].value for i in state.of_job[job_id]]
         found = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))

@@ -19,11 +19,11 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 FEW = 64
 """Tasks that are over and yet kept are no more than this and those that are not."""
 LIVELOCK = 200_000
-"""So many callbacks within one virtual instant are a loop without end."""
+"""Number of callbacks within one virtual instant that counts as an endless loop."""
 
 
 class Livelock(Exception):
-    """Virtual time stands still."""
+    """Raised when virtual time does not advance."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Process:
 
     id: str
     skew_s: float = 0.0
-    """Of its wall clock."""
+    """Skew of the process's wall clock."""
     dead: bool = False
     died_at: float = math.inf
     frozen: bool = False
@@ -48,7 +48,7 @@ WHO: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def context_of(process: Process | None) -> Context:
-    """In which tasks belong to `process`; None: to the world, which nobody kills."""
+    """Return a context whose tasks belong to `process`; None: to the world, which is never killed."""
     context = copy_context()
     context.run(WHO.set, process)
     return context
@@ -125,7 +125,7 @@ class Sleep:
 
 
 class SimLoop(base_events.BaseEventLoop):
-    """`time()` is virtual. `on_kill` is told of a process that has reached its `kill_at`."""
+    """A loop with a virtual `time()`. It calls `on_kill` with a process that has reached its `kill_at`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -206,13 +206,13 @@ class SimLoop(base_events.BaseEventLoop):
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_exception_handler(self, context: Any) -> None:
-        """What the controllers call a bug of their own is heard through their log."""
+        """Ignore the error; the world reads the controllers' own bugs from their log."""
 
     def stop(self) -> None:
         self._ended = True
 
     def run_forever(self) -> None:
-        """Until `stop`."""
+        """Run callbacks until `stop`."""
         self._ended = False
         waiting, draw = self._waiting, self._draw
         events._set_running_loop(self)
@@ -231,7 +231,10 @@ class SimLoop(base_events.BaseEventLoop):
                 self.ran += 1
                 if self.ran > self._most:
                     raise Livelock(f"at {self._now:.3f}: {callback!r}")
-                args, due.args = due.args, ()  # a sleep and its callback would else keep each other for the collector
+                args, due.args = (
+                    due.args,
+                    (),
+                )  # otherwise a sleep and its callback keep each other alive
                 try:
                     context.run(callback, *args)
                 except Exception as e:
@@ -257,7 +260,7 @@ class SimLoop(base_events.BaseEventLoop):
         process.held.clear()
 
     def _advance(self) -> None:
-        """To the next moment for which something waits that is not cancelled."""
+        """Advance to the next moment with a callback that is not cancelled."""
         later, waiting, pop = self._later, self._waiting, heapq.heappop
         due = pop(later)
         while due.callback is None:

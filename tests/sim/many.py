@@ -32,7 +32,7 @@ def results(seeds: Iterable[int], *, hints: bool, processes: int | None = None) 
 
 
 def pool(processes: int) -> ProcessPoolExecutor:
-    """Started anew, not forked: each process is alone with what it has imported."""
+    """Return a pool of spawned, not forked processes, so that each has its own imports."""
     return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), quiet)
 
 
@@ -43,7 +43,7 @@ def result_of(seed: int, *, hints: bool) -> SimulationResult:
 
 
 def shortest_story(outcome: Outcome, *, hints: bool) -> str:
-    """What broke, and the shortest way there."""
+    """Return the broken rule, and the shortest list of faults that breaks it."""
     assert outcome.violation is not None
     name, message = outcome.violation
     best, plan = shrink(outcome.seed, name, hints=hints)

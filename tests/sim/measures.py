@@ -1,4 +1,4 @@
-"""How long things took, in virtual seconds: no invariants, but what the last line of a run tells."""
+"""Durations in virtual seconds: no invariants, but figures for the last line of a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ def attempt_of_machine(machine_id: str) -> AttemptId:
 
 @dataclass
 class Helpless:
-    """When nobody could do a thing; from the start on, nobody can."""
+    """Spans in which no broker could do a thing; the first one begins at the start."""
 
     _over: list[tuple[float, float]] = field(default_factory=list)
     _since: float | None = 0.0
@@ -35,15 +35,17 @@ class Helpless:
 
 @dataclass
 class Measures:
-    """A machine is leaked from when nobody wants it any more (its attempt is on its way out, has ended, or is nobody's)
-    until it is gone and bills no more."""
+    """Leaks and detections. A leak begins when a machine loses its owner: its attempt is terminating or has ended, or
+    there is none. It ends when the machine is gone and bills no more."""
 
     leak_ages: list[float] = field(default_factory=list)
-    """Of that, the time in which somebody could act."""
+    """Seconds of each leak in which a broker could act."""
     leak_ages_raw: list[float] = field(default_factory=list)
     """All of it."""
     detects: list[float] = field(default_factory=list)
-    """From a death without notice until its attempt was on its way out: the time in which somebody could see it."""
+    """Seconds from a death without notice until its attempt was terminating, limited to the time in which a broker
+    could see the death.
+    """
     detects_raw: list[float] = field(default_factory=list)
     """All of it."""
     _unwanted: dict[str, float] = field(default_factory=dict)
@@ -52,13 +54,13 @@ class Measures:
     _blind: Helpless = field(default_factory=Helpless)
 
     def able(self, *, act: bool, see: bool, now: float) -> None:
-        """From now on. `act`: a broker runs that reaches its database, and the cloud's API is not down; `see`: nor is
-        the blob store, which alone tells a death from a job's end."""
+        """Record the current abilities. `act`: a broker runs that reaches its database, and the cloud's API is up.
+        `see`: the blob store is up as well, which alone distinguishes a death from a job's end."""
         self._idle.unless(act, now)
         self._blind.unless(see, now)
 
     def unwanted(self, attempt: AttemptId, machines: Sequence[str], now: float) -> None:
-        """From here on none of these machines should exist; what had died of the attempt was noticed."""
+        """Record that none of these machines should exist as of now; a death within the attempt counts as noticed."""
         for machine in machines:
             self._unwanted.setdefault(machine, now)
         if (died := self._lost.pop(attempt, None)) is not None:
@@ -66,7 +68,7 @@ class Measures:
             self.detects.append(now - died - self._blind.within(died, now))
 
     def wanted(self, attempt: AttemptId, machines: Iterable[str]) -> None:
-        """Of these, the attempt's take the place of the one that was bought."""
+        """End the leaks of the attempt's own machines, because they replace the one that was bought."""
         for machine in machines:
             if attempt_of_machine(machine) == attempt:
                 self._unwanted.pop(machine, None)
@@ -83,15 +85,15 @@ class Measures:
         self._lost.clear()
 
     def unseen(self) -> Mapping[AttemptId, float]:
-        """Attempts that lost a machine, and since when nobody has noticed."""
+        """Return attempts that lost a machine, and the time since which no broker has noticed."""
         return self._lost
 
     def whole_again(self, attempt: AttemptId) -> None:
-        """What died before anybody saw it was bought once more, or runs again: nothing is lost any more."""
+        """Forget a loss: the machine was bought once more or runs again, before a broker noticed its death."""
         self._lost.pop(attempt, None)
 
     def lost(self, attempt: AttemptId, at: float) -> None:
-        """A machine of this attempt died, and nobody was told."""
+        """Record that a machine of this attempt died without notice."""
         self._lost.setdefault(attempt, at)
 
 

@@ -53,7 +53,7 @@ def _always_on(*kinds: str, share: float = 1.0) -> tuple[Fault, ...]:
 
 
 def _again_and_again(kind: str) -> tuple[Fault, ...]:
-    """For half of the time, for all brokers."""
+    """Return faults that cover half of the time, for all brokers."""
     times = range(60, 1000, 90)
     return tuple(Fault(kind=kind, at=at, for_s=45.0, share=1.0, target=broker) for at in times for broker in range(3))
 
@@ -365,7 +365,9 @@ MUTANTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Hunt:
-    """`tried`: how many seeds it took; None: none of them caught it. `others`: what else broke before."""
+    """Result of a hunt. `tried`: number of seeds until the catch; None: no catch. `others`: other rules that broke
+    before.
+    """
 
     tried: int | None
     by: str
@@ -373,7 +375,7 @@ class Hunt:
 
 
 def hunt(mutant: Mutant, seeds: Sequence[int]) -> Hunt:
-    """Until it breaks what it is meant to break, and what holds without it."""
+    """Simulate until the mutant breaks a rule that it should break and that holds without it."""
     others: dict[str, int] = {}
     for tried, seed in enumerate(seeds, 1):
         with mutant.planted():

@@ -1,4 +1,4 @@
-"""The gate of a simulated broker, whose listings leave out what stands there, or call it stopped."""
+"""The gate of a simulated broker, whose listings omit a running machine or list it as stopped."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,11 +21,11 @@ LATE_S = 2.0
 
 
 class OmittingGate(RateLimitedProvider):
-    """Leaves a machine out of one listing now and then, or calls it stopped, never in two in a row: that would be more
-    than a lag, or a blink.
+    """Leaves a machine out of one listing now and then, or lists it as stopped, but never in two consecutive listings.
+    Two would exceed a lag or a blink.
 
-    Of those in a row that the broker is given: the gate looks for itself whether a cloud is back, as often as it takes,
-    and shows nobody what it was told then.
+    Only listings for the broker count. The gate also polls by itself whether a cloud is back, and discards those
+    answers.
     """
 
     def __init__(self, world: "World", door: CloudConnection, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Machines that nobody answers for: none stands for long, and the sweep leaves alone what it must."""
+"""Machines without an owner: none runs for long, and the sweep leaves alone the ones that it must spare."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ class Orphans:
                 world.fail("no_leak", f"{one} stands for {now - since:.0f} s, and nobody answers for it")
 
     def _has_an_owner(self, machine_id: str) -> bool:
-        """What no row knows since a backup was restored, people end."""
+        """Return True if the machine has an owner. A user ends machines whose rows a restored backup has lost."""
         own = attempt_of_machine(machine_id)
         row = self._world.state.attempts.get(own)
         if row is None:

@@ -10,7 +10,7 @@ from tests.sim.faults import KINDS
 from tests.sim.measures import percentile
 
 LEAK_GOAL_S = 180.0
-"""No machine is to stand for longer, while somebody could act, than this after nobody wants it any more."""
+"""Seconds for which a machine without an owner may run at most, counted while a broker could act."""
 LEAK_LIMIT_S = 300.0
 """One that does fails a run. Where half of all calls fail for minutes, one in 15,000 lifetimes passes the goal."""
 
@@ -24,12 +24,12 @@ class Outcome:
     trace: tuple[str, ...]
     steps: int
     faults: int
-    """Of the plan."""
+    """Number of faults of the plan."""
     states: tuple[str, ...] = ()
-    """Of all jobs that were submitted."""
+    """Final states of all submitted jobs."""
     lives: tuple[int, ...] = ()
-    """Of each job that reached its end: the faults that it met. Those of brokers, cloud, database and blob store count
-    while it lived; those of a machine or of people where it was its own."""
+    """Number of faults that each ended job met. Faults of brokers, cloud, database and blob store count while the job
+    lived. Faults of a machine or of a user count for their own job."""
     leak_ages: tuple[float, ...] = ()
     leak_ages_raw: tuple[float, ...] = ()
     detects: tuple[float, ...] = ()
@@ -44,12 +44,12 @@ class Outcome:
 
     @property
     def long_leaks(self) -> tuple[float, ...]:
-        """Machines that nobody wanted for too long, while somebody could act."""
+        """Return ages of leaks that lasted too long, counted while a broker could act."""
         return tuple(age for age in self.leak_ages if age > LEAK_GOAL_S)
 
     @property
     def leaked(self) -> bool:
-        """For so long that no fault explains it."""
+        """Return True if a leak lasted longer than any fault explains."""
         return any(age > LEAK_LIMIT_S for age in self.leak_ages)
 
     @property

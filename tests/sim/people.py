@@ -1,4 +1,4 @@
-"""People: they submit, and again where no answer came; stop; pay more; and lose patience."""
+"""Users: they submit, and again if no answer came; they stop jobs, raise caps, and give up after a while."""
 
 import asyncio
 import random
@@ -28,8 +28,8 @@ PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
 HEIRS = 0.15
 """Share of jobs that begin with another one's checkpoint, where there is any."""
 WAIT_S = 1200.0
-"""After the last fault people lose patience with jobs that wait for a reason that they were told: hosts that did them
-wrong are left alone for hours. So much later they look again: a job that ran meanwhile may have spent its cap."""
+"""Seconds after the last fault until users give up jobs that wait for a reported reason. Unsuitable hosts are avoided
+for hours. Users return after the same time: a job that ran meanwhile may have spent its cap."""
 
 
 class People:
@@ -77,7 +77,7 @@ class People:
         return draw.choice(may) if may else None
 
     async def decide(self, fault: Fault) -> None:
-        """To stop a job, or to raise its cap."""
+        """Stop a job, or raise its cap."""
         world = self._world
         if not world.jobs:
             return
@@ -97,7 +97,9 @@ class People:
             world.note("people", f"{fault.kind}: {e}")
 
     def _reserved(self, own: JobId) -> Decimal:
-        """By all of its attempts. Only what reserves more is refused where a budget has no room."""
+        """Return the dollars that all attempts of the job reserve. A full budget refuses only changes that reserve
+        more.
+        """
         state = self._world.state
         return sum((state.attempts[one].value.reserved_usd for one in state.of_job[own]), ZERO)
 

@@ -1,5 +1,5 @@
-"""What the market asks for spot machines while they stand, and what of it an attempt's charges can hold: it moves at
-any time, and brokers hear of it by listings."""
+"""Market prices of spot machines while they run, and the range that an attempt's charges may have. Prices move at any
+time, and brokers see them in listings."""
 
 import math
 from bisect import bisect_right
@@ -15,9 +15,9 @@ from tests.sim.faults import Fault
 
 KIND = "cloud.price_moves"
 STEP_S = (5.0, 60.0)
-"""A price stands still for so long."""
+"""Range of seconds for which a price is constant."""
 BARE = Decimal("0.9")
-"""Of the price of a machine whose price does not move: its listing leaves out the disk, which is billed as well."""
+"""Listed share of a fixed price: the listing omits the disk, which is billed as well."""
 CLOCK_S = 2.0
 """The database's clock is read over a way of up to a second, and what is charged is decided before it is written."""
 
@@ -70,12 +70,12 @@ class Prices:
         return [self.at(offer, since), *(_priced(offer, factor) for _, factor in self._steps[first:last])]
 
     def spans(self, offer: Offer, charges: Sequence[Charged], sent: float, until: float) -> Iterator[Span]:
-        """What may be charged from the create on, without gaps.
+        """Yield the range of prices that may be charged, from the create on, without gaps.
 
-        What is known is what the last listing showed by which something was charged; of two brokers one may be given
-        an older one than the other had. So what a price was since then, up to the charge, may be charged, as a rise
-        counts back to the charge before and a fall from when it was seen. One machine of several may have told of a
-        rise, and no listing of a fall since: without one that showed all of them, since the create.
+        A broker uses the last listing behind a charge; another broker may have an older listing. Therefore every price
+        since that listing may be charged, up to the charge. A rise counts back to the charge before, and a fall counts
+        from its listing. One machine of several may show a rise while no later listing shows a fall. Without a listing
+        that shows all machines, every price since the create may be charged.
         """
         slack, begins = CLOCK_S + offer.billing_quantum_s, sent
         for number, one in enumerate((*charges, Charged(to=until, asked=until))):
@@ -90,8 +90,8 @@ class Prices:
             begins = ends
 
     def rises(self, offer: Offer, charges: Sequence[Charged], sent: float) -> Iterator[Span]:
-        """What a charge's own listing showed is charged since the one before it, at the least; but for the seconds in
-        which clocks may differ, and those before a fall was seen."""
+        """Yield the least prices. A charge covers at least its own listing's price, since the charge before it.
+        Exceptions are the seconds by which clocks may differ, and those before a fall was listed."""
         before, seen = sent, sent
         for one in charges:
             if one.begun is not None:
@@ -103,7 +103,7 @@ class Prices:
 
 
 def _stale(charges: Sequence[Charged]) -> float:
-    """From when on it is known what some of several machines cost, since the last charge that knew of all."""
+    """Return the time since which the costs of only some machines are known, after the last charge that covers all."""
     last = max(place for place, one in enumerate(charges) if one.begun is not None)
     return min((one.partly for one in charges[last:] if one.partly is not None), default=math.inf)
 

@@ -40,7 +40,7 @@ class Listed:
     answered: float
     shown: frozenset[InstanceName]
     prices: Mapping[InstanceName, Sequence[Decimal]]
-    """Where they move: what it said that each machine of a name costs."""
+    """Listed prices of the machines of each name; only if prices move."""
 
 
 def highest(offer: Offer) -> Decimal:
@@ -54,19 +54,19 @@ class Purse:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._listed: dict[str, list[Listed]] = {}
-        """What each broker's process was given, in order."""
+        """Listings that each broker's process received, in order."""
         self._beside: dict[AttemptId, dict[str, float]] = {}
-        """Of each attempt, which process was shown more machines at once than were bought, and when first."""
+        """Processes that received a listing with more machines than were bought, with the first time, by attempt."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
         self._lost_since: dict[str, float] = {}
-        """Of processes that ended before a backup was restored: from when on it holds nothing of what they wrote."""
+        """Times of the restored backup, by processes that ended before the restore: it lacks their later writes."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
-        """What each broker's process decides to charge just now."""
+        """Charges that each broker's process is about to write."""
         self._charges: dict[AttemptId, list[Charged]] = {}
-        """Where prices move: what was written, in order."""
+        """Charges that were written, in order; only if prices move."""
         self._ledgers: dict[JobId, tuple[int, Decimal, Decimal]] = {}
-        """How many entries are added up already, and what they come to."""
+        """Number of entries already added up, and their sums."""
 
     # ------------------------------------------------------------------------------------------------- what is known
 
@@ -113,7 +113,9 @@ class Purse:
                 self._charges.setdefault(one.attempt_id, []).append(written)
 
     def charged_beside(self, process: Process, charge: Charge | None) -> None:
-        """With something else; at the price that is known, unless it says otherwise."""
+        """Record a charge that is written together with another change, at its own price or otherwise at the last
+        one.
+        """
         if charge is not None and charge.prices:
             self.asked(process, [charge])
         if charge is not None:
@@ -128,7 +130,7 @@ class Purse:
             self._charges[own] = [one for one in written if one.asked <= made_at]
 
     def sent(self, attempt: Attempt) -> None:
-        """As it says itself: after a restored backup nobody knows when."""
+        """Record the time of a create as the row has it, because a restored backup may have lost the real one."""
         assert attempt.create_sent_at is not None
         at = min(self._world.loop.time(), self._world.time_of(attempt.create_sent_at))
         self._sent[attempt.id] = min(at, self._sent.get(attempt.id, at))
@@ -143,8 +145,9 @@ class Purse:
         return min(without[1] if len(without) > 1 else self._world.loop.time(), process.died_at)
 
     def _all_know(self, attempt: Attempt, gone: float) -> float:
-        """When every broker had been shown that nothing stands there: those that are cut off, begin anew, or are given
-        lagging listings as late as they are. What never booted may be charged for what they may have missed besides."""
+        """Return the time at which every broker had a listing without the machine. Brokers that are cut off, restart,
+        or get lagging listings delay it. An attempt that never booted may also be charged for listings that brokers
+        missed."""
         world, lag_s = self._world, self._world.cloud.caps.list_lag_s
         if attempt.booted_at is not None:
             since = max(gone, world.time_of(attempt.booted_at) + lag_s) + CLOCK_S
@@ -157,7 +160,7 @@ class Purse:
         )
 
     def _alone_until(self, attempt: Attempt, gone: float) -> float:
-        """What went while all brokers were away stood for no longer than a machine does that hears of none."""
+        """Return the latest end of a machine that vanished while all brokers were away, from its dead-man's switch."""
         world, intervals, limits = self._world, self._world.intervals, self._world.limits
         left, back = world.happenings.away or (math.inf, math.inf)
         if attempt.first_beat_at is None or not left <= gone <= back:
@@ -169,8 +172,8 @@ class Purse:
         return left + told_s + limits.deadman_s + limits.drain_s + SELF_STOP_S
 
     def _gap_s(self, process: Process, since: float) -> float:
-        """The longest from the begin of a listing to the answer of the next but one, of those after this moment: a
-        launcher that may have gone on may have made what they all missed."""
+        """Return the longest time from the start of a listing to the answer of the next but one, after `since`. A
+        launcher that ran on may have made a machine that all of them missed."""
         listed = self._listed.get(process.id, ())
         return max((b.answered - a.begun for a, b in zip(listed, listed[2:], strict=False) if b.answered >= since),
                    default=0.0)  # fmt: skip
@@ -188,7 +191,9 @@ class Purse:
             self._over_cap(job, attempts, late)
 
     def _written(self, job_id: JobId) -> tuple[Decimal, Decimal]:
-        """What the ledger says was spent, and how much of it for machines that came too late. It only grows."""
+        """Return the ledger's spent dollars, and the part of them for machines that came too late. The ledger only
+        grows.
+        """
         ledger = self._world.state.ledger[job_id]
         counted, spent, late = self._ledgers.get(job_id, (0, ZERO, ZERO))
         for entry in ledger[counted:]:
@@ -198,9 +203,9 @@ class Purse:
         return spent, late
 
     def _over_cap(self, job: Job, attempts: Sequence[Attempt], late: Decimal) -> None:
-        """An outage keeps a machine from being destroyed, and costs its rate for as long; so does a machine too many,
-        until somebody has been shown it and the job has drained. `late`: for machines that came after their attempt's
-        end, against the promise of their launcher."""
+        """Check the cap. An outage delays the destruction of a machine and costs its rate for as long. A surplus
+        machine costs its rate until a broker lists it and the job has drained. `late`: dollars for machines that came
+        after their attempt's end, against the promise of their launcher."""
         world, allowed = self._world, ZERO
         for one in attempts:
             since = world.time_of(one.create_sent_at or one.created_at)
@@ -213,7 +218,7 @@ class Purse:
             world.fail("spend_within_cap", told)
 
     def _beside_s(self, attempt: Attempt, until: float) -> Decimal:
-        """Of all machines too many together."""
+        """Return the allowed seconds of all surplus machines together."""
         world, seconds = self._world, 0.0
         lead_s = TOLD_S + drain_lead_s(attempt, world.cloud.caps, world.intervals.drain_budget(world.limits.drain_s))
         told_at = min(self._beside.get(attempt.id, {}).values(), default=until)
@@ -245,9 +250,11 @@ class Purse:
         return self._world.prices.moves and attempt.line.offer.price_moves
 
     def _least(self, attempt: Attempt, stands: Sequence[MachineRecord], settler: Process) -> Decimal:
-        """What its machines cost, of which a price that no listing has shown yet cannot be known; nor, of more machines
-        than were bought, those that nobody was shown at once who could tell; nor how long one stood that did nothing,
-        and so did not end itself, and went while all brokers were away."""
+        """Return the least that the machines must be charged.
+
+        Three parts of their cost cannot be known and do not count. First, a price that no listing has shown yet.
+        Second, surplus machines, if no broker that could record them got a listing with all at once. Third, the run
+        time of an idle machine that did not end itself and went while all brokers were away."""
         stands = [self._as_known(one) for one in stands]
         if self._world.cloud.surplus & {one.id for one in stands} and not self._told_of_more(attempt, settler):
             stands = sorted(stands, key=self._cost)[-attempt.line.nodes :]
@@ -259,7 +266,9 @@ class Purse:
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
     def _as_known(self, one: MachineRecord) -> MachineRecord:
-        """Agents do not count the time in which they could not read the lease, and begin anew with their machine."""
+        """Return the machine with its provable end. Agents do not count the time in which they could not read the
+        lease, and start from zero with their machine.
+        """
         left, back = self._world.happenings.away or (math.inf, math.inf)
         if one.ended is None or not left <= one.ended <= back:
             return one
@@ -269,8 +278,8 @@ class Purse:
         return replace(one, ended=max(one.born, until))
 
     def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
-        """By whoever settles it, or by who had the time to write of it: ran, and had a database, of which a backup that
-        was restored since may hold what it wrote."""
+        """Return True if the settling process saw the surplus, or another process had the time to record it. That
+        process ran and had a database, and no restored backup has lost its write."""
         shown, now = self._beside.get(attempt.id, {}), self._world.loop.time()
 
         def could(one: Process, first: float) -> bool:
@@ -282,7 +291,9 @@ class Purse:
         return any(could(one, shown[one.id]) for one in self._world.brokers() if one.id in shown)
 
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[MachineRecord]) -> None:
-        """For every machine, from the row that announced the create to where all brokers knew that none is left."""
+        """Check the charge of every machine, from the row that announced the create to the time at which all brokers
+        knew that none is left.
+        """
         begun, offer = self._sent[attempt.id], attempt.line.offer
         gone = max((one.ended for one in stands if one.ended is not None), default=begun)
         known = min(self._all_know(attempt, gone), self._alone_until(attempt, gone))
@@ -300,8 +311,8 @@ class Purse:
             self._world.fail("not_overbilled", f"{attempt.id}: {charged} charged, at most {most:.6f}; {told}")
 
     def hold(self) -> None:
-        """After each admission, and each higher cap that reserves more: what was let in before is never thrown out
-        again, also where late machines, which nobody reserves, have passed the budget since."""
+        """Check budgets after each admission, and each higher cap that reserves more. Admitted jobs stay, even if late
+        machines, which have no reservation, have exceeded the budget since."""
         state = self._world.state
         live = [attempt for _, attempt in state.running()]
         for _, policy in state.policies.live():

@@ -1,4 +1,4 @@
-"""What is remembered of rows while they are watched."""
+"""Records of rows while they are watched."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class Before:
 
 
 class Leases:
-    """Who holds which row, as the store has said."""
+    """Holders of leased rows, as the store has returned them."""
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
     def claimed(self, owner: str, rows: Sequence[Job | Attempt], now: float, until: float) -> Iterator[str]:
-        """What is wrong with that: somebody holds it."""
+        """Record claims; yield a message for each row that another owner still holds."""
         for row in rows:
             other = self._held.get(row.id)
             if other is not None and other.until > now:
@@ -39,7 +39,7 @@ class Leases:
             self._held[row.id] = Held(owner=owner, epoch=row.epoch, until=until)
 
     def released(self, rows: Sequence[Job | Attempt]) -> None:
-        """Under the epoch that they were claimed in; else nothing."""
+        """Record releases of rows whose epoch is still that of their claim; ignore others."""
         for row in rows:
             if (held := self._held.get(row.id)) is not None and held.epoch == row.epoch:
                 del self._held[row.id]

@@ -56,7 +56,7 @@ def shrink(seed: int, broken: str, *, hints: bool = True) -> tuple[Outcome, tupl
 
 
 def quiet() -> None:
-    """Controllers say a lot about faults; what they call bugs is heard by the world. `simulate` collects garbage."""
+    """Silence the controllers' many log lines on faults; the world reads their bugs. `simulate` collects garbage."""
     logging.getLogger("broker").addHandler(logging.NullHandler())
     logging.lastResort = None
     gc.disable()

@@ -1,4 +1,4 @@
-"""What each kind of fault has truly struck: a fault of the plan may find nothing that it could break."""
+"""Actual strikes of each kind of fault: a fault of the plan may find no target."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class Strikes:
             times.append(at)
 
     def lifetimes(self, lives: Mapping[JobId, tuple[float, float]]) -> dict[str, int]:
-        """How many of these lives, each from its first to its last second, met each kind."""
+        """Return the number of lives that met each kind, each life from its first to its last second."""
         kinds = sorted({*self._shared, *self._jobs})
         return {kind: sum(self._met(kind, job, *span) for job, span in lives.items()) for kind in kinds}
 

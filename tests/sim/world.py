@@ -89,7 +89,7 @@ class World:
         self.jobs: list[JobId] = []
         self.submitted: dict[JobId, float] = {}
         self.own: dict[JobId, int] = {}
-        """How many faults were one job's own: of its machines, or of people who wanted something of it."""
+        """Number of faults that concerned one job alone: of its machines, or of users' requests about it."""
         self.blinks = self._draw.choice((0.0, 0.08))
         """Share of machines that a listing leaves out, never twice in a row."""
         self.asked, self.expected = 0, jobs_of(seed)
@@ -137,7 +137,7 @@ class World:
         clock = SimClock(self.loop, skew_s=skew_s)
         return Slot(number=number, skew_s=skew_s, clock=clock, process=nobody)
 
-    # --- what is told
+    # --- what is recorded
 
     def note(self, who: str, what: str) -> None:
         self.trace.append(f"{self.loop.time():9.2f} {who:6} {what}")
@@ -194,19 +194,19 @@ class World:
         return None if attempt is None else attempt.job_id
 
     def lineage(self, job: str) -> str:
-        """What its weights are of: the job that it begins with the checkpoint of, or that one's own beginning."""
+        """Return the job whose training the weights continue: the origin of the job, or of its origin in turn."""
         kept = self.backups.job(JobId(job))
         origin = None if kept is None else kept.spec.origin
         return job if origin is None else self.lineage(origin)
 
     def struck(self, kind: str, machine_id: str) -> None:
-        """What befalls a machine is a fault of the job that it was bought for."""
+        """Record a machine's fault as a fault of the job that it was bought for."""
         if (own := self.job_of(machine_id)) is not None:
             self.strikes.note(kind, own)
             self.own[own] = self.own.get(own, 0) + 1
 
     def tears(self, machine_id: str) -> bool:
-        """Whether a machine dies in the middle of a save."""
+        """Return True if a machine dies in the middle of a save."""
         return self.weather.hits("machine.torn_save", job=self.job_of(machine_id))
 
     def brokers(self) -> Iterable[Process]:
@@ -234,7 +234,7 @@ class World:
         return self._pauses.random() < share
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """In the world's name: it goes on when whoever asked for it has died."""
+        """Start a task of the world, which continues after its caller's death."""
         return self.loop.create_task(work, name=name, context=context_of(None))
 
     def start(self, slot: Slot) -> None:
@@ -332,7 +332,7 @@ class World:
 
 
 def _mark_sweeps(fleet: Fleet) -> None:
-    """The cloud is told by whom it is asked to destroy."""
+    """Mark the sweep's calls, so that the cloud can identify the caller of a destroy."""
     (sweep,) = (one for one in fleet.controllers if isinstance(one, Sweep))
     step = sweep.step
 

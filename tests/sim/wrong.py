@@ -110,7 +110,7 @@ def no_lag(listings: Any, shows: Any, since: float, lag_s: float, born: float) -
 
 
 def first_left_out(listings: Any, shows: Any, since: float, lag_s: float, born: float) -> Any:
-    """Charged up to the first listing of the proof, which may have left out what stood there."""
+    """Charge up to the first listing of the proof, which may have left out a running machine."""
     proven = _PROOF_LISTING(listings, shows, since, lag_s, since)
     return None if proven is None else _without(listings, shows, since)[0]
 
@@ -174,14 +174,14 @@ def silent_is_dead(nodes: int, seen: Any, patience: Any) -> Liveness:
 
 
 def stopped_lives(nodes: int, seen: Any, patience: Any) -> Liveness:
-    """As if it came back by itself."""
+    """Treat a stopped machine as one that restarts by itself."""
     if any(o.state is InstanceState.STOPPED for o in seen.seen):
         return Liveness.UNKNOWN
     return _LIVENESS(nodes, seen, patience)
 
 
 def runs(self: Any, name: Any) -> bool:
-    """What does nothing any more does not stand, so it need not be destroyed."""
+    """Ignore idle machines, as if they need not be destroyed."""
     return any(o.state in (InstanceState.STARTING, InstanceState.RUNNING) for o in self.by_name.get(name, ()))
 
 
@@ -250,7 +250,7 @@ _CHARGE = memory.MemoryStore._charge
 
 
 async def deaf_to_stops(self: Any, job_id: JobId, event: Any) -> Any:
-    """The wish is written, and nobody is told."""
+    """Write the request to stop without the signal to the attempt."""
     with patch.object(memory_state.State, "signal", always(None)):
         return await _REQUEST_STOP(self, job_id, event)
 
@@ -290,7 +290,7 @@ async def answer_first(self: Any, job: Any, **more: Any) -> Any:
 
 
 def admit_twice(self: memory.MemoryStore, attempt: Any, now: datetime) -> None:
-    """As where an answer was lost, and the same was asked for again."""
+    """Admit an attempt twice, as if an answer was lost and the same request was sent again."""
     _ADMIT(self, attempt, now)
     again = attempt_id(attempt.job_id, attempt.number + 1)
     name = instance_name(Installation("test"), again)

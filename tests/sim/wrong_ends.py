@@ -17,5 +17,5 @@ def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:
 
 
 def only_told(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
-    """Not also where a beat that told of it may have been lost."""
+    """Require the heartbeat that reports the end, although it may have been lost."""
     return facts.heartbeat is not None and facts.heartbeat.done

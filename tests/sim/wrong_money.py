@@ -18,7 +18,7 @@ _UNTIL = charged_until
 
 
 def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
-    """As if it had risen when it was seen."""
+    """Charge a rise as of its listing, not since the charge before."""
     return [replace(one, since=now) for one in _CHANGES(attempt, seen, now, stood)]
 
 
@@ -33,10 +33,10 @@ def no_falls(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Mach
 
 
 def only_those_that_stand(inventory: Inventory, attempt: Attempt, *, max_age_s: float) -> Machines:
-    """As if only what the latest listing shows were known."""
+    """Use only machines of the latest listing."""
     return [one for one in _STOOD(inventory, attempt, max_age_s=max_age_s) if one.until is None]
 
 
 def charged_while_alone(facts: ChargeFacts) -> datetime:
-    """As if it were known at once how long it ran while all brokers were away, and not at its end alone."""
+    """Charge up to the possible end at once, although it is known only at the end of the attempt."""
     return facts.possible_end if facts.possible_end < facts.now else _UNTIL(facts)
