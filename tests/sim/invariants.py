@@ -1,18 +1,16 @@
 """Rules that hold after every write, every birth and death of a machine, and at the end. Each check has a name.
-
-The numbers are those of "Invariants" in docs/design/architecture.md.
+Numbers are those of "Invariants" in docs/design/architecture.md.
 
 - 1 no_leak; 3 resume_furthest; 6 one_job_a_key; 7 ended_absent, launcher_at_rest; 9 resume_is_exact
 - 2 one_live_attempt, one_machine_set, intent_first, create_once, issued_once, active_has_attempt
 - 4 spend_within_cap, ledger_adds_up, charged_in_full, not_overbilled, reservation_settled, budget_holds
 - 5 no_job_lost, legal_step, success_is_real; 8 live_state_ends, signal_is_heard, death_is_seen
 - 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept; 11 no_secret; 12 other_team_unseen
-- 13 one_lease_holder, fenced; 14 lease_needs_database, broker_gone_stops; liveness: drains
-
-There are also foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what and no_internal_error.
+- 13 one_lease_holder, fenced; 14 lease_needs_database, broker_gone_stops; liveness: drains (the end itself)
+- without a number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error
 
 Checks of durations run every ten virtual seconds: no_leak, live_state_ends, signal_is_heard, death_is_seen and
-broker_gone_stops. The same holds for other_team_unseen, whose answer changes with submissions only. `drains` is the end itself.
+broker_gone_stops; also other_team_unseen, because its answer changes with submissions only.
 """
 
 from collections.abc import Sequence, Set
