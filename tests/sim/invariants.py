@@ -10,7 +10,7 @@ Numbers are those of "Invariants" in docs/design/architecture.md.
 - without a number: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error
 
 Checks of durations run every ten virtual seconds: no_leak, live_state_ends, signal_is_heard, death_is_seen and
-broker_gone_stops; also other_team_unseen, because its answer changes with submissions only.
+broker_gone_stops. `other_team_unseen` runs then too, because its answer changes with submissions only.
 """
 
 from collections.abc import Sequence, Set
