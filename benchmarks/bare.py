@@ -24,7 +24,7 @@ from providers.skypilot.server import user_of
 from tests.clouds.scenarios.scene import IMAGE, Scene
 
 BARE = Installation("bare")
-"""Whose names the bare launches bear: the daemon sweeps only its own."""
+"""Installation in the names of bare launches; the daemon sweeps only its own."""
 QUIET_S = 3.0
 FIELDS = ("request_id", "name", "status", "cluster_name", "created_at", "finished_at")
 UNFINISHED = frozenset({"PENDING", "WAITING", "RUNNING"})
@@ -61,7 +61,7 @@ async def request_s(scene: Scene, name: InstanceName) -> float:
 
 
 async def settled(scene: Scene) -> None:
-    """Until SkyPilot has dropped its records of the machines that are gone, which keeps a worker busy for seconds."""
+    """Wait until SkyPilot has dropped its records of ended machines, which keeps a worker busy for seconds."""
     server, since = Server(scene), time.monotonic()
     while time.monotonic() - since < QUIET_S:
         if any(one["name"] == "sky.down" and one["status"] in UNFINISHED for one in await server.requests()):
@@ -92,7 +92,7 @@ async def launch(scene: Scene, name: str, bought: str) -> float:
 
 
 def _boot(scene: Scene) -> BootSpec:
-    """As the daemon makes it; the trainer finds no such attempt and ends, once the launch is over."""
+    """Return the boot spec as the daemon makes it. The trainer finds no such attempt and ends after the launch."""
     env = {"GPUBROKER_BLOBS": scene.configuration()["blobs"], "GPUBROKER_INSTALLATION": BARE}
     env |= {"GPUBROKER_ATTEMPT": "a" * 13, "GPUBROKER_SELF_STOP": "none", "GPUBROKER_NOTICES": "off"}
     secret = {"GPUBROKER_ATTEMPT_KEY": "0" * 44, "GPUBROKER_STORE_OPTIONS": "{}"}

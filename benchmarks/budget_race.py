@@ -1,8 +1,8 @@
 """Many reservations at once on one budget: `python -m benchmarks.budget_race --reservations 10000`.
 
 Brokers are processes of their own, each with its connections, on one real PostgreSQL that commits durably. Each claims
-queued jobs as placement does and asks to admit them, many or one a transaction, until none is left; the budget has room
-for about half. What was reserved is read from the database, afterwards and while it runs. Prints one JSON line.
+queued jobs as placement does and asks to admit them, many or one a transaction, until none is left. The budget suffices
+for about half. The reserved amount is read from the database, afterwards and during the race. Prints one JSON line.
 """
 
 import argparse
@@ -38,7 +38,7 @@ USD = Decimal("0.01")
 MOST = 1000
 """A reservation has 1 to so many cents."""
 ROOM = Decimal("0.5")
-"""Of what all of them want: the budget's limit."""
+"""Budget's limit as a share of all requested reservations."""
 LEASE_S = 600.0
 CLAIM = 200
 """Jobs of one claim, as placement takes them."""
@@ -72,7 +72,7 @@ def job(number: int, usd: Decimal) -> Job:
 
 
 def admission(claimed: Job) -> Change:
-    """As placement makes it."""
+    """Return the admission of a job as placement makes it."""
     new = attempt_id(claimed.id, 1)
     attempt = Attempt(
         id=new, job_id=claimed.id, number=1, name=instance_name(Installation("race"), new), line=LINE,
@@ -83,7 +83,7 @@ def admission(claimed: Job) -> Change:
 
 
 async def race(dsn: str, own: str, connections: int, batch: int) -> None:
-    """One broker: it tells when it is ready, and races once it is told to."""
+    """Run one broker: it prints when it is ready, and starts to race when it reads a line."""
     store = await PostgresStore.connect(dsn, pool_size=connections)
     await asyncio.gather(*(store.ping() for _ in range(connections)))
     print("ready", flush=True)

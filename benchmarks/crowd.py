@@ -1,8 +1,8 @@
-"""What many launches at once take: `python -m benchmarks.crowd --launches 1,4,20`. The last line is JSON.
+"""Cost of many launches at once: `python -m benchmarks.crowd --launches 1,4,20`. The last line is JSON.
 
-Script jobs on real machines of the emulated RunPod, all submitted at once; memory is the proportional set size (PSS) of
-the daemon, its database and SkyPilot's API server with all its workers, at the highest that was seen until the last of
-them beats. The machines share this host, so launches a minute are those of a host that also is its own cloud.
+Script jobs run on real machines of the emulated RunPod, all submitted at once. Memory is the highest proportional set
+size (PSS) until the last job sends a heartbeat. It covers the daemon, its database and SkyPilot's API server with all
+its workers. The machines share this host, so launches a minute are those of a host that also is its own cloud.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tests.clouds.scenarios.scene import Scene
 MIB = 1024**2
 SAMPLE_S = 2.0
 PATIENCE_S = 120.0
-"""Beside `EACH_S` for each launch."""
+"""Seconds to wait in addition to `EACH_S` for each launch."""
 EACH_S = 60.0
 PARTS = ("daemon", "database", "skypilot")
 

@@ -1,8 +1,9 @@
-"""What a job comes to where this machine's GPU is small for it, or taken: `python -m benchmarks.gpu_ends`.
+"""End of a job if this machine's GPU is too small for it, or partly in use: `python -m benchmarks.gpu_ends`.
 
-`python -m trainer --config` as a process on a decoder of 60 million weights and rows of 2,048 tokens: with more rows at
-once than the memory takes; with `micro_batch: auto`, which asks the tracer; and beside a process that holds a third of
-the memory. Each must end with its exit code and its reason. The last line is JSON; 1 where one does not.
+Runs `python -m trainer --config` as a process on a decoder of 60 million weights and rows of 2,048 tokens, in three
+cases. The first has more rows at once than fit into memory. The second has `micro_batch: auto`, which asks the tracer.
+In the third, another process holds a third of the memory. Each must end with its exit code and its reason. The last
+line is JSON; 1 if one does not.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""What it costs on this machine's GPU that every step gives the same bits each time: `python -m benchmarks.gpu_exact`.
+"""Cost of bitwise repeatable steps on this machine's GPU: `python -m benchmarks.gpu_exact`.
 
-The trainer's own step with random weights of published shapes, in three modes of torch: any kernel; those that give
-the same bits where torch's `warn_only` finds them; and as the trainer runs (`trainer.training.determinism`).
-`same`: two steps from
-the same weights, rows and noise have bitwise the same gradients. The last line is JSON.
+The trainer's own step with random weights of published shapes runs in three modes of torch. The first takes any kernel.
+The second takes repeatable kernels where torch's `warn_only` finds them. The third is the trainer's
+(`trainer.training.determinism`). `same`: two steps from the same weights, rows and noise have bitwise the same
+gradients. The last line is JSON.
 """
 
 import argparse

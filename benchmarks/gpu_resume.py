@@ -1,11 +1,10 @@
-"""Whether runs that are killed on this machine's GPU equal runs that are not: `python -m benchmarks.gpu_resume`.
+"""Comparison of killed and undisturbed runs on this machine's GPU: `python -m benchmarks.gpu_resume`.
 
-`python -m trainer --config` as a process, on decoders of 60 million weights in every way they can be trained, and on
-the tiny jobs of every task (`tests.trainer.support.tiny_jobs`). Each job runs once undisturbed; then it is SIGKILLed
+`python -m trainer --config` runs as a process, on decoders of 60 million weights in every way they can be trained, and
+on the tiny jobs of every task (`tests.trainer.support.tiny_jobs`). Each job runs once undisturbed. Then it is SIGKILLed
 `--kills` times, each a few steps after a checkpoint, and started again until it is done. Exact: every loss, learning
 rate and norm, and every file of weights, moments and results of the complete checkpoint, is bitwise that of the
-undisturbed run. Three jobs share the GPU: beside more of them the check of the machine refuses it. The last line is
-JSON.
+undisturbed run. Three jobs share the GPU; with more, the check of the machine refuses it. The last line is JSON.
 """
 
 import argparse
@@ -60,7 +59,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(kw_only=True)
 class Told:
-    """What a job's processes said and left."""
+    """Output and files of a job's processes."""
 
     rows: list[list[Any]] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)

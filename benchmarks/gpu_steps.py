@@ -1,12 +1,12 @@
 """Memory and speed of real steps on this machine's GPU against predictions that were frozen first.
 
     python -m benchmarks.gpu_steps freeze PREDICTIONS.json --gpu H100-80GB   # anywhere: no GPU, no torch
-    python -m benchmarks.gpu_steps measure PREDICTIONS.json     # on such a GPU that nobody else uses; under 10 minutes
+    python -m benchmarks.gpu_steps measure PREDICTIONS.json     # on such a GPU, otherwise idle. Under 10 minutes
     python -m benchmarks.gpu_steps run                          # one case, from stdin; `measure` calls it
-    python -m benchmarks.gpu_steps show PREDICTIONS.measured.json            # what was measured, as a table
+    python -m benchmarks.gpu_steps show PREDICTIONS.measured.json            # the measurements, as a table
 
-Every case is a process of its own: the trainer's own loop takes three steps with random weights of the published
-shape, then as many as fill a second and a half are timed. The last line of `measure` and `show` is JSON; a case that
+Every case is a process of its own: the trainer's own loop takes three steps with random weights of the published shape.
+Then as many steps as fill a second and a half are timed. The last line of `measure` and `show` is JSON. A case that
 fails or runs out of memory is a row like the others, with its reason.
 """
 
@@ -52,7 +52,7 @@ LARGE: tuple[tuple[str, Mapping[str, Any]], ...] = (
 KEYS = ("peak_allocated_bytes", "device_used_bytes")
 SPEED = "tokens_per_s"
 LASTS_S = 1.5
-"""Of the timed steps."""
+"""Seconds of the timed steps."""
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -76,7 +76,7 @@ def frozen(gpu: str) -> dict[str, Any]:
 
 
 def digest(rows: list[dict[str, Any]]) -> str:
-    """Of the predictions as they stand."""
+    """Return the digest of the predictions."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
@@ -142,7 +142,7 @@ def compared(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the rows that were measured, and how many were not."""
+    """Return the errors of the measured rows, and the number of failed rows."""
     told: dict[str, Any] = {"n": len(rows), "failed": sum("error" in r for r in rows)}
     good = [r for r in rows if "error" not in r]
     for key in KEYS if good else ():
@@ -183,7 +183,7 @@ def error(row: Mapping[str, Any], key: str) -> str:
 
 
 def measured(predictions: Path, budget_s: float) -> None:
-    """Measures all cases, writes the table beside the predictions. Raises ValueError for edited predictions."""
+    """Measure all cases and write the table next to the predictions. Raises ValueError for edited predictions."""
     document = json.loads(predictions.read_text())
     if digest(document["rows"]) != document["digest"]:
         raise ValueError(f"{predictions}: was changed after it was frozen; freeze anew")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.grants --life 60 --seconds 300
 
-S3 and STS are moto, behind a gate that holds every key to the session policy it was issued with and refuses those that
-have ended; broker, agent and job are real. One line a second, a checkpoint every ten. The last line is JSON.
+S3 and STS are moto, behind a gate that enforces the session policy of every key and refuses ended keys. Broker, agent
+and job are real. The job writes one line a second and a checkpoint every ten. The last line is JSON.
 """
 
 import argparse

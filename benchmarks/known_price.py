@@ -39,7 +39,7 @@ from tests.support.memory_store.store import MemoryStore
 MINUTES, USD, USD_PER_HOUR = 10.0, 0.45, "2.75"
 SAMPLES = 1500
 TOKENS = 512
-"""Of a row [assumed]: `train.max_length`'s default, which every row fills."""
+"""Tokens of a row [assumed]: `train.max_length`'s default, which every row fills."""
 LENGTHS = (128, 256, 384, 512, 640, 768)
 SPEC = """\
 name: known-price
@@ -59,7 +59,7 @@ L40S = Offer(
 
 @dataclass
 class OneMachine(FixedMarket):
-    """RunPod with an L40S and nothing else; by the boot and teardown times that its provider has."""
+    """RunPod with one L40S only, and with the boot and teardown times of its provider."""
 
     items: Sequence[Offer] = field(default_factory=lambda: [L40S])
 
@@ -107,7 +107,7 @@ async def house(folder: Path) -> AsyncIterator[dict[str, str]]:
 
 
 def spec(folder: Path, tokens: int) -> Path:
-    """With its data: rows that the check takes to have so many tokens."""
+    """Write a spec and its data: rows that the check counts as `tokens` tokens each. Return the spec's path."""
     size = round(tokens * BYTES_PER_TOKEN)
     rows = (json.dumps({"text": (f"sample {number}: " + "word " * size)[:size]}) for number in range(SAMPLES))
     (folder / "rows.jsonl").write_text("\n".join(rows))
@@ -117,7 +117,7 @@ def spec(folder: Path, tokens: int) -> Path:
 
 
 async def asked(environment: dict[str, str], *words: str) -> str:
-    """What `gpubroker quote` prints."""
+    """Return the output of `gpubroker quote`."""
     command = (sys.executable, "-m", "broker.cli", "quote", *words)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)

@@ -1,12 +1,12 @@
-"""How long a job takes from submit to its first step on each emulated cloud, and from an eviction to the next new one.
+"""Time of a job from submit to its first step on each emulated cloud, and from an eviction to the next new step.
 
     python -m benchmarks.launch [--cloud aws] [--rounds 3] [--quick] [--memory]
 
-A real daemon, SkyPilot's real API server and the real trainer (SmolLM2-135M on the CPU), on machines of emulated clouds
-that share this host's cores; the daemon's intervals are its defaults. Then the same purchase and task are launched by
-the same API server without the broker, to see what the broker adds. Before all that, what the prices of all clouds cost
-the daemon; after it, with `--memory`, what many launches at once take. `--quick`: one round of one cloud, nothing else.
-A part that fails is reported and the others go on. The last line is JSON.
+A real daemon, SkyPilot's real API server and the real trainer (SmolLM2-135M on the CPU) run on machines of emulated
+clouds. These share this host's cores; the daemon's intervals are its defaults. Then the same API server launches the
+same purchase and task without the broker, which shows the broker's overhead. First of all, the daemon's cost of polling
+the prices of all clouds is measured; last, with `--memory`, the cost of many launches at once. `--quick`: one round of
+one cloud only. A failed part is reported and the others continue. The last line is JSON.
 """
 
 import argparse
@@ -46,9 +46,9 @@ class Round:
     launch: dict[str, float]
     resume: dict[str, float]
     daemon_s: float
-    """From create_sent_at to `attempt.booting`."""
+    """Seconds from create_sent_at to `attempt.booting`."""
     sky_s: float
-    """Of that, SkyPilot's request from its arrival to its end."""
+    """Seconds of SkyPilot's request from its arrival to its end, a part of `daemon_s`."""
     offer: str
     """Id of the offer that the first attempt bought."""
 
@@ -71,9 +71,9 @@ class Measured:
         return found | {"overhead": self.overhead()}
 
     def overhead(self) -> dict[str, float]:
-        """What the broker adds to SkyPilot's launch: before it asks for it, and around the request itself.
+        """Return the broker's overhead on SkyPilot's launch: before its request, and around the request itself.
 
-        A bare launch beside it is the cross-check: how long SkyPilot takes varies by more than what is added.
+        A bare launch is the cross-check: SkyPilot's own time varies by more than the overhead.
         """
         before = statistics.median(one.launch["quote"] + one.launch["intent"] for one in self.rounds)
         around = statistics.median(one.daemon_s - one.sky_s for one in self.rounds)
@@ -136,14 +136,14 @@ async def evict(scene: Scene, machine: Rented) -> None:
 
 
 class Report:
-    """What was measured, and what failed."""
+    """Measurements, and the parts that failed."""
 
     def __init__(self) -> None:
         self.document: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
 
     async def part(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs one part. One that fails is told, and the next is run."""
+        """Run one part. A failed part is reported, and the next is run."""
         begun = time.monotonic()
         print(f"{name} …", flush=True)
         try:
@@ -155,7 +155,7 @@ class Report:
 
 
 async def clouds(report: Report, names: list[str], rounds: int) -> None:
-    """Every round of every cloud in one house."""
+    """Run every round of every cloud in one installation."""
     intervals, limits = IntervalsConfig().model_dump(), LimitsConfig().model_dump()
     found = {name: Measured() for name in names}
     async with Scene(clouds=tuple(names), intervals=intervals, limits=limits) as scene:
@@ -205,7 +205,7 @@ async def crowds(report: Report) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when this was measured."""
+    """Return the place and the time of the measurement."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
     )

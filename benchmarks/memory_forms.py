@@ -1,8 +1,9 @@
 """The closed form against the tracer over many configurations: `python -m benchmarks.memory_forms [--n 520]`.
 
-Configurations are drawn by a fixed seed: every family of `memory_builds`, with odd shapes (grouped and single key
-heads, tied embeddings, few layers, widths that no power of two divides), methods, precisions, targets, dropout,
-kernels of AdamW, checkpointing, accumulation, lengths. The last line is JSON. About half a second of one core each.
+Configurations are drawn by a fixed seed from every family of `memory_builds`. They have odd shapes: grouped and single
+key heads, tied embeddings, few layers, widths that no power of two divides. Methods, precisions, targets, dropout,
+kernels of AdamW, checkpointing, accumulation and lengths vary too. The last line is JSON. About half a second of one
+core each.
 """
 
 import argparse
@@ -25,7 +26,7 @@ WINDOWS: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"sliding_window": 128, "sliding_window_pattern": 3},
     "qwen3": {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2},
 }
-"""Such rows as are drawn need a mask then: in all layers, or in some of them."""
+"""Windows shorter than the drawn rows, which then need a mask: in all layers, or in some of them."""
 
 
 def shaped(family: str, pick: random.Random) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick:
 
 
 def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
-    """How it is trained."""
+    """Draw the training options of a config."""
     method = pick.choice(["full", "lora", "lora"])
     names = sorted(set(family_spec(model_shape("drawn", config)).names.values()))
     more: dict[str, Any] = {}
@@ -125,8 +126,9 @@ def cases(
     number: int, seed: int = 6, only: Collection[str] = (), *, quantised: bool = False, sharding: str | None = None,
     gpus: Sequence[int] = (2,),
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:  # fmt: skip
-    """So many (config, ask), families in turn: `only` those, or all decoders. `quantised`: over a base of 4 bits.
-    `sharding`: of so many GPUs in turn (`gpus`)."""
+    """Yield `number` pairs of (config, ask), families in turn: `only` those, or all decoders. `quantised`: over a base
+    of 4 bits. `sharding`: of so many GPUs in turn (`gpus`).
+    """
     pick, families = random.Random(seed), sorted(only or set(FAMILIES) - MIXTURES - ENCODERS)
     for i in range(number):
         config = shaped(families[i % len(families)], pick)

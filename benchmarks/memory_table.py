@@ -65,7 +65,7 @@ OF_SANTACODER = {
 }
 """The same of a model whose layers keep more; also a group of its own."""
 CONFIGS: Mapping[str, Mapping[str, Any]] = {"NousResearch": LLAMA_2_70B, "bigcode": SANTACODER}
-"""By owner: what is not in the catalogue."""
+"""Configs by owner, for models outside the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """In percent; negative: too little."""
+        """Return the estimate's error in percent; negative: too little."""
         return 100 * (self.estimated / self.measured - 1)
 
     @property
     def beyond(self) -> bool:
-        """Whether more was needed than the estimate with its margin."""
+        """Return True if the measured memory exceeds the estimate with its margin."""
         return self.measured > self.estimated * (1 + self.margin)
 
 
@@ -103,7 +103,7 @@ def rows_of(name: str) -> Iterator[dict[str, str]]:
 
 
 def fms_estimate(row: Mapping[str, str], version: str) -> dict[str, Any]:
-    """What is estimated for a row of fms-acceleration."""
+    """Return the estimate for a row of fms-acceleration."""
     gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
     config = CONFIGS.get(row["model_name_or_path"].split("/")[0])
     return estimate(

@@ -1,9 +1,9 @@
 """Traces Whisper and Stable Diffusion's UNets for the committed tables: `python -m benchmarks.memory_tables`.
 
-At full depth, at three sizes, LoRA at two ranks; within one segment of the step every category is linear in these, so
-the file holds the lines' coefficients: see `broker/estimator/memory/trace_fit.py`.
-`--check N` compares N sizes off these
-with fresh traces, in place of writing the file. Needs the trainer's packages and diffusers; 15 minutes of one core.
+Models are traced at full depth, at three sizes, with LoRA at two ranks. Within one segment of the step every category
+is linear in these. So the file holds the lines' coefficients: see `broker/estimator/memory/trace_fit.py`. `--check N`
+compares N sizes off these with fresh traces, in place of writing the file. Needs the trainer's packages and diffusers;
+15 minutes of one core.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def kind_of(config: Mapping[str, Any]) -> str:
 
 
 def models() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Those of the catalogue that have no closed form, but tables."""
+    """Yield the models of the catalogue that have no closed form, but tables."""
     for name in catalogue.names():
         found = catalogue.find(name)
         if found and (found.config.get("model_type") == "whisper" or "_class_name" in found.config):

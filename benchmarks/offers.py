@@ -1,8 +1,8 @@
-"""What it costs the daemon to learn the prices of all four clouds: `python -m benchmarks.offers --offers 5000`.
+"""Cost of learning the prices of all four clouds: `python -m benchmarks.offers --offers 5000`.
 
-One poll of the market as the daemon makes it, with every cloud's real native half; the emulated clouds run in another
-process, so only our own CPU time counts. The clock goes on by the daemon's 30 s between two polls, so that what is kept
-for a while is asked for again as often as in a daemon. The last line is JSON.
+One poll of the market as the daemon makes it, with every cloud's real native half. The emulated clouds run in another
+process, so only our own CPU time counts. The clock advances by the daemon's 30 s between two polls, so that cached
+answers expire as often as in a daemon. The last line is JSON.
 """
 
 import argparse
@@ -103,7 +103,7 @@ async def elsewhere(count: int) -> AsyncIterator[dict[str, str]]:
 
 
 def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Provider]:
-    """As the registry makes them, with keys that are not this user's; nothing is ever launched."""
+    """Return the providers as the registry makes them, with keys that are not this user's; nothing is ever launched."""
     launcher = SkyLauncher(SkyConfig(url="http://127.0.0.1:9"), installation=INSTALLATION, state=home / "sky")
     sections = {
         name: {"endpoint": at["aws" if name == "aws" else "clouds"], "emulated": True} for name in CLOUD_CLASSES

@@ -1,6 +1,6 @@
 """Time of one quote over a whole market: `python -m benchmarks.quote --offers 50000`. The last line is JSON.
 
-`first`: over a market that nobody has quoted from since the clouds were asked; `cpu_ms`: any other.
+`first`: over a market without any quote since the last poll of the clouds; `cpu_ms`: any other.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from tests.api.harness import FixedMarket, Running, memory_blobs, serving, spec
 
 
 class Clouds(FixedMarket):
-    """Whose machines reach the blob store of this one, so that no bucket is needed."""
+    """Clouds whose machines reach this host's blob store, so that no bucket is needed."""
 
     def caps(self) -> dict[str, Caps]:
         return {name: Caps(spot=True, reaches_local_files=True) for name in PROVIDERS}

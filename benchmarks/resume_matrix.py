@@ -1,10 +1,10 @@
-"""Whether runs that are killed equal runs that are not: `python -m benchmarks.resume_matrix --schedules 100`.
+"""Comparison of killed and undisturbed runs: `python -m benchmarks.resume_matrix --schedules 100`.
 
-Schedules of one to four kills each over nineteen tasks and methods (`tests.trainer.support.kill_schedules`): SIGKILLs
-of the machine or of its worker, and drains, also inside an accumulation window, at the end of an epoch, in an
-evaluation, in a save or in a restore. Exact: every loss, weight, moment and result is bitwise that of the undisturbed
-run, everything that was loaded had been saved so, and nothing older than what was committed was loaded. Beside it as
-many schedules of HF Trainer and of accelerate (`benchmarks.resume_rivals`). The last line is JSON.
+Schedules of one to four kills each over nineteen tasks and methods (`tests.trainer.support.kill_schedules`). Kills are
+SIGKILLs of the machine or of its worker, and drains. They also come inside an accumulation window, at the end of an
+epoch, in an evaluation, in a save or in a restore. Exact: every loss, weight, moment and result is bitwise that of the
+undisturbed run. All loaded data had been saved so, and nothing older than the last commit was loaded. For comparison as
+many schedules of HF Trainer and of accelerate run (`benchmarks.resume_rivals`). The last line is JSON.
 """
 
 import argparse

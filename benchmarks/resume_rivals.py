@@ -56,13 +56,13 @@ class Order:
 
     @property
     def result(self) -> Path:
-        """What an undisturbed end leaves."""
+        """Return the file that an undisturbed run writes at its end."""
         return self.output / "result.json"
 
 
 @dataclass(kw_only=True)
 class Found:
-    """What a rival's schedules have come to."""
+    """Results of a rival's schedules."""
 
     schedules: int = 0
     exact: int = 0
@@ -231,7 +231,7 @@ def _note(output: Path, step: int, losses: list[float]) -> None:
 
 
 def _noted(output: Path) -> list[Any]:
-    """Of each step what was noted last."""
+    """Return the last note of each step."""
     told = map(json.loads, (output / "losses.jsonl").read_text().splitlines())
     return sorted({row[0]: row for row in told}.values())
 
@@ -258,7 +258,7 @@ PROGRAMS: dict[Rival, Callable[[Order, Watch], tuple[list[Any], Any]]] = {
 
 @dataclass(kw_only=True)
 class Schedules:
-    """Of one rival."""
+    """Schedules of one rival."""
 
     rival: Rival
     folder: Path

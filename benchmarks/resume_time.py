@@ -1,9 +1,9 @@
-"""How long a start takes, and how long it is from a kill to new work.
+"""Time of a start, and from a kill to new work.
 
-`python -m benchmarks.resume_time`: `python -m trainer` as a process on SmolLM2-135M's shape, LoRA and full.
-`start_s`: from the start of the process to the end of its first optimizer step. The group is then SIGKILLed after a
-save and started again at once; `resume_s`: from the kill to the end of the first step beyond the last one that was
-finished before it, so it holds the restore and the steps that are done again.
+`python -m benchmarks.resume_time`: `python -m trainer` as a process on SmolLM2-135M's shape, LoRA and full. `start_s`:
+from the start of the process to the end of its first optimizer step. The group is then SIGKILLed after a save and
+started again at once. `resume_s`: from the kill to the end of the first step beyond the last one that was finished
+before it. So it holds the restore and the repeated steps.
 """
 
 import argparse

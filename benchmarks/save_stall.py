@@ -1,9 +1,9 @@
-"""What a checkpoint costs: how long training stands still for a save, and how long a restore takes.
+"""Cost of a checkpoint: time for which a save pauses training, and time of a restore.
 
 `python -m benchmarks.save_stall`: the real agent trains a model of SmolLM2-135M's size over a folder as blob store,
-saving every few seconds. `stall_share` is the time that the loop stood still for a save over the time of a step, as
-the worker measured it; `slowdown_share` compares whole steps during which a save was copied, written and uploaded
-with those without, so it holds what saving costs the processor and the disk too.
+saving every few seconds. `stall_share` is the loop's pause for a save over the time of a step, as the worker measured
+both. `slowdown_share` compares whole steps during which a save was copied, written and uploaded with those without, so
+it includes the cost of saving for the processor and the disk.
 """
 
 import argparse

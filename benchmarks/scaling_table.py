@@ -1,8 +1,8 @@
-"""What more GPUs bring, against what was published for 8 to 512 of them.
+"""Speed-up by more GPUs, against published results for 8 to 512 of them.
 
-Every row of llm-foundry and torchtitan that is not fp8: its throughput by number of GPUs, by a fit that had not seen
-its model; how it changes from the fewest GPUs that were measured; and what plan would have been chosen, with the
-throughput that is estimated for it beside the best that was measured. The last line is JSON.
+Covers every row of llm-foundry and torchtitan that is not fp8. Prints the throughput by number of GPUs, by a fit
+without the row's model, and its change from the fewest measured GPUs. Prints also the plan that the planner would
+choose, with its estimated throughput and the best measured one. The last line is JSON.
 """
 
 import argparse
@@ -28,12 +28,12 @@ def devices(row: Row) -> int:
 
 
 def alike(row: Row) -> str:
-    """All of its name but the number of GPUs: rows that differ in nothing else show what more GPUs bring."""
+    """Return the row's name without the number of GPUs: rows with the same name show the effect of more GPUs."""
     return re.sub(r", \d+ x ", ", ", row.name)
 
 
 def efficiencies(left: Iterable[Left]) -> dict[int, list[float]]:
-    """By number of GPUs, ln of estimated over measured change of tokens/s and GPU since the fewest GPUs."""
+    """Return ln of estimated over measured change of tokens/s and GPU since the fewest GPUs, by number of GPUs."""
     groups: dict[str, list[Left]] = {}
     for one in left:
         groups.setdefault(f"{one.row.source} {alike(one.row)}", []).append(one)

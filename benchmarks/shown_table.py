@@ -1,7 +1,7 @@
-"""What nvidia-smi shows beyond the allocated peak, fitted and judged apart: `python -m benchmarks.shown_table`.
+"""Memory that nvidia-smi shows beyond the allocated peak, fitted and judged apart: `python -m benchmarks.shown_table`.
 
 Every group of rows, a model with a method, is predicted by the share of the others. The margin of a group is the worst
-shortfall of such predictions among those others, so no row has a part in what it is judged by. The last line is JSON.
+shortfall of such predictions among those others, so no row influences its own margin. The last line is JSON.
 """
 
 import json
@@ -29,7 +29,7 @@ class Row:
         return (self.shown - CONTEXT - self.allocated) / self.moving
 
     def shortfall(self, share: float) -> float:
-        """By which part more was shown than is estimated with this share."""
+        """Return the part by which the shown memory exceeds the estimate with this share."""
         return self.shown / (self.peak + CONTEXT + share * self.moving) - 1
 
 

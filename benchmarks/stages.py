@@ -85,7 +85,9 @@ async def first_step(scene: Scene, job: str, *, after: int = 0, within_s: float 
 
 
 def _has_row(rented: Rented, number: int) -> bool:
-    """Whether the attempt of that number has written a line of metrics; a checkpoint brings those of earlier ones."""
+    """Return True if the attempt of that number has written a line of metrics; a checkpoint brings those of earlier
+    ones.
+    """
     root = rented.machine.root if rented.machine else None
     if root is None:
         return False
@@ -97,7 +99,7 @@ def _has_row(rented: Rented, number: int) -> bool:
 
 
 def launched(scene: Scene, run: AttemptView, rented: Rented, step_at: float) -> list[tuple[str, float]]:
-    """What an attempt reached, from the choice of its offer to its first step."""
+    """Return the stages that an attempt reached, from the choice of its offer to its first step."""
     root = rented.machine.root if rented.machine else None
     if root is None:
         raise RuntimeError(f"{rented.name} has no disk")

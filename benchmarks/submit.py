@@ -2,9 +2,9 @@
 
 The last line is JSON.
 
-Embedded PostgreSQL with its durable settings, the API in a process of its own, the clients in another: closed
-loops, each with one connection, that send the next job as soon as the last one was answered. Every request is a new
-job under a new idempotency key, with the data set of the example uploaded before.
+Embedded PostgreSQL runs with its durable settings, the API in a process of its own, the clients in another. Clients are
+closed loops, each with one connection, that send the next job as soon as the last one was answered. Every request is a
+new job under a new idempotency key, with the data set of the example uploaded before.
 
 `http` writes to sockets with no library, so that it takes nearly nothing from the server's cores; `aiohttp` and `grpc`
 use what a Python program would.
@@ -165,7 +165,7 @@ async def measure(target: str, transport: str, clients: int, requests: int) -> d
 
 
 def figures(latencies: list[float], wall: float) -> dict[str, Any]:
-    """Of latencies in seconds, and of the time that all of them took."""
+    """Return the figures of latencies in seconds, and of the time that all of them took."""
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
     return {
         "requests": len(latencies),

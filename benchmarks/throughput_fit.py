@@ -23,7 +23,7 @@ START = replace(FITTED, matmul={}, attention={}, matmul_else=0.85, attention_els
 
 
 def seconds(row: Row, by: Calibration) -> float:
-    """Of one step."""
+    """Return the seconds of one step."""
     return sum(terms(i, by).total for i in row.at_best) / len(row.at_best)
 
 
@@ -50,7 +50,9 @@ def _cost(residuals: Vector) -> float:
 
 
 def fit(rows: Sequence[Row], *, per_gpu: bool) -> Calibration:
-    """Levenberg and Marquardt. `per_gpu`: each GPU has its own shares for products and attention; else one for all."""
+    """Fit by Levenberg and Marquardt. `per_gpu`: each GPU has its own shares for products and attention; otherwise one
+    share for all.
+    """
     gpus = sorted({r.gpu for r in rows}) if per_gpu else []
     start = [math.log(getattr(START, name)) for name in SCALES]
     start += [math.log(START.matmul_else)] * len(gpus) + [math.log(START.attention_else)] * len(gpus)

@@ -27,7 +27,7 @@ FOUNDRY_NETWORK = {"h100_80gb": 400e9, "a100_80gb": 200e9, "a100_40gb": 200e9}
 H100_500W = replace(TABLE["h100-sxm"], name="h100-500w", bandwidth=2.4e12, matmul_flops=0.8 * 989.4e12)
 """torchtitan's H100: 96 GB of HBM2e with 2.4 TB/s, 500 W; no matrix products of it were published."""
 TOKENS_A_ROW = 4_198_051 / 20_000
-"""Of peft's comparison: its results say how many tokens its 20,000 rows have."""
+"""Tokens of a row in peft's comparison: its results state the tokens of its 20,000 rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

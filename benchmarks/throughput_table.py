@@ -1,7 +1,7 @@
-"""Training speed: the model of time against what was published.
+"""Training speed: the model of time against published results.
 
-Prints tables by source and GPU, how far off rows are whose model size, method or GPU was left out of the fit, and one
-JSON line. `--fit` prints the shares that `broker.estimator.speed.calibration` has, fitted anew; `--rows` every row.
+Prints tables by source and GPU, the errors of rows whose model size, method or GPU was left out of the fit, and one
+JSON line. `--fit` prints newly fitted shares for `broker.estimator.speed.calibration`; `--rows` prints every row.
 """
 
 import argparse
@@ -63,13 +63,13 @@ def unseen(rows: Sequence[Row], held: Sequence[Row]) -> list[Left]:
 
 
 def path_of(row: Row) -> tuple[str, str, str]:
-    """Where it belongs, as the broker's own runs do; what another library reaches is another GPU's matter."""
+    """Return the row's path, in the form of the broker's own runs. Another library counts as another GPU."""
     return f"{row.source} on {row.gpu}", row.method, row.family
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corrected:
-    """What is left of a surprise after other runs, and the half width of the interval then, as logarithms."""
+    """Rest of a surprise after other runs, and the half width of the interval then, as logarithms."""
 
     surprise: float
     width: float
@@ -120,7 +120,7 @@ def table(title: str, groups: Mapping[str, Sequence[float]]) -> None:
 
 
 def grouped(left: Iterable[Left]) -> dict[str, list[float]]:
-    """By source and GPU."""
+    """Group surprises by source and GPU."""
     groups: dict[str, list[float]] = {}
     for one in left:
         groups.setdefault(f"{one.row.source} on {one.row.gpu}", []).append(one.surprise)
@@ -128,7 +128,7 @@ def grouped(left: Iterable[Left]) -> dict[str, list[float]]:
 
 
 def by_group(left: Iterable[Left]) -> dict[str, list[float]]:
-    """By what was left out together."""
+    """Group surprises by the rows that were left out together."""
     groups: dict[str, list[float]] = {}
     for one in left:
         groups.setdefault(one.row.group, []).append(one.surprise)
@@ -136,7 +136,7 @@ def by_group(left: Iterable[Left]) -> dict[str, list[float]]:
 
 
 def by_family(left: Iterable[Left]) -> dict[str, list[float]]:
-    """By architecture and method."""
+    """Group surprises by architecture and method."""
     groups: dict[str, list[float]] = {}
     for one in left:
         groups.setdefault(f"{one.row.family}, {one.row.group}", []).append(one.surprise)
@@ -171,7 +171,7 @@ def _as_shipped(rows: Sequence[Row], *, each: bool) -> None:
 
 
 def _of_later() -> dict[float, list[bool]]:
-    """Which rows that nothing was fitted on are within each width."""
+    """Return, for each width, which of the rows outside all fits lie within it."""
     unknown = [Left(row=r, surprise=surprise(r, FITTED)) for r in blind()]
     table(
         "as shipped, of fms-acceleration with transformers 4.45.2 and mixtures of experts, which nothing was fitted on",
@@ -187,7 +187,7 @@ def _of_later() -> dict[float, list[bool]]:
 
 
 def _after(rows: Sequence[Row], strange: Sequence[Left]) -> dict[int, list[Corrected]]:
-    """By how many runs of an unseen GPU are known."""
+    """Return the corrected surprises by the number of known runs of an unseen GPU."""
     measured = {r.gpu for r in rows}
     print(", ".join(name for name, h in TABLE.items() if h.gpu and name not in measured) + ": no measurement yet")
     after = {runs: after_runs(strange, runs) for runs in (1, 3, 10)}

@@ -1,11 +1,11 @@
 """Tokens a second, peak memory and start-up of this trainer, HF Trainer and TRL's SFTTrainer on the same job.
 
-`python -m benchmarks.trainer_speed`: each case is trained by all three in turn, `--rounds` times, as processes of
-their own with the same model, rows, micro-batch, precision, LoRA and versions of torch, transformers, peft and
-accelerate. Speed is that from the end of the first step to the end of the last, in tokens that are not padding;
-start-up is from the process's start to the end of the first step, and the peak the largest process's resident memory.
-The others are installed into `.demo/peers` when it is missing (1.2 GB); `--peers PYTHON` names an environment that
-has them. Without SmolLM2 in `.demo/models` it is its shape, with random weights. `--scale`: for GPUs.
+`python -m benchmarks.trainer_speed`: each case is trained by all three in turn, `--rounds` times, as processes of their
+own. All have the same model, rows, micro-batch, precision, LoRA and versions of torch, transformers, peft and
+accelerate. Speed is that from the end of the first step to the end of the last, in tokens that are not padding.
+Start-up is from the process's start to the end of the first step, and the peak the largest process's resident memory.
+The others are installed into `.demo/peers` when it is missing (1.2 GB); `--peers PYTHON` names an environment that has
+them. Without SmolLM2 in `.demo/models` it is its shape, with random weights. `--scale`: for GPUs.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TRAINERS = ("gpubroker", "hf", "trl")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What all of them train."""
+    """Training job that all three trainers run."""
 
     name: str
     method: str
@@ -165,7 +165,7 @@ def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def scaled(case: Case, arguments: argparse.Namespace) -> Case:
-    """As many steps and rows as were asked for."""
+    """Return the case with the requested steps and rows."""
     rows = None if case.rows is None else case.rows * arguments.scale
     micro, batch = case.micro_batch * arguments.scale, case.global_batch * arguments.scale
     return replace(case, steps=arguments.steps, micro_batch=micro, global_batch=batch, rows=rows)
@@ -173,7 +173,7 @@ def scaled(case: Case, arguments: argparse.Namespace) -> Case:
 
 @contextlib.contextmanager
 def model_folder() -> Iterator[Path]:
-    """SmolLM2 where the demo has put it, else its shape."""
+    """Yield SmolLM2's folder from the demo, or a model of its shape."""
     if MODEL.exists():
         yield MODEL
         return

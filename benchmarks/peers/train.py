@@ -58,7 +58,7 @@ def counting(collate: Any, told: Told) -> Any:
 
 
 def shared(case: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """What both take; everything that costs time beside the training is off."""
+    """Return the arguments that both trainers take; everything that costs time besides the training is off."""
     return {
         "output_dir": scratch,
         "per_device_train_batch_size": case["micro_batch"],
