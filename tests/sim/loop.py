@@ -231,10 +231,7 @@ class SimLoop(base_events.BaseEventLoop):
                 self.ran += 1
                 if self.ran > self._most:
                     raise Livelock(f"at {self._now:.3f}: {callback!r}")
-                args, due.args = (
-                    due.args,
-                    (),
-                )  # otherwise a sleep and its callback keep each other alive
+                args, due.args = due.args, ()  # otherwise a sleep and its callback keep each other alive
                 try:
                     context.run(callback, *args)
                 except Exception as e:
