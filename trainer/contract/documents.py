@@ -196,8 +196,8 @@ class Desired(Document):
 
 
 READER = "reader."
-"""Prefix of store options for reading and listing; options without it are then for writing and deleting. Some stores
-give credentials one permission for everything they reach.
+"""Prefix of store options for reading and listing. If there are any, the options without it are for writing and
+deleting. Two sets are needed where credentials have the same permission for all objects that they reach.
 """
 
 

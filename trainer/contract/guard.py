@@ -50,9 +50,9 @@ def rollback_manifests(committed: Iterable[str], floor: int, guard: GuardConfig 
     The trainer applies this rule to its own attempt, the broker to earlier attempts. `floor` is the step of the
     earliest checkpoint that the training may be at; that checkpoint stays anyway.
 
-    A bad passage after `floor` leads back to `reach` or later, where the last checkpoint at or before `reach`
-    begins. The first checkpoint after `reach` stays too, because it becomes the last one before `reach` later.
-    Without it, `reach` would move further and further ahead of the remaining checkpoint.
+    A rollback after `floor` returns to step `reach` or later, and starts from the last checkpoint at or before that
+    step. So the last checkpoint at or before `reach` stays. The first one after `reach` stays too: `reach` grows with
+    `floor`, and this checkpoint then replaces the former. Without it, a rollback would recompute ever more steps.
     """
     if guard is None or not guard.rollbacks:
         return frozenset()

@@ -72,8 +72,8 @@ def checkpoints(job: str) -> str:
 
 
 COMPLETE = "results-"
-"""Prefix of the nonce of final results. A nonce has no letter as late as r, so results sort as the newest of their
-step.
+"""Prefix of the nonce of final results. Other nonces are hexadecimal and sort before it, so results sort as the newest
+checkpoint of their step.
 """
 
 

@@ -9,7 +9,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_MESSAGES = tuple(
     f"{words} {number}{end}" for number in FULL for words, end in (("(os error", ")"), ("[errno", "]"))
 )
-"""Errors for a full disk as a store or `shutil` words them."""
+"""Parts of the error messages of stores and `shutil` for a full disk, in lower case."""
 
 
 def is_full(error: BaseException) -> bool:

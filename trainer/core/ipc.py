@@ -70,7 +70,7 @@ class SnapshotPart(Document):
 
     node: int
     nodes: int
-    """Number of machines that hold a part; they are the first ones."""
+    """Number of machines that hold a part; these are nodes 0 to `nodes` - 1."""
     nonce: str
     """Nonce of the checkpoint's folder, the same for all parts."""
 
@@ -88,7 +88,7 @@ class SnapshotInfo(Document):
 
 
 class Ended(Document):
-    """End of the worker (`ended.json`), because a launcher of several processes does not pass exit codes on."""
+    """Report of a worker's end (`ended.json`), because the launcher of several workers returns only one exit code."""
 
     code: int
     message: str = ""
@@ -100,7 +100,7 @@ class Ended(Document):
     bad_host: bool = False
     """True if the device check found this machine unfit."""
     pulled: bool = False
-    """True if the worker only observed the end of another process, which has the reason."""
+    """True if the worker failed only because another process ended; that process reports the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def rows_note(folder: Path) -> dict[str, Any] | None:
 
 
 def info_of(snapshot: Path) -> Path:
-    """Return the path of a snapshot's `SnapshotInfo`, next to the folder, whose files all belong to the checkpoint."""
+    """Return the path of a snapshot's `SnapshotInfo`: next to the folder, because all files in it are uploaded."""
     return snapshot.with_name(f".{snapshot.name}.json")
 
 

@@ -66,7 +66,7 @@ class _JsonWindow:
         self._buffer, self._at, self._line, self._ended = "", 0, 1, False
 
     def _read_more(self) -> None:
-        """Read at least as much as is left, because a long item would otherwise be parsed again and again."""
+        """Read at least as many characters as the buffer still holds, so that a long item is not parsed too often."""
         self._line += self._buffer.count("\n", 0, self._at)
         rest = self._buffer[self._at :]
         piece = self._text.read(max(PIECE, len(rest)))

@@ -61,7 +61,7 @@ def each_row(data: bytes | Path, fmt: DataFormat, where: str = "data") -> Rows:
 
     `data`: the bytes of a file, or its path.
 
-    Raises: DataError if nothing after some place can be read.
+    Raises: DataError if the rest of the file cannot be read.
     """
     if fmt in ("tar", "zip"):
         yield from _archive_rows(data, fmt, where)
@@ -134,10 +134,10 @@ def _csv_rows(text: Iterable[str], where: str) -> Rows:
 
 
 def _csv_error(error: csv.Error, first: int, last: int, where: str) -> DataError:
-    """Return the error of a row of these lines.
+    """Return the error of a row on lines `first` to `last`.
 
-    Raises: DataError if the row may contain other rows. A cell with an open quote extends to the next quote, the end,
-    or the cell's size limit.
+    Raises: DataError if the row may have swallowed other rows, because a cell with an open quote extends to the next
+    quote, the end, or the cell's size limit.
     """
     if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
         lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
@@ -231,7 +231,7 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
 def _without_stderr() -> Iterator[None]:
     """Discard what Rust writes to standard error within the block.
 
-    Only the main thread does, because other threads of a daemon write there too.
+    Outside of the main thread this does nothing, because other threads of a daemon write there meanwhile.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -247,7 +247,7 @@ def _without_stderr() -> Iterator[None]:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a cell as JSON would have it. Bytes are a picture, alone or in a mapping as in datasets of the Hub."""
+    """Convert a cell to a JSON value, or to a picture: bytes alone, or in a mapping as in datasets of the Hub."""
     if isinstance(value, bytes):
         return _picture_of(value, "")
     if isinstance(value, dict) and value.keys() == {"bytes", "path"} and isinstance(value["bytes"], bytes):

@@ -107,7 +107,7 @@ def _fixed_folder(pattern: str) -> str:
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the names that a pattern selects, sorted; for a folder, which ends in a slash, all.
+    """Return the names that a pattern selects, sorted. A pattern that ends in a slash selects a whole folder.
 
     Hidden names never match.
     """
@@ -224,7 +224,10 @@ def _fetched(store: Any, url: str, meta: Mapping[str, Any]) -> Path:
 
 
 def _from_hub(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
-    """Return the files of a dataset without a pattern: its training tables, all tables, or its pictures."""
+    """Return the files of a dataset that its pattern selects.
+
+    Without a pattern these are its training tables, otherwise all tables, otherwise its pictures.
+    """
     try:
         from huggingface_hub import HfApi, hf_hub_download
     except ImportError:

@@ -32,7 +32,7 @@ RAISED_ON_CUDA = frozenset(
 )
 """Functions that CUDA's autocast computes in float32; the CPU's autocast leaves them unchanged."""
 BLOCK = {"cuda": 512, "cpu": 1}
-"""Bytes to whose multiples the allocator rounds up."""
+"""Granularity of the allocator in bytes: it rounds sizes up to a multiple."""
 
 
 class _Attention(torch.autograd.Function):
@@ -106,7 +106,7 @@ class DeviceEmulation(TorchFunctionMode):
     def _backward(self, loss: torch.Tensor) -> None:
         """Run the backward pass with this mode on.
 
-        A mode is off inside itself, but checkpointing reruns the model there.
+        Torch turns a mode off while it runs the mode's own code, but checkpointing reruns the model there.
         """
         run = torch.autograd.graph._engine_run_backward
         gradient = torch.ones_like(loss)

@@ -37,7 +37,7 @@ def joined(world: int) -> Iterator[None]:
 
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     place["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")  # otherwise accelerate logs its choice
-    AcceleratorState._reset_state(True)  # one state per process, which may have been for a single process
+    AcceleratorState._reset_state(True)  # a process has one state, which may have been created for world size 1
     with mock.patch.dict(os.environ, place):
         distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         try:
@@ -62,7 +62,7 @@ class WeightlessFsdp(FullyShardedParallel):
 
 
 class SingleRank(DataParallel):
-    """The whole model, which stays on the device where it was built."""
+    """DDP whose model stays on the device on which it was built."""
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         return make(False)
@@ -102,7 +102,7 @@ def answered(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
-    """Record the exchange of several processes: its category, and the storages that FSDP 2 empties and refills."""
+    """Count communication buffers in their own category, and record storages that FSDP 2 empties and refills."""
     with contextlib.ExitStack() as patches:
         for owner, name in (
             (_fsdp_param_group, "foreach_all_gather"),

@@ -1,4 +1,4 @@
-"""Models and inputs of the tracer by kind of model: the trainer's own tasks, and some that it does not train.
+"""Models and inputs of the tracer by task: the trainer's own tasks, and some that the tracer implements itself.
 
 All rows of a task have the requested length; their content does not affect sizes.
 """
@@ -51,7 +51,7 @@ def fresh_of(task: str, family: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedTask:
-    """Data and model of a task that the trainer does not train, as the training step uses them."""
+    """Data and model of a task that the tracer implements itself, as the training step uses them."""
 
     data: Any
     model: Any
@@ -135,7 +135,7 @@ def _pair(length: int, target: int) -> Pair:
 def untie(model: Any, config: Mapping[str, Any]) -> None:
     """Untie the head of a T5 whose config says that it is separate from the word table.
 
-    Such a model is tied when it is made, and untied by its checkpoint, which has both matrices.
+    transformers ties such a model when it creates it; only a checkpoint with both matrices unties it.
     """
     if config.get("model_type") == "t5" and config.get("tie_word_embeddings") is False:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
@@ -158,7 +158,7 @@ TRAINED = {
     "text_to_image": "text_classification",
     "transcription": "seq2seq",
 }
-"""The trainer's configuration that represents a task which it does not train."""
+"""Task in the training configuration for each task that the tracer implements itself."""
 
 
 def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:

@@ -35,7 +35,7 @@ class TraceOptions:
     padded: bool = False
     """Rows differ in length, so attention needs a mask."""
     pure: bool = False
-    """Weights are held in half precision, which also computes, without autocast."""
+    """Hold the weights in half precision and compute in it, without autocast."""
     targets: tuple[str, ...] = ()
     """Names of the modules that get adapters, in place of the trainer's choice."""
     task: str = "causal_lm"
@@ -61,7 +61,7 @@ class _SameRows:
 
 
 class Probe:
-    """The trainer's step around a model that `make` builds on a device, for one step of one micro-batch."""
+    """The trainer's step, with one micro-batch, for a model that `make` builds on a device."""
 
     def __init__(
         self, ask: TraceOptions, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta"

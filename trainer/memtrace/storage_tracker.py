@@ -28,9 +28,10 @@ def in_backward() -> bool:
 
 
 def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether autograd would add a second gradient in place to one without other holders that is no view.
+    """Return whether autograd would add the second gradient of a tensor to the first one in place.
 
-    Under a mode such as this one, torch itself never does so (input_buffer.cpp, `can_accumulate_inplace`).
+    Without a mode it does so if the first gradient is no view and has no other holder. Under a mode such as this one,
+    torch never does so (input_buffer.cpp, `can_accumulate_inplace`).
     """
     if func is not aten.add.Tensor or not in_backward() or torch.is_grad_enabled():
         return False
@@ -44,7 +45,7 @@ def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
 class Storages(TorchDispatchMode):
     """Sums the live storages of one device by category; `peaks` has the worst moment of every segment of the step.
 
-    `block`: bytes to whose multiples the device's allocator rounds up. `on_operation` is called before each operation.
+    `block`: granularity of the device's allocator in bytes. `on_operation` is called before each operation.
     A storage that existed before the trace is not counted, unless `hold` adds it.
     """
 
@@ -95,7 +96,7 @@ class Storages(TorchDispatchMode):
 
     @contextlib.contextmanager
     def all_as(self, category: str) -> Iterator[None]:
-        """Count everything that is allocated meanwhile under this category, in every segment."""
+        """Count everything that is allocated within the block under this category, in every segment."""
         before, self._only = self._only, category
         try:
             yield

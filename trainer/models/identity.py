@@ -34,8 +34,8 @@ def of(config: TrainConfig, tokenizer: Any, job: str) -> ModelFingerprint:
 def check(config: TrainConfig, stored: ModelFingerprint, current: ModelFingerprint) -> None:
     """Raise UserFault if a checkpoint's `stored` fingerprint differs from the `current` model's.
 
-    Another job may use other special tokens, as chats with a model of plain texts do, or a longer context, but it must
-    use the same token ids.
+    A job that starts from another job's checkpoint must use the same token ids. Its special tokens and its config may
+    differ, e.g. for chats after plain texts, or for a longer context.
     """
     parts = {"tokenizer": (stored.tokens, current.tokens)}
     if stored.job == current.job:

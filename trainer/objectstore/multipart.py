@@ -1,4 +1,4 @@
-"""Upload of a large file in parts: little memory at once, and no remains after a failure."""
+"""Upload of a large file in parts, with little memory. After a failure the uploaded parts are removed."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """Long barrier for work of unequal length, such as tokenising rows, or writing and merging results in one process.
 
 The difference may be minutes or hours, so a collective would time out. Each process therefore sends heartbeats through
-the store of the process group, and the others wait as long as it does.
+the store of the process group, and the others wait as long as heartbeats arrive.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ SILENT_S = ddp.TIMEOUT.total_seconds()
 PATIENCE_S = 12 * 3600.0
 """Longest wait for a process that still sends heartbeats, because it may hang. Seconds."""
 _numbers = itertools.count()
-"""Numbers of barriers. All processes enter each barrier, so they count equally."""
+"""Numbers of barriers. All processes enter each barrier, so a barrier has the same number in each process."""
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def long_barrier(purpose: str) -> Iterator[None]:
 
 
 def _beat(store: Any, key: str, over: threading.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the store is gone: a process that waits for it notices that itself
+    with contextlib.suppress(RuntimeError):  # the store is gone; a process that waits at the barrier fails by itself
         while not over.is_set():
             store.add(key, 1)
             over.wait(BEAT_S)

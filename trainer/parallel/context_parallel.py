@@ -30,10 +30,10 @@ class ContextParallel:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh, self._of, self._number = mesh, mesh.size(), mesh.get_local_rank()
         self._seen = self._back = torch.empty(0)
-        """Matrices of this process's tokens by all tokens: whether one attends to the other, and their distance."""
+        """Matrices of this process's tokens x all tokens: the attention mask, and the distance back in tokens."""
 
     def attach(self, bare: Any) -> None:
-        """Make the model's attention gather keys and values. Raise UserFault for another attention."""
+        """Make the model's attention gather keys and values. Raise UserFault unless the attention is sdpa."""
         if bare.config._attn_implementation != "sdpa":
             raise UserFault("world.parallelism.context: only with train.attention auto or sdpa; set context to 1")
         AttentionInterface.register(NAME, self._attend)

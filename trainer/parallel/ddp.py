@@ -33,8 +33,8 @@ lost meanwhile is detected by the broker.
 """
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NEVER_FREED: list[Any] = []
-"""Models that DDP wraps; they are never freed. A model that Python frees waits for gloo's thread, which waits for
-Python after a collective: a deadlock, and the process never ends.
+"""Models that DDP wraps; they are never freed. Freeing such a model waits for gloo's thread, which after a collective
+waits for Python: a deadlock, and the process never ends.
 """
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "Connection refused")
 
@@ -42,9 +42,9 @@ LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed ou
 def join(parallelism: Parallelism, *, cpu: bool) -> None:
     """Join the other processes of the launcher, if there are any.
 
-    Raise DistError if they do not come.
+    Raise DistError if they do not arrive within JOIN.
 
-    If shards are in host memory, gloo runs in addition to NCCL, because norms are summed there.
+    If shards are in host memory, gloo runs in addition to NCCL, because the norms are then summed in host memory.
     """
     if "RANK" not in os.environ or distributed.is_initialized():
         return
@@ -104,7 +104,7 @@ class DataParallel:
 
     @property
     def groups(self) -> int:
-        """Number of groups of processes with rows of their own."""
+        """Number of groups; all processes of a group have the same rows."""
         return self.world // self.alike
 
     @property
@@ -149,7 +149,7 @@ class DataParallel:
         return batch
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum over processes of a value of their own rows; entered by all."""
+        """Return the sum over all processes of a value that each computed from its rows; entered by all."""
         if self.world == 1:
             return value
         summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")

@@ -44,7 +44,8 @@ def variables(local: int, *, each: int, nodes: int, node: int, master: str) -> d
 def interface(master: str) -> dict[str, str]:
     """Return the variable with the network interface that reaches the first machine, for gloo.
 
-    By default gloo takes the address of this machine's name, which on Debian is 127.0.1.1. Nothing is sent.
+    By default gloo takes the address of this machine's name, which on Debian is 127.0.1.1. The socket only looks up the
+    route and sends nothing.
     """
     host, port = master.rsplit(":", 1)
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
@@ -57,11 +58,10 @@ def interface(master: str) -> dict[str, str]:
 
 
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait for all processes.
+    """Wait for all processes; after a failure, kill those that still run after GRACE_S.
 
-    Return 0 if all succeed; after a failure kill the others, GRACE_S later.
-
-    Return the lowest of several exit codes: a process that a signal killed did not cause the others' failures.
+    Return 0 if all succeed, otherwise the lowest exit code of a failed process. The code of a process that a signal
+    killed is negative, so it counts first: such a process did not fail because of the others.
     """
     deadline = float("inf")
     while any(p.poll() is None for p in processes) and time.monotonic() < deadline:

@@ -14,7 +14,7 @@ GIB = 1 << 30
 CONTEXT = int(0.75 * GIB)
 """Bytes of the driver and its libraries, which the tracer does not count."""
 SHARE = 0.9
-"""Usable share of the memory; the rest is fragmentation."""
+"""Usable share of the memory; the rest is reserved for fragmentation."""
 LIMIT_S = 300.0
 TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq")
 """Tasks that the tracer supports."""
@@ -31,7 +31,7 @@ def traced(argv: Sequence[str]) -> str:
 def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = traced) -> tuple[TrainConfig, str]:
     """Return the configuration with rows that fit `memory` bytes of a GPU, and a message.
 
-    It is unchanged if the number is given or cannot be determined.
+    The configuration is unchanged if it has a number, or if none can be determined.
     """
     if train.micro_batch != "auto":
         return train, ""
@@ -81,7 +81,7 @@ def _peak(train: TrainConfig, rows: int, processes: int, trace: Trace) -> int:
 
 
 def _config(model: str, revision: str | None) -> str:
-    """Return the path of the model's config.json. Raises: OSError."""
+    """Return the text of the model's config.json. Raises: OSError."""
     if Path(model).is_dir():
         return (Path(model) / "config.json").read_text()
     from huggingface_hub import hf_hub_download

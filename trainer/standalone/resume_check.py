@@ -22,7 +22,7 @@ settings are fixed, including those of later versions.
 def changed(began: AttemptSpec, data: DataFile, train: TrainConfig) -> str | None:
     """Return one line on what changed since the run began, and the fix; None if nothing did.
 
-    A batch of `auto` now is the number that was chosen then.
+    `global_batch: auto` means the number that the run began with.
     """
     if began.data is not None and began.data.sha256 != data.sha256:
         was, now = f"{began.data.sha256[:12]}...", f"{data.sha256[:12]}..."
@@ -44,7 +44,7 @@ def _differing(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, An
     if key in MAY_CHANGE or was == now:
         return
     if key == "model" and os.path.isabs(was) and os.path.isabs(now):
-        return  # a moved folder: whether it holds the same model is checked when it is read
+        return  # the folder may have moved; its content is checked when the model is loaded
     if not (isinstance(was, dict) and isinstance(now, dict)):
         yield key, was, now
         return

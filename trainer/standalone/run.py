@@ -64,8 +64,8 @@ def main(
 ) -> int:
     """Train, or resume the last run in `output`; return the contract's exit code.
 
-    `save_every_s` replaces the spec's `checkpoint.every_s`. `ways`: GPUs of `tensor` and `context`, more than one
-    with `fsdp`. `trusted`: the model's own code may run here.
+    `save_every_s` replaces the spec's `checkpoint.every_s`. `ways`: number of GPUs for `tensor` and `context`; more
+    than one implies `fsdp`. `trusted`: the model's own code may run here.
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
@@ -123,7 +123,7 @@ async def _run(
     began = await _began(objects, before, candidates)
     data = await _put_data(objects, train, beside, store, began if candidates else None)
     origin = Origin(job=ME, attempt=f"{ME}-{number:04d}", kind="train")
-    await _tidy(objects, origin, saving, train, data)  # a start that was killed did not do it
+    await _tidy(objects, origin, saving, train, data)  # a previous run that was killed did not tidy
     train = await _sized(await _batched(began, train, store / ME / data.key, data), parallelism)
     spec = AttemptSpec(
         installation=ME,
@@ -174,7 +174,7 @@ async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[s
 
 
 async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, data: DataFile) -> TrainConfig:
-    """Return the configuration with a number for `global_batch: auto`, the number of the run's first start if resumed.
+    """Return the configuration with a number for `global_batch: auto`; a resumed run keeps its first number.
 
     Raises: DataError.
     """
@@ -190,7 +190,7 @@ async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, da
 
 
 async def _sized(train: TrainConfig, parallelism: Parallelism) -> TrainConfig:
-    """Return the configuration with a micro-batch that fits the GPUs; a CPU gains nothing from more."""
+    """Return the configuration with a micro-batch that fits the GPUs; on a CPU, larger ones are not faster."""
     processes = gpus()
     memory = load.memory_bytes() if processes and parallelism == Parallelism() else None
     if memory is None:
@@ -234,7 +234,7 @@ async def _put_data(
 
 
 async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, train: TrainConfig, data: DataFile) -> None:
-    """Remove what no start needs any more: checkpoints, and abandoned token caches."""
+    """Remove what no later run needs: old checkpoints, abandoned token caches, and copies of other data."""
     with contextlib.suppress(ObjectStoreError):  # the next run removes it
         await protocol.prune(objects, origin, saving, train.guard, earlier=True)
         for key in await objects.keys(object_keys.JOB_DATA):
