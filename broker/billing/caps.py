@@ -70,15 +70,15 @@ def min_budget_usd(line: QuoteLine, caps: Caps, every_s: float, drain_budget: Dr
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget) -> bool:
     """Return True if the job must drain now.
 
-    Spending then stays within the cap while the cloud ends billing within `caps.teardown_s` of destroy. If the cloud
-    takes t seconds longer, the excess is at most rate x t.
+    Spending then stays within the cap if the cloud ends billing within `caps.teardown_s` of destroy. If the cloud takes
+    t seconds longer, the excess is at most rate x t.
     """
     lead = timedelta(seconds=drain_lead_s(attempt, caps, drain_budget))
     others = job.spent_usd - attempt.charged_usd
     known = latest_price(attempt)
     highest = replace(known, since=now, usd_per_hour=ceiling(attempt.line.offer, known.usd_per_hour))
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
-    # Charges made before the machine was known to run later than its create count as spent, and offset later accrual.
+    # Charges may exceed the accrual, because billing starts later once `running_at` is known. They count as spent.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
     during_s = drain_budget.detect_s + drain_budget.drain_s
     moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, during_s)))
@@ -101,7 +101,7 @@ def reservation(job: Job) -> Decimal:
 def reserved(job: Job, line: QuoteLine, caps: Caps, drain_budget: DrainBudget) -> Decimal:
     """Return the dollars that an attempt reserves.
 
-    The traffic of a script is unknown in advance, so that it reserves all that is left.
+    The traffic of a script is unknown in advance, so it reserves all that is left if traffic costs money.
     """
     left, max_duration = reservation(job), job.spec.max_duration
     unknown = line.memory is None and traffic_cost(line.offer, Traffic(sent=GIB)) > 0

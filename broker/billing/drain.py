@@ -15,7 +15,7 @@ class DrainBudget:
     """Times that the broker itself needs, in seconds; their sum protects the cap."""
 
     detect_s: float
-    """Longest time from the limit that billing watches to the beginning of a drain."""
+    """Longest time from the moment at which a drain is due to its start: one billing interval and one round."""
     drain_s: float
     """Longest duration of a drain."""
     teardown_proof_s: float
@@ -24,7 +24,7 @@ class DrainBudget:
 
     @property
     def lead_s(self) -> float:
-        """Total of these times; the cloud's own times are added. A machine with less time left is drained at once."""
+        """Total of these times, without the cloud's own times. A machine with less time left is drained at once."""
         return self.detect_s + self.drain_s + self.teardown_proof_s
 
 

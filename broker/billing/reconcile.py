@@ -18,7 +18,7 @@ class InvoiceLine:
     machine: str
     """The cloud's id of the machine; where its invoice has none, the machine's type."""
     usd: Decimal
-    """Negative for a credit."""
+    """Dollars; negative for a credit."""
     since: datetime | None = None
     until: datetime | None = None
     text: str = ""

@@ -38,7 +38,7 @@ _KEY = re.compile(
 class AccountRefusal:
     """A refusal that concerns an account.
 
-    `key`: the key that is blocked, for `Store.block_offer`. `words`: the reason and the fix.
+    `key`: the key that is blocked, for `Store.block_offer`. `message`: the reason and the fix.
     """
 
     key: str
@@ -77,10 +77,9 @@ def account_refusal(offer: Offer, message: str) -> AccountRefusal | None:
 
 
 def refused_by_account(attempt: Attempt) -> bool:
-    """Return True if the account refused the create and no machine exists: it costs neither money nor a retry.
+    """Return True if the account refused the create and no machine exists. Such an attempt costs no money and no retry.
 
-    The attempt's detail then begins with the text of the refusal. A refusal before any cloud was asked has another
-    text.
+    Its detail begins with the text of the account's refusal. A refusal before any cloud was asked has another text.
     """
     if attempt.reason is not Reason.REJECTED or not refused(attempt):
         return False
@@ -109,7 +108,7 @@ def _key(attempt: Attempt) -> str | None:
 
 
 def refusing_accounts(blocks: Mapping[str, str], providers: Sequence[str]) -> Iterator[str]:
-    """Return the reasons of refusing accounts of the providers that a job may use (`asked`; empty: all), each once."""
+    """Return the reasons, each once, why accounts of `providers` (empty: all) refuse."""
     reasons = {why for key, why in blocks.items() if key.startswith(ACCOUNT) and _may_use(key, providers)}
     return iter(sorted(reasons))
 

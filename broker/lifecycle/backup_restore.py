@@ -11,7 +11,7 @@ from broker.domain.job import Job, Reason
 from trainer.contract.documents import Desired, Final
 
 AHEAD = 16
-"""Attempt numbers after a job's latest to check: an unsent attempt leaves no trace, but later ones may."""
+"""Number of attempt numbers to check after a job's latest. Unsent attempts leave no trace, but later attempts may."""
 _ENDING_REASONS = frozenset({Reason.STOPPED, Reason.CAPPED})
 """Drain reasons that end the job."""
 
@@ -28,7 +28,7 @@ def attempts_without_row(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...
 
 
 def drain_reason(desired: Desired) -> Reason | None:
-    """Return the reason of a drain that only the broker's order records; None: it does not end the job."""
+    """Return the reason of a drain request if it ends the job; None: the job continues."""
     return next((reason for reason in _ENDING_REASONS if reason.value == desired.reason), None)
 
 

@@ -10,7 +10,7 @@ UNSHAPED = frozenset({"alpha", "dropout", "rslora"})
 
 
 def incompatibility(origin: JobSpec, spec: JobSpec) -> tuple[str, str] | None:
-    """Return (field, fault) of a job that is to start from a checkpoint of `was`; None: it fits."""
+    """Return (field, fault) of the job `spec`, which is to start from a checkpoint of `origin`; None: it fits."""
     if (origin.train is None) != (spec.train is None):
         kinds = ("script", "train") if origin.train is None else ("train", "script")
         return "init_from", f"that job is a {kinds[0]} and this one is a {kinds[1]}; leave it out"

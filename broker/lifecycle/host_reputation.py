@@ -4,9 +4,9 @@ Each bad end of an attempt counts by its kind, and half as much after each half-
 
 score = Σ weight × 2^(-age / half-life)
 
-A host that reaches 0.9 is avoided until the score has fallen to 0.25, a week at most. The physical host is scored
-where its cloud names it. Otherwise the offer is scored: its machines change with the market, so its half-life is
-short and preemptions do not count.
+A host that reaches 0.9 is avoided until the score has fallen to 0.25, a week at most. The physical host is scored if
+its cloud names it, otherwise the offer. The machines of an offer change with the market, so its half-life is short and
+preemptions do not count.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ HALF_LIFE_S, OFFER_HALF_LIFE_S = 86_400.0, 3600.0
 LIMIT, FORGIVEN = 0.9, 0.25
 MAX_BLOCK_S = 7 * 86_400.0
 MEMORY_S = 7 * 86_400.0
-"""An end before this has decayed to less than a hundredth."""
+"""Age in seconds after which an end is ignored: its weight has decayed to less than a hundredth."""
 MAX_ATTEMPTS = 50
-"""Attempts of a host that are read."""
+"""Maximum number of attempts that are read for one host."""
 
 
 @dataclass(frozen=True, kw_only=True)

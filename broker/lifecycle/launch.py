@@ -20,14 +20,13 @@ class LaunchLook:
     seen: tuple[Observed, ...] = ()
     """Machines of the attempt in recent listings."""
     omits: bool = False
-    """True when only the latest listing omits a machine: it may exist in addition to the listed ones."""
+    """True when only the latest listing omits a machine. That machine may exist in addition to the listed ones."""
     beating: bool = False
     """True when the agents of all machines have sent heartbeats, at any time, and this process awaits no answer of
     create.
     """
     store_ok: bool = True
-    """False when heartbeats were readable for less time than a heartbeat needs to show; the agent's state is unknown.
-    """
+    """False when heartbeats have been readable for too short a time to show a live agent; its state is then unknown."""
     dead_s: float | None = None
     """Seconds since this process first knew that the launcher is dead; None: the launcher may be alive."""
     absent: bool = False
@@ -37,20 +36,20 @@ class LaunchLook:
     unread: bool = False
     """True when the machines are absent and the blob store could read neither the final report nor later attempts."""
     followed: bool = False
-    """True when a later attempt of the job was bought: the end of this one is missing because a backup was restored."""
+    """True when a later attempt of the job was bought: this one has ended, but a restored backup lacks its end."""
 
 
 def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetime) -> AttemptEvent | None:
-    """Return the event that a poll amounts to; None: wait.
+    """Return the event that follows from a poll; None: wait.
 
-    ABSENT means that no machine exists and none will appear, so create may be called again. Where the launcher starts
-    the agent (`caps.agent_start_s`), a listed machine alone is not adopted: if the launcher died before it started the
-    agent, that machine bills and never trains.
+    ABSENT means that no machine exists and none will appear, so create may be called again. If the launcher starts the
+    agent (`caps.agent_start_s`), a listed machine is adopted only with a heartbeat. The launcher may have died before
+    it started the agent, and such a machine bills and never trains.
     """
     complete = len(look.seen) >= attempt.line.nodes
     handles = {machine.handle.id for machine in look.seen if machine.state is not InstanceState.GONE}
     if len(handles) > attempt.line.nodes:
-        return AttemptEvent.MISMATCH  # each of them bills
+        return AttemptEvent.MISMATCH  # each extra machine bills
     adoptable = complete and not look.omits
     if adoptable and caps.agent_start_s is None:
         return AttemptEvent.CREATED
@@ -85,8 +84,8 @@ def _judge_absent(attempt: Attempt, look: LaunchLook, *, late: bool) -> AttemptE
 def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
     """Return True if a listing may omit a machine that trains.
 
-    A restored backup makes the row older than the process that reads it. Where a launcher starts the agents, a machine
-    without a heartbeat by the deadline does not train.
+    A restored backup may return an old row of an attempt that trains already. If a launcher starts the agents, a
+    machine without a heartbeat by the deadline does not train.
     """
     unproven = look.dead_s is not None and not look.seen
     trains = look.beating or not look.store_ok or caps.agent_start_s is None
@@ -96,8 +95,8 @@ def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
 def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, price_rise: Decimal) -> str | None:
     """Return why an offer may not be bought as quoted, in one line; None: price and availability still hold.
 
-    `latest`, `seen_at`: the offer and the time of its provider's newest answer, as this process knows them. The broker
-    that quoted may have a newer answer. `price_rise`: the share by which the price may have risen.
+    `latest`, `seen_at`: the current offer and the time of its provider's newest offer, both in this process. The broker
+    that quoted may have newer offers. `price_rise`: the share by which the price may have risen.
     """
     if seen_at is not None and seen_at <= bought.seen_at:
         return None

@@ -14,17 +14,19 @@ from broker.lifecycle.state_machine import AttemptEvent
 from trainer.contract.documents import Final, Heartbeat
 
 TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
-"""States of a machine that was taken away, since the broker stops none. A stopped machine bills until its destroy."""
+"""States of a machine that the cloud took away, because the broker never stops machines. A stopped machine bills until
+its destroy.
+"""
 MEMORY_SHARE = 0.9
 """Share of the offer's memory that a machine must show; the driver reserves the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LivenessTimeouts:
-    """Limits in seconds; `silence_s` counts only time that this observer watched itself."""
+    """Limits in seconds. Only time in which this process could observe heartbeats counts towards `silence_s`."""
 
     beat_s: float = 5.0
-    """Interval of heartbeats that the agents are asked for."""
+    """Heartbeat interval that is configured in the agents."""
     lost_s: float = 20.0
     """Heartbeat age after which a listing without the machine is believed."""
     stopped_s: float = 10.0
@@ -33,8 +35,8 @@ class LivenessTimeouts:
     hang_s: float = 1800.0
     """Time without a new step, once training has begun."""
     stuck_s: float = 7200.0
-    """Time without reported progress before the first step, and in evaluation, sampling or saves. Deliveries of the
-    agent may take an hour.
+    """Time without reported progress before the first step, and in evaluation, sampling or saves. Uploads of the agent
+    may take an hour.
     """
     notice_s: float = 150.0
     """A preemption notice is acted on when it is at most this far ahead."""
@@ -62,8 +64,8 @@ class LivenessTimeouts:
 class AttemptObservation:
     """Facts that one poll gathered about an attempt.
 
-    `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, excluding the time in which the observer
-    could not see changes. None: there is no heartbeat. For several machines both are those of node 0.
+    `beat_age_s`, `progress_age_s`: seconds since this process observed a change, excluding time in which it could not
+    observe changes. None: there is no heartbeat. For several machines both are those of node 0.
     """
 
     beat: Heartbeat | None = None
@@ -74,18 +76,18 @@ class AttemptObservation:
     absent: bool = False
     """True when two listings at least `list_lag_s` apart show no machine. Both began long enough after the create."""
     missing_from_listings: bool = False
-    """True when several listings in a row omit machines that existed for longer than the listing lag."""
+    """True when several consecutive listings omit machines that existed for longer than the listing lag."""
     lost: frozenset[str] = frozenset()
-    """Machines, of several, whose absence is confirmed in the same way."""
+    """Ids of recorded machines, of several, whose absence is proven one by one; see `AbsenceProof.lost`."""
     peers_silent_s: float | None = None
     """Longest heartbeat age of the unfinished machines other than node 0; infinite: a machine has sent none. None: no
     other machine.
     """
     finished: int = 0
-    """Number of other machines with a final report. Each may end itself while node 0 delivers."""
+    """Number of machines other than node 0 that are done. Each may shut itself down while node 0 uploads results."""
     store_ok_s: float | None = math.inf
-    """Seconds for which the broker's probe of the blob store has succeeded; None: it fails, so silence is no
-    evidence."""
+    """Seconds for which heartbeats have been readable; None: the blob store cannot be read, so silence proves nothing.
+    """
 
     @property
     def store_ok(self) -> bool:
@@ -144,10 +146,10 @@ def _stopped_machines(observation: AttemptObservation) -> set[str]:
 
 
 def poll_share(observation: AttemptObservation, timeouts: LivenessTimeouts) -> float:
-    """Return the share of the cloud's call budget for polling this attempt's machines; 0: no more than usual.
+    """Return the share of the cloud's call budget for polling this attempt's machines; 0: the usual interval.
 
-    A missing heartbeat may be a death. If no machine is listed either, a few listings decide. While machines are
-    listed, the share is 0.5 until the heartbeat age reaches 12 intervals.
+    A missing heartbeat may mean that the machine is gone. If no machine is listed either, the share is 1, so that a few
+    more listings decide quickly. While machines are listed, it is 0.5 until the heartbeat age reaches 12 intervals.
     """
     age_s = observation.beat_age_s
     if age_s is None or not observation.store_ok:
@@ -186,7 +188,7 @@ def fault_message(machines: tuple[Observed, ...]) -> str | None:
 def judge(
     attempt: Attempt, observation: AttemptObservation, now: datetime, timeouts: LivenessTimeouts, boot_deadline_s: float
 ) -> AttemptEvent | None:
-    """Return the event that an observation of a booting, training or draining attempt means; None: nothing new."""
+    """Return the event that follows from an observation of a booting, training or draining attempt; None: no event."""
     if observation.final is not None:
         return AttemptEvent.FINAL
     if liveness(attempt.line.nodes, observation, timeouts) is Liveness.DEAD:
@@ -205,14 +207,14 @@ def _judge_booting(
 ) -> AttemptEvent | None:
     if mismatch_message(attempt.line.offer, observation.seen):
         return AttemptEvent.MISMATCH
-    if observation.beat is not None and observation.peers_silent_s != math.inf:  # the deadline is for all machines
+    if observation.beat is not None and observation.peers_silent_s != math.inf:  # every machine has sent a heartbeat
         return AttemptEvent.FIRST_BEAT
     if fault_message(observation.seen):
         return AttemptEvent.SETUP_FAILED
     if any(machine.notice_s is not None for machine in observation.seen):
         return AttemptEvent.NOTICE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
-    # An agent that could not write its first heartbeat gets time for it.
+    # While the blob store was unreachable, agents could not write heartbeats, so the deadline waits for `lost_s`.
     readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
     return AttemptEvent.DEADLINE if late and readable else None
 
@@ -227,8 +229,8 @@ def _notice_is_near(observation: AttemptObservation, timeouts: LivenessTimeouts)
 def _is_hung(nodes: int, observation: AttemptObservation, timeouts: LivenessTimeouts, boot_deadline_s: float) -> bool:
     """Return True if the attempt is silent or stuck although the cloud lists all its machines.
 
-    The result is False while the broker's store probe fails, and until a heartbeat would show after the probe succeeds.
-    A machine that the listing omits may be gone. A machine that restarts gets its boot time.
+    The result is False until heartbeats have been readable for `lost_s`. It is also False if the listing omits a
+    machine, because that machine may be gone. A machine that restarts gets its boot time.
     """
     readable = observation.store_ok_s is not None and observation.store_ok_s >= timeouts.lost_s
     existing = [machine for machine in observation.seen if machine.state not in TAKEN_AWAY]
@@ -253,7 +255,7 @@ def progress_of(beat: Heartbeat) -> tuple[object, ...]:
 
 
 def _is_stuck(observation: AttemptObservation, timeouts: LivenessTimeouts) -> bool:
-    """Return True if no progress was reported for too long; `idle.py` judges set-up by its received bytes."""
+    """Return True if no progress was reported for too long. Set-up is excluded, because `idle.py` judges it."""
     if observation.beat is None or observation.beat.phase in SETUP or observation.progress_age_s is None:
         return False
     trains = observation.beat.phase == "training" and observation.beat.step > 0

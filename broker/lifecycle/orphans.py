@@ -17,7 +17,7 @@ class Orphan:
     id: AttemptId
     """The attempt that the machine's name states."""
     attempt: Attempt | None
-    """The ended attempt whose job is charged for the time; None: there is none."""
+    """The attempt whose job is charged for the machine; None: the database has no such attempt."""
     why: str
     born: datetime | None
     """Creation time of the first machine with its name, by the cloud's clock; None: the cloud does not report it."""
@@ -26,7 +26,7 @@ class Orphan:
 def orphans(
     installation: Installation, listed: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]
 ) -> tuple[Orphan, ...]:
-    """Return our machines without a live attempt, and extra machines of a live one; foreign names never."""
+    """Return our machines without a live attempt, and extra machines of live attempts. Foreign names are ignored."""
     orphaned = []
     for machine in listed:
         attempt_id = attempt_of(installation, machine.handle.name)
@@ -50,9 +50,9 @@ def _orphan_message(attempt: Attempt | None, machine: Observed) -> str | None:
 
 
 def _first_created_at(listed: Sequence[Observed], machine: Observed) -> datetime | None:
-    """Return the earliest creation time of the machines with this name.
+    """Return the earliest creation time of the machines with this name; None: one of them is unknown.
 
-    Each machine is charged as if all machines of the attempt existed.
+    The earliest time counts, because the charge of one machine covers all machines of its attempt.
     """
     times = [
         other.created_at

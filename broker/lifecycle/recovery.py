@@ -17,14 +17,16 @@ from trainer.contract.train import TrainConfig
 MAX_CHANGES = 2
 """Number of changes of one job's plan after it ran out of memory."""
 MAX_NEED_SHARE = 0.8
-"""Largest estimated need of a changed plan, as a share of the failed one: the shortfall itself is unknown [assumed]."""
+"""Largest estimated need of a changed plan, as a share of the failed plan's need. The real shortfall is unknown
+[assumed].
+"""
 
 
 def adjust_plan(job: Job, line: QuoteLine, *, host: bool) -> PlanAdjustment:
     """Return the changed plan after `job` ran out of memory on `line`.
 
-    First a smaller micro-batch, then gradient checkpointing, then a larger machine. `host`: the memory of a machine
-    with GPUs ran out, not that of its GPUs; only a machine with more memory helps.
+    The order of changes: a smaller micro-batch, gradient checkpointing, a larger machine. `host`: the host memory of a
+    machine with GPUs ran out, so only a machine with more host memory helps.
     """
     offer, before = line.offer, job.remedy or PlanAdjustment(failed_plans=())
     changed = replace(before, failed_plans=(*before.failed_plans, _plan_message(job, line, host=host)))
@@ -67,7 +69,7 @@ def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
 def _smaller_plans(ran: Workload, devices: int) -> Iterator[Workload]:
     """Yield plans that need less memory, the one that costs least time first.
 
-    The global batch is the same in all of them, and so are the `devices`, which share the model under FSDP.
+    All plans have the same global batch and the same number of `devices`, which share the model under FSDP.
     """
     sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % (size * devices) == 0]
     for size in sizes:
@@ -78,9 +80,9 @@ def _smaller_plans(ran: Workload, devices: int) -> Iterator[Workload]:
 
 
 def _next_plan(ran: Workload, line: QuoteLine) -> Workload | None:
-    """Return the first plan that needs clearly less, or any smaller one without an estimate.
+    """Return the first plan that needs at most `MAX_NEED_SHARE` of the memory; None: only a larger machine helps.
 
-    None: only a larger machine helps.
+    Without an estimate, the first smaller plan is returned.
     """
     if ran.method == "script":
         return None
@@ -127,7 +129,7 @@ def given_up_message(job: Job, line: QuoteLine, *, host: bool) -> str:
 
 
 def adjusted_workload(job: Job) -> Workload:
-    """Return the whole job's workload, with plans limited to those that memory has allowed so far."""
+    """Return the whole job's workload, with plans limited by the job's earlier out-of-memory failures."""
     work, changed = job.workload, job.remedy
     if changed is None:
         return work
@@ -149,7 +151,7 @@ def adjusted_workload(job: Job) -> Workload:
 def planned_train_config(train: TrainConfig, plan: Plan | None, changed: PlanAdjustment | None) -> TrainConfig:
     """Return the training config of an attempt's machines with the numbers of its plan.
 
-    Without a plan the trainer's own numbers are used, within the limits that memory has shown so far.
+    Without a plan the trainer's own numbers are used, within the limits of earlier out-of-memory failures.
     """
     if plan is not None:
         micro_batch, recompute = plan.micro_batch, plan.gradient_checkpointing
@@ -161,7 +163,7 @@ def planned_train_config(train: TrainConfig, plan: Plan | None, changed: PlanAdj
 
 
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the manifests below `checkpoints/`, the furthest step first; any order within one step."""
+    """Return the manifests below `checkpoints/`, the furthest step first, and by key within one step."""
     return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
 
 
@@ -177,6 +179,6 @@ def lasting_manifests(manifests: Sequence[str], attempts: Sequence[Attempt]) -> 
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:
-    """Return the workload after the furthest checkpoint, with the plan as memory allows it."""
+    """Return the workload that remains after the furthest checkpoint, with plans limited as in `adjusted_workload`."""
     work = adjusted_workload(job)
     return remaining(work, step_of(resume_from[0])) if resume_from else work

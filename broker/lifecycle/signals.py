@@ -49,13 +49,13 @@ def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budg
 def is_drain_over(
     attempt: Attempt, job: Job, caps: Caps, now: datetime, drain_budget: DrainBudget, *, poll_s: float, order_s: float
 ) -> bool:
-    """Return True when a drain is not waited for any longer.
+    """Return True when a drain must end now.
 
-    The drain's time is over, or another `look_s` seconds would exceed the cap or the job's time. The second rule holds
-    for every drain, because one for a stop or a budget was started without a lead for the cap.
+    Its time is over, or another `poll_s` seconds would exceed the cap or the job's time. The second rule holds for
+    every drain, because a drain for a stop or a budget may begin close to the cap.
 
-    `heard_s`: longest time until the agent has received the order and starts its own count. A drain for money or time
-    does not get it in addition.
+    `order_s`: longest time until the agent has received the order to drain. It extends every drain except those for the
+    cap or the job's time.
     """
     for_limit = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
     limit_s = capped_drain_s(attempt, drain_budget.drain_s) if for_limit else drain_budget.drain_s + order_s

@@ -73,9 +73,9 @@ _REASON_OF_OUTCOME = {
 
 
 def reason_of(final: Final, drained_for: Reason | None) -> Reason:
-    """Return the end reason that a final.json states.
+    """Return the end reason that follows from a final report.
 
-    `drained` means the reason of the drain; a machine that drained without an order was preempted.
+    After the outcome DRAINED it is `drained_for`. A machine that drained without a request was preempted.
     """
     if final.outcome is Outcome.DRAINED:
         return drained_for or Reason.PREEMPTED
@@ -83,7 +83,7 @@ def reason_of(final: Final, drained_for: Reason | None) -> Reason:
 
 
 _FAULTS = frozenset({Reason.USER_ERROR, Reason.DATA, Reason.OOM})
-"""Faults of the job itself, which a repetition would repeat."""
+"""Faults of the job itself, which a retry would repeat."""
 _RETRIED = frozenset({Signal.BUDGET, Signal.HUNG})
 """Signals after which a job continues."""
 
@@ -178,7 +178,7 @@ def _remedy(job: Job, attempt: Attempt) -> PlanAdjustment:
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
     """Return True if more of the cap is left than the attempt reserved.
 
-    The cap was raised, or `max_duration` limited the reservation.
+    Either the cap was raised, or `max_duration` limited the reservation.
     """
     return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
 

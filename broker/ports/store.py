@@ -40,7 +40,7 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
         ...
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
-        """Apply each change atomically; True where its fences held and every policy allows its admission.
+        """Apply each change atomically. Return for each whether its fences held and every policy allows its admission.
 
         Admissions are judged in order; each one counts the admissions before it against the limits.
         """
@@ -78,7 +78,10 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
         ...
 
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
-        """Write each charge atomically, live attempts or ended; True where an attempt was charged up to `since`."""
+        """Write each charge atomically, for live and ended attempts. Return for each whether it was written.
+
+        A charge is written only if the attempt is still charged up to `since`.
+        """
         ...
 
     async def ended_at_host(
@@ -106,9 +109,9 @@ class Store(TenantStore, ChannelStore, GlobalPolicies, GlobalJobData, Protocol):
     # --- callers
 
     def as_tenant(self, tenant: Tenant) -> TenantStore:
-        """Return the same rows as far as `tenant` may see them, enforced by the database where it can.
+        """Return the rows that `tenant` may access. The database enforces the limit where it can.
 
-        The store's own methods of `TenantStore` act for the daemon: they see every team.
+        The store's own methods of `TenantStore` act for the daemon, with access to the rows of every team.
         """
         ...
 

@@ -48,7 +48,7 @@ def _kind(ask: QuoteRequest, offer: Offer) -> MachineCost:
 
 
 def _cores(offer: Offer) -> int:
-    """Return the cores that compute, where a CPU computes."""
+    """Return the number of cores if a CPU computes, otherwise 0."""
     return offer.vcpus if offer.emulated_on or not offer.gpus else 0
 
 
@@ -105,7 +105,7 @@ class _Evaluation:
         return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
 
     def _each(self, key: Callable[[MachineCost, float, float], float]) -> list[float]:
-        """Return a column from each offer's kind, price, and preemptions a second of the whole job."""
+        """Return a column of `key` values, by each offer's kind, price, and preemptions per second of the whole job."""
         column, nodes = [inf] * len(self.micros), self.ask.nodes
         for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
             for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):

@@ -137,7 +137,7 @@ class MachineCost:
     saving: float
     """Time from the start of a checkpoint until it is safe."""
     max_lost_work_s: float
-    """Most seconds of work that may be lost, as the spec says."""
+    """Maximum seconds of work that may be lost, from the spec."""
     failures: float
     """Failures of machines an hour, excluding preemptions."""
     max_interval_s: float = field(init=False)

@@ -33,8 +33,8 @@ class ChargeFacts:
     is_listed: bool = True
     """True if the latest listing shows a machine of the attempt."""
     missing_at: datetime | None = None
-    """Time at which listings in a row omitted the machines of an attempt that had booted; before that, the latest
-    possible end of its machines. None: it may still have machines.
+    """Time of the second consecutive listing without the machines of a booted attempt. For an attempt that has not
+    booted, the latest possible end of its machines. None: it may still have machines.
     """
     self_stopped_by: datetime | None = None
     """Latest possible end of machines that are missing and may have run without any broker; None: no such end."""

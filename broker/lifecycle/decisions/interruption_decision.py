@@ -44,13 +44,13 @@ class InterruptionDecision:
     attempt: Attempt
     """The attempt after the decision."""
     event: AttemptEvent | None
-    """Event that the attempt has had; None: its drain continues."""
+    """Event that starts or ends the drain, or ends the attempt; None: the drain continues."""
     due_in_s: float = 0.0
     """Seconds until the attempt is claimed again; 0: at once."""
 
 
 def interrupt(attempt: Attempt, job: Job, now: datetime) -> InterruptionDecision:
-    """Begin to drain, or end, an attempt that a stop or a signal does not allow to continue."""
+    """Start to drain, or end, an attempt because of a stop or a signal."""
     event = required_end(attempt, job)
     assert event is not None
     interrupted = step(attempt, event, now).attempt

@@ -1,4 +1,4 @@
-"""Decides how a launching attempt advances: after its create answered, and while create has not answered.
+"""Decides how a launching attempt advances: when its create has an outcome, and while it has none.
 
 Used by the launch controller, which gathers the facts and applies the decisions. Rules: docs/design/lifecycle.md.
 """
@@ -63,7 +63,7 @@ class CreateRefused:
 
 @dataclass(frozen=True, kw_only=True)
 class JobUnusable:
-    """The job names something that no machine can be given; no cloud was asked."""
+    """A secret of the job is missing or unreadable, so no create was sent."""
 
     message: str
 
@@ -160,8 +160,8 @@ class LaunchDecision:
 def advance_launch(facts: LaunchFacts) -> LaunchDecision:
     """Return what becomes of an attempt whose create has not answered.
 
-    A signal ends the attempt without a look at the cloud. Create is called again only when the launcher is dead and
-    the absence of its machines is proven.
+    A signal ends the attempt independently of listings. Create is called again only when the launcher is dead and the
+    absence of its machines is proven.
     """
     attempt, look, now = facts.attempt, facts.look, facts.now
     if (signal := required_end(attempt, facts.job)) is not None:
@@ -181,7 +181,7 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
             step=LaunchStep.CREATE,
             before=observed,
             attempt=step(observed, event, now).attempt,
-            charge=LaunchCharge.UP_TO_NOW,  # the time of the first create, since the next one may be refused
+            charge=LaunchCharge.UP_TO_NOW,  # for the first create; the next one may be refused
             due_in_s=CREATE_POLL_S,
         )
     return _end(observed, event, look, now)
@@ -190,7 +190,7 @@ def advance_launch(facts: LaunchFacts) -> LaunchDecision:
 def after_create(
     attempt: Attempt, outcome: CreateOutcome, now: datetime, *, launcher_id: str, poll_s: float
 ) -> LaunchDecision:
-    """Return what becomes of an attempt after its create, or the confirmation of listed machines, had an outcome.
+    """Return the decision on the outcome of a create, or of the confirmation of listed machines.
 
     `launcher_id`: identity of this process as a launcher. `poll_s`: seconds until an unknown outcome is looked up.
     """
@@ -198,7 +198,7 @@ def after_create(
         case Created(handles=handles):
             created = _created if len(handles) == attempt.line.nodes else _miscounted
             decision = created(attempt, handles, now)
-            # The launcher has finished. Another broker could not prove that of a host that is lost.
+            # The launcher has finished. If this host is lost later, no broker could prove that.
             return replace(decision, attempt=replace(decision.attempt, launched_by=""))
         case Adopted(handles=handles):
             return _created(attempt, handles, now)
@@ -207,7 +207,7 @@ def after_create(
             return _write(attempt, replace(attempt, handles=handles, detail=detail), due_in_s=CREATE_POLL_S)
         case CreateRefused():
             return _refused(attempt, outcome, now)
-        case JobUnusable(message=message):  # the same would come of another offer, so the job fails
+        case JobUnusable(message=message):  # every offer would fail in the same way, so the job fails
             ended = step(attempt, AttemptEvent.REJECTED, now, reason=Reason.USER_ERROR).attempt
             return _write(attempt, replace(ended, detail=message), report=LaunchReport.REFUSED, message=message)
         case CreateNotSent():
@@ -230,7 +230,8 @@ def _created(attempt: Attempt, handles: tuple[Handle, ...], now: datetime) -> La
 def _miscounted(attempt: Attempt, handles: tuple[Handle, ...], now: datetime) -> LaunchDecision:
     """End an attempt that got fewer or more machines than were bought.
 
-    Missing machines are not added by name, since a launcher may wait for them for ever. Extra machines are charged.
+    Create is not repeated for missing machines, because a launcher may wait for them for ever. Extra machines are
+    charged.
     """
     detail = f"asked for {attempt.line.nodes} machines, got {len(handles)}"
     ended = replace(step(attempt, AttemptEvent.MISMATCH, now).attempt, handles=handles, detail=detail)
@@ -252,10 +253,10 @@ def _refused(attempt: Attempt, outcome: CreateRefused, now: datetime) -> LaunchD
 def _not_sent(
     attempt: Attempt, outcome: CreateNotSent, now: datetime, launcher_id: str, poll_s: float
 ) -> LaunchDecision:
-    """Let any broker create the attempt.
+    """Release the attempt, so that any broker can send its create.
 
-    A first create that was certainly not sent costs nothing and becomes an intent again. Otherwise two listings must
-    prove that nothing exists.
+    After a first create that was certainly not sent, the attempt costs nothing and becomes planned again. Otherwise two
+    listings must prove that no machine exists.
     """
     unsent = replace(attempt, launched_by="", detail=f"create was not sent: {outcome.message}")
     is_own = attempt.launched_by == launcher_id
@@ -268,7 +269,7 @@ def _end(attempt: Attempt, event: AttemptEvent, look: LaunchLook, now: datetime)
     """End a launch: its machines are destroyed, and its launcher is asked to stop."""
     reason = setup_reason(look.seen) if event is AttemptEvent.SETUP_FAILED else None
     if look.final is not None:
-        reason = reason_of(look.final, None)  # termination finds out what a drain was for
+        reason = reason_of(look.final, None)  # termination determines the reason of a drain
     transition = step(attempt, event, now, reason=reason)
     # The message of the create says more about the cause than the event does.
     cause = f"{event.value} ({attempt.detail})" if attempt.detail else event.value

@@ -69,7 +69,7 @@ class LivenessDecision:
 
 
 def decide_liveness(facts: LivenessFacts) -> LivenessDecision:
-    """Return what becomes of an attempt that was observed."""
+    """Return the decision on an observed attempt."""
     observation = facts.observation
     if observation is None:
         return LivenessDecision(before=facts.before, attempt=facts.before, due_in_s=facts.look_s)
@@ -80,7 +80,7 @@ def decide_liveness(facts: LivenessFacts) -> LivenessDecision:
 
 
 def _continue(facts: LivenessFacts, observation: AttemptObservation) -> LivenessDecision:
-    """Report once that neither the agent nor its cloud answers. Unknown is not dead, so the attempt is charged."""
+    """Report once that neither the agent nor its cloud answers. The machine may exist, so the attempt stays charged."""
     attempt, report = facts.attempt, LivenessReport.NONE
     is_silent = observation.store_ok and (observation.beat_age_s or 0.0) >= facts.timeouts.silence_s
     is_reported = facts.before.detail.startswith(SILENT)

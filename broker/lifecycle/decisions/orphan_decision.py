@@ -36,7 +36,7 @@ class OrphanStep(StrEnum):
     """Decisions about an orphan."""
 
     WAIT = "wait"
-    """Its attempt may be younger than the listing, or its end may not show yet."""
+    """The attempt may be younger than the listing, or the listing may not show the machine's end yet."""
     SPARE = "spare"
     """Report it, and destroy nothing."""
     DESTROY = "destroy"
@@ -80,8 +80,9 @@ class OrphanWatch:
     def observe(self, listed: Mapping[str, Orphan], *, is_new: bool) -> Mapping[str, Orphan]:
         """Record the orphans of a listing, and return those to decide on.
 
-        `is_new`: False for an old listing. Other machines of it may have been destroyed since, so only known orphans
-        count, and nothing is missing. An orphan is forgotten when two listings in a row omit it.
+        `is_new`: False for an old listing. Its machines may have been destroyed since, so only the orphans of
+        `first_listed` count, and none counts as missing. An orphan is forgotten when two consecutive new listings omit
+        it.
         """
         if not is_new:
             listed = {machine: orphan for machine, orphan in listed.items() if machine in self.first_listed}
@@ -110,10 +111,10 @@ class LateMachineFacts:
 
 
 def late_amounts(facts: LateMachineFacts) -> tuple[Decimal, Decimal] | None:
-    """Return dollars owed after `ended` for machines and for traffic; None: nothing is owed.
+    """Return dollars owed after the attempt's end for machines and for traffic; None: nothing is owed.
 
-    A charge of zero would move `charged_to`. A machine existed when it was first listed, although its cloud's clock may
-    be ahead.
+    None instead of zeros avoids a charge that only moves `charged_to`. The creation time is limited to the first
+    listing, because the cloud's clock may be ahead.
     """
     orphan, attempt, now = facts.orphan, facts.attempt, facts.now
     born = None if orphan.born is None else min(orphan.born, facts.first_listed_at)

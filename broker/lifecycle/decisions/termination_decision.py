@@ -48,7 +48,7 @@ def is_reported(times: int, first: int) -> bool:
 def terminate(facts: TerminationFacts) -> TerminationDecision | EndFactsNeeded:
     """Return the decision about a terminating attempt, or the facts that the decision still needs.
 
-    The attempt ends only when the absence of its machines is proven. Two listings in a row bound its charges.
+    The attempt ends only when the absence of its machines is proven. Its charges may end earlier; see `_charges_end`.
     """
     if facts.absence.proven_at is None:
         return _hold(facts) or _destroy(facts)
@@ -61,7 +61,7 @@ def terminate(facts: TerminationFacts) -> TerminationDecision | EndFactsNeeded:
 
 
 def _hold(facts: TerminationFacts) -> TerminationDecision | None:
-    """Keep a failed job's machine for inspection; None: its time is over, or it does not run any more."""
+    """Keep a failed job's machine for inspection; None: no inspection, its time is over, or no machine runs."""
     until = inspection_end(facts.attempt, facts.job)
     machines = recorded_machines(facts.attempt, facts.machines)
     has_ended = bool(machines) and all(machine.state in TAKEN_AWAY for machine in machines)
@@ -72,10 +72,10 @@ def _hold(facts: TerminationFacts) -> TerminationDecision | None:
 
 
 def _charges_end(facts: TerminationFacts, proven_at: datetime) -> datetime:
-    """Return the time up to which an attempt is charged whose machines are absent.
+    """Return the time up to which an attempt with absent machines is charged.
 
-    A proof that was written before holds. The time is never before `charged_to`: another broker may have charged up to
-    it, and charges are final.
+    An `absent_at` that is already recorded stays. The time is never before `charged_to`, because another broker may
+    have charged up to it, and charges are final.
     """
     attempt = facts.attempt
     if attempt.absent_at is not None:
@@ -92,8 +92,8 @@ def _charges_end(facts: TerminationFacts, proven_at: datetime) -> datetime:
 def _destroy(facts: TerminationFacts) -> TerminationDecision:
     """Destroy the machines of an attempt.
 
-    A proof of another broker holds until a listing shows the machine. If the cloud did not answer, the attempt is due
-    at once, so that another broker, which may reach the cloud, can claim it.
+    A recorded `absent_at` stays until a listing shows a machine. If the cloud did not answer, the attempt is due at
+    once, so that another broker, which may reach the cloud, can claim it.
     """
     attempt, handles = facts.attempt, all_handles(facts.attempt, facts.machines)
     if facts.exists:
@@ -162,7 +162,8 @@ def _close(facts: TerminationFacts, absent: Attempt, report: EndReport) -> Termi
     if facts.attempt.reason is Reason.IMAGE:
         if facts.earlier_attempts is None:
             return EndFactsNeeded(missing=MissingEndFacts.EARLIER_ATTEMPTS, facts=facts)
-        # An attempt before it ended for the image too, and none pulled it since. Otherwise another host is tried.
+        # True if an earlier attempt ended because of its image too, and none has booted since. Otherwise the job tries
+        # another host.
         image_refused = any(row.reason is Reason.IMAGE for row in refused_in_a_row(facts.earlier_attempts))
         blocks = (OfferBlock(key=offer.host_key, reason=absent.detail, for_s=facts.settings.sold_out_s),)
     absent = replace(absent, final=report.final, reason=report.drain_reason or absent.reason)

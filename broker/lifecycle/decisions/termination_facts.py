@@ -151,7 +151,7 @@ class TerminationDecision:
     blocks: tuple[OfferBlock, ...] = ()
     """Blocks that are written first, so that the job is not quoted without them."""
     charge: LastCharge | None = None
-    """None: only extra machines that are destroyed are charged."""
+    """Final charge; None: the attempt has not ended, so at most its extra machines are recorded."""
     spent_usd: Decimal = ZERO
     """Dollars of the attempt, with `charge`."""
     ledger: tuple[LedgerEntry, ...] = ()

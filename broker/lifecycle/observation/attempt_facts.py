@@ -1,4 +1,4 @@
-"""Facts that one poll reads about a live attempt, and the observation that they amount to.
+"""Facts that one poll reads about a live attempt, and their interpretation as an `AttemptObservation`.
 
 `broker.controllers.observation.attempt_observer` gathers `ObservedFacts`; `broker.lifecycle.liveness` judges the
 observation.
@@ -23,13 +23,13 @@ class HeartbeatRecord:
 
     etag: str
     changed: float
-    """Time at which the e_tag was seen to change."""
+    """Time at which this process observed the latest change of `etag`."""
     beat: Heartbeat | None = None
     """The content of the latest heartbeat; None: not read yet, or invalid."""
     progress: tuple[Any, ...] = ()
     """See `liveness.progress_of`."""
     progressed: float = 0.0
-    """Time at which `progress` was seen to change."""
+    """Time at which this process observed the latest change of `progress`."""
 
     @property
     def done(self) -> bool:
@@ -46,7 +46,7 @@ class ObservedFacts:
     heartbeat: HeartbeatRecord | None
     """Heartbeats of node 0; None: there is none."""
     read_at: float
-    """Time of the latest list of heartbeats: the silence after it is unknown."""
+    """Time of the latest LIST of heartbeats. Whether heartbeats followed it is unknown."""
     watched_from: float
     """Time from which this process has watched the attempt; its machines existed by then."""
     machines: tuple[Observed, ...] = ()
@@ -71,7 +71,7 @@ class ObservedFacts:
 
 
 def interpret(facts: ObservedFacts) -> AttemptObservation:
-    """Return the observation that the facts amount to."""
+    """Return the observation that follows from the facts."""
     heartbeat, read_at = facts.heartbeat, facts.read_at
     age_s = progress_age_s = None
     if heartbeat is not None:
@@ -95,7 +95,7 @@ def interpret(facts: ObservedFacts) -> AttemptObservation:
 
 
 def final_is_likely(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
-    """Return True if a heartbeat states that the agent is done, or is missing: the lost one may have stated it."""
+    """Return True if a heartbeat states that the agent is done, or if a missing heartbeat may have stated it."""
     heartbeat, peers_s = facts.heartbeat, facts.peers_silent_s
     if heartbeat is None:
         return False
@@ -106,7 +106,7 @@ def final_is_likely(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
 def next_poll_s(observation: AttemptObservation, timeouts: LivenessTimeouts, calls_per_s: float) -> float | None:
     """Return the seconds until a missing heartbeat is polled again; None: the usual interval applies.
 
-    `calls_per_s`: number of calls that the cloud takes.
+    `calls_per_s`: number of calls per second that the cloud accepts.
     """
     share = poll_share(observation, timeouts)
     return None if share == 0.0 else max(MIN_POLL_S, 1 / (share * calls_per_s))

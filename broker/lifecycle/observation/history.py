@@ -32,9 +32,11 @@ class ListedMachine:
     last: datetime
     """Answer of the latest listing that showed the machine as existing."""
     without: int = 0
-    """Number of listings in a row, up to now, that do not show the machine."""
+    """Number of consecutive listings, up to the latest, that do not show the machine."""
     gone: datetime | None = None
-    """Answer of the listing that lists the machine as gone, or of the second in a row that omits it; None: neither."""
+    """Answer of the listing that lists the machine as gone, or of the second consecutive listing without it; None:
+    neither.
+    """
 
     def record(self, machine: Observed | None, answered: datetime) -> None:
         """Record the latest listing. `machine`: its row of this machine; None: there is none."""
@@ -55,13 +57,13 @@ class NameHistory:
     grown: float
     """Listings that began before this time may omit a machine because it is young."""
     missing_from: float = math.inf
-    """Begin of the first of the listings in a row, up to now, that do not show the name; infinity: it is shown."""
+    """Start of the first listing in the current run of listings without the name; infinity: the name is shown."""
     missing_twice_at: float | None = None
-    """Answer of the second of these listings; None: there are fewer than two."""
+    """Answer of the second listing in this run; None: the run has fewer than two."""
     gap_s: float = 0.0
-    """Longest time from the begin of one of these listings to the answer of the next but one.
+    """Longest time, in this run, from the start of a listing to the answer of the next but one.
 
-    A machine that exists for longer is shown, since two listings in a row would have to omit it.
+    A machine that exists for longer is shown, because two consecutive listings would otherwise have to omit it.
     """
     machines: dict[str, ListedMachine] = field(default_factory=dict)
     """All machines that were ever shown, by their ids."""
@@ -81,7 +83,7 @@ class NameHistory:
             self.gap_s = max((_gap_s(without[i : i + 3]) for i in range(len(without))), default=0.0)
 
     def record_never_shown(self, times: Sequence[tuple[float, float]]) -> None:
-        """Record that no listing has shown the name since it could be listed. `times`: begin and answer of each."""
+        """Record that no listing since `grown` has shown the name. `times`: start and answer of each listing."""
         grown = [time for time in times if time[0] >= self.grown]
         if len(grown) > 1:
             self.missing_from, self.missing_twice_at = grown[0][0], grown[1][1]
@@ -94,8 +96,8 @@ class CloudHistory:
     """Histories of the names of one cloud."""
 
     times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
-    """Begin and answer of listings, including forgotten listings. Every name of a live attempt that these listings
-    showed is in `names`.
+    """Start and answer of each listing, including listings whose machines are forgotten. If these listings showed a
+    name of a live attempt, it is in `names`.
     """
     names: dict[InstanceName, NameHistory] = field(default_factory=dict)
     unowned: set[InstanceName] = field(default_factory=set)
@@ -130,10 +132,10 @@ class CloudHistory:
         born_by: datetime | None,
         sent_at: datetime | None = None,
     ) -> NameHistory:
-        """Return the history of a name, recounted where `born_by` differs from that of the previous call.
+        """Return the history of a name. It is computed again if `born_by` differs from that of the previous call.
 
         `born_by`: database time at which all machines existed; None: unknown. `sent_at`: time at which the create was
-        sent. For a name that was never listed, the times of all listings since one of the two are used.
+        sent. A name that was never listed counts as missing in all listings since `born_by` and a lag, or `sent_at`.
         """
         history = self.names.get(name)
         if history is not None and history.born_by == born_by:
@@ -150,7 +152,7 @@ class CloudHistory:
         return renewed
 
     def has_listed_twice(self, since: float) -> bool:
-        """Return True if two listings have begun since then, so that a machine that existed all the time was shown."""
+        """Return True if two listings have begun since then, so that every machine that has existed since was shown."""
         return len(self.times) > 1 and self.times[-2][0] >= since
 
     def machine_spans(self, name: InstanceName, known_until: datetime | None) -> Sequence[MachineSpan]:
@@ -169,12 +171,12 @@ class CloudHistory:
         )
 
     def last_listed_at(self, name: InstanceName) -> datetime | None:
-        """Return when the latest listing had answered that shows a machine of a name; None: no listing did."""
+        """Return when the latest listing that shows a machine of a name had answered; None: no listing shows any."""
         history = self.names.get(name)
         return max((machine.last for machine in history.machines.values()), default=None) if history else None
 
     def keep(self, owned: Set[InstanceName]) -> None:
-        """Forget names that are not owned by a live attempt at two such calls in a row.
+        """Forget names that no live attempt owns in two consecutive calls.
 
         The first call may lack a name, because `owned` may have been read before a listed machine was created.
         """
@@ -187,8 +189,8 @@ def born_after(absent_at: datetime | None, created_at: datetime | None, shown: d
     """Return the latest time at which a machine that was just listed for the first time did not exist.
 
     The later of two limits applies: `absent_at`, and the cloud's creation time less a possible error of its clock. The
-    result is at most `shown`. None: neither limit is known. `absent_at`: a list lag before the two previous listings
-    began; None: there are fewer than two.
+    result is at most `shown`. None: neither limit is known. `absent_at`: the start of the listing before the previous
+    one, less the list lag; None: there is no such listing.
     """
     created_after = None if created_at is None else created_at - CLOUD_CLOCK
     limits = [limit for limit in (absent_at, created_after) if limit is not None]

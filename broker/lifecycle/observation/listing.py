@@ -13,7 +13,7 @@ from broker.domain.job import Handle
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReading:
-    """One moment on both clocks of a process, by which a time of one clock is converted to the other clock."""
+    """One moment on both clocks of a process. It converts times of one clock to the other clock."""
 
     now: datetime
     """Time of the database's clock."""
@@ -61,10 +61,10 @@ class Listing:
 
 
 def last_begun_before_run(listings: Sequence[Listing], name: InstanceName, nodes: int) -> float | None:
-    """Return the begin of the last listing before the machines of a name ran; None: no listing shows them running.
+    """Return the start of the last listing before the machines of a name ran; None: no listing shows them running.
 
     Minus infinity: no listing precedes the first one that shows a machine running. A single listing that omits a
-    machine, after one that showed all `nodes` starting, is ignored, because it may omit a running machine.
+    machine after all `nodes` were shown starting is ignored, because the omitted machine may be running.
     """
     not_yet, without = -math.inf, -math.inf
     for listing in listings:

@@ -34,7 +34,7 @@ class AbsenceFacts:
     born_by: datetime | None = None
     """Database time at which all machines existed; None: unknown, so `since` is used."""
     missing_twice_at: datetime | None = None
-    """Answer of the second listing in a row that omits machines which existed at `born_by`; None: there is none."""
+    """Time of the answer of the second consecutive listing without machines that existed at `born_by`; None: none."""
     handles: Sequence[Handle] = ()
     """Machines whose absence is proven one by one."""
 
@@ -47,14 +47,14 @@ class AbsenceProof:
     """
 
     missing_once: bool = False
-    """True if the latest listing omits a machine that the previous one shows. It may exist."""
+    """True if the latest listing omits a machine that the previous one shows. The machine may still exist."""
     missing_for_seconds: bool = False
-    """True if the listings of the last seconds omit all machines, which existed before them."""
+    """True if the listings of the last `MISSING_S` seconds omit all machines, and the machines existed before them."""
     proven_at: datetime | None = None
     """Latest time at which a machine may have existed; None: the absence of all machines is not proven.
 
-    That is the answer of the second listing of the proof that began a lag after their birth, since earlier listings may
-    omit a young machine. Machines that have been missing twice ever since an earlier answer had ended before it.
+    Only listings of the proof that began at least a lag after the creation of the machines count, because earlier
+    listings may omit a young machine. The time is the answer of the second of them, or `missing_twice_at` if earlier.
     """
     lost: frozenset[str] = frozenset()
     """Ids of recorded machines whose absence is proven one by one."""
@@ -102,7 +102,7 @@ def proof_listing(
 ) -> Listing | None:
     """Return the listing up to whose answer the machines may have existed; None: their absence is not proven.
 
-    The listings that began after `since` and follow the last one that shows the machines count. Two of them must have
+    Only listings count that began after `since` and follow the last one that shows the machines. Two of them must have
     begun at least `lag_s` after the first; without lag the first is one of the two. Earlier listings may lag, and a
     single one may omit an existing machine.
     `born`: monotonic time at which all machines existed. Listings within a lag after `born` may omit a young machine.
@@ -128,8 +128,8 @@ def _trailing_without(listings: Sequence[Listing], shows: Callable[[Listing], bo
 def missing_for_seconds(listings: Sequence[Listing], name: InstanceName, grown: float) -> bool:
     """Return True if the listings of the last `MISSING_S` seconds omit a name, each begun after `grown`.
 
-    `grown`: monotonic time by which listings show a machine that existed when this process began to watch it. So no
-    listing precedes the creation of the machine. A machine may still be created later.
+    `grown`: monotonic time from which listings show every machine that existed when this process began to watch the
+    name. A machine may still be created later.
     """
     without: list[Listing] = []
     for listing in listings:
