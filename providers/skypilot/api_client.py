@@ -50,7 +50,7 @@ class SkyApi:
         return bool(answer.get("status") == "healthy")
 
     async def require_plugin(self) -> None:
-        """Raise Rejected if the server lacks this version of the plugin, since account keys could reach machines."""
+        """Raise Rejected if the server lacks this version of the plugin, which keeps account keys off machines."""
         answer = await self._call("GET", "/api/plugins")
         if not any(p.get("name") == "gpubroker" and p.get("version") == PLUGIN_VERSION for p in answer["plugins"]):
             raise Rejected(

@@ -1,6 +1,6 @@
 """Translation of SkyPilot's exception classes and texts into the broker's errors.
 
-A definite refusal requires a failure before any create, or one after which SkyPilot removed the machine.
+A failure is a definite refusal only if it came before any create, or if SkyPilot removed the machine after it.
 Any other failure may have left a machine behind and becomes OutcomeUnknown.
 """
 

@@ -90,7 +90,7 @@ class SkyLauncher:
         """Number of launches that hold a slot."""
         self._warming: asyncio.Task[None] | None = None
         self._is_used = False
-        """True after a launch, or after a check of a launch by a former daemon; a sweep does neither."""
+        """True after a launch, or after a check of a former daemon's launch; always False in a sweep."""
         self._secrets_of: dict[str, Sequence[str]] = {}
         """Secrets of account and task, by the name of each machine that this process launched."""
         self._forgetting: dict[str, asyncio.Task[None]] = {}

@@ -27,7 +27,7 @@ from trainer.objectstore.objects import BadContent, Objects, ObjectStoreError
 
 FILES = (ROWS, INDEX, NOTE)
 PIECE = 4 << 20
-"""Bytes of a piece: a checkpoint waits for no more, and a store accepts it in one request."""
+"""Bytes of a piece. A checkpoint waits for one piece at most, and a store accepts a piece in one request."""
 AT_ONCE = 8
 """Pieces fetched concurrently."""
 LOOK_S = 0.5
@@ -107,7 +107,7 @@ def _append(path: Path, part: Path) -> None:
 
 
 class Sender:
-    """Uploader of this machine's token cache, active while nothing with priority is to be sent."""
+    """Uploader of this machine's token cache; it pauses while checkpoints wait to be sent."""
 
     def __init__(self, objects: Objects, state: AgentState, spec: AttemptSpec, *, known: str, log: Log) -> None:
         """Create; `known` is the identity of the fetched cache."""
@@ -117,10 +117,10 @@ class Sender:
         self._known, self._over = known, state.env.node > 0 or not spec.token_cache_bytes
 
     async def run(self) -> None:
-        """Send until complete or given up; may be cancelled, and then resumes."""
+        """Send until the cache is complete or given up. After a cancellation the next call continues."""
         while not self._over:
             note = rows_note(self._state.run.root)
-            if note is None or note["identity"] == self._known:  # the worker may still find the fetched cache unfit
+            if note is None or note["identity"] == self._known:  # the worker may still replace an unfit fetched cache
                 await asyncio.sleep(LOOK_S)
             else:
                 await self._send_with_retries(note["identity"])
