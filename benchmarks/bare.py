@@ -47,7 +47,7 @@ class Server:
             await api.close()
 
     async def requests(self) -> list[dict[str, Any]]:
-        """All that it was ever asked for."""
+        """Return all requests that the server ever received."""
         query = [("all_status", "true"), *(("fields", name) for name in FIELDS)]
         async with self.api() as api:
             return list(await api._call("GET", "/api/status", query=query))

@@ -58,7 +58,7 @@ LINE = QuoteLine(offer=OFFER, verdict=OfferVerdict.KEPT, reason="race")
 
 
 def job(number: int, usd: Decimal) -> Job:
-    """One that reserves `usd`."""
+    """Return a job that reserves `usd`."""
     script = {"code": "upload:" + "0" * 64, "command": ["true"]}
     spec = JobSpec.model_validate({"name": f"race-{number}", "cap_usd": str(usd), "script": script})
     return Job(

@@ -110,7 +110,7 @@ def written(file: Path, fields: Mapping[str, Any]) -> Path:
 
 
 def life(config: Path, output: Path, told: Told, kill_after: int | None) -> bool:
-    """One start; whether it came to its end. `kill_after`: steps after its first checkpoint."""
+    """Run one start; return True if it came to its end. `kill_after`: steps after its first checkpoint."""
     argv = [sys.executable, "-m", "trainer", "--config", str(config), "--output", str(output)]
     process = subprocess.Popen(
         [*argv, "--save-every", str(SAVE_EVERY_S)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -1,9 +1,9 @@
 """A price that users know, by `gpubroker quote`: Mistral-7B, 1,500 samples, QLoRA, one L40S at $2.75 an hour takes
-about 10 minutes and $0.45. Nobody says how long the samples are, so several lengths are shown.
+about 10 minutes and $0.45. The source does not state the samples' length, so several lengths are shown.
 
-The application on a socket with an emulated S3 behind it, one offer in its market; the command line is a process of
-its own. Of the spec all is default that the sentence does not say, but the length of its rows. Prints the quote as a
-user sees it, a line for each length, and one JSON line.
+The application runs on a socket with an emulated S3 behind it and one offer in its market. The command line is a
+process of its own. The spec has defaults for all that the source does not state, except for the length of its rows.
+Prints the quote as a user sees it, a line for each length, and one JSON line.
 """
 
 import asyncio

@@ -117,7 +117,7 @@ def _said(job: Job, count: int) -> Change:
 
 
 async def _hooked(store: PostgresStore, box: SecretBox, port: int) -> None:
-    """One webhook is the only channel."""
+    """Create a webhook as the only channel."""
     for status in await store.channels():
         await store.write_channel(replace(status.channel, enabled=False))
     secrets = {"url": f"http://127.0.0.1:{port}/", "signing": "whsec_" + "a" * 44}

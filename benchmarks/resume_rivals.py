@@ -120,7 +120,7 @@ def live(order: Order) -> None:
 
 
 class Refused(Exception):
-    """There is a checkpoint, and its own way to load it fails."""
+    """Error: a checkpoint exists, and the rival's own way to load it fails."""
 
 
 def _model(folder: Path) -> Any:
@@ -282,7 +282,7 @@ class Schedules:
         self._calm = runs[0]
 
     def carry_out(self, number: int, seed: int) -> None:
-        """One schedule of one to four kills; who does not come to its end is not exact."""
+        """Run one schedule of one to four kills; a run that does not come to its end is not exact."""
         draw, self.found.schedules = random.Random(f"{self.rival}/{seed}/{number}"), self.found.schedules + 1
         kills, done = draw.randint(1, KILLS), 0
         output = self.folder / f"schedule{number}"

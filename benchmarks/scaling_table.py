@@ -21,7 +21,7 @@ SCALED = ("llm-foundry", "torchtitan")
 
 
 def devices(row: Row) -> int:
-    """Its number of GPUs."""
+    """Return the number of GPUs of a row."""
     found = re.search(r", (\d+) x ", row.name)
     assert found is not None
     return int(found[1])

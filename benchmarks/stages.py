@@ -116,7 +116,7 @@ def launched(scene: Scene, run: AttemptView, rented: Rented, step_at: float) -> 
 
 
 def _born(path: Path) -> float:
-    """When a file was made, which Python cannot tell on Linux."""
+    """Return the birth time of a file, which Python cannot read on Linux."""
     told = subprocess.run(["stat", "--format=%.6W", str(path)], capture_output=True, text=True)
     if told.returncode or float(told.stdout) <= 0:
         raise RuntimeError(f"when {path.name} was made is not known: {told.stderr.strip() or 'no birth time here'}")

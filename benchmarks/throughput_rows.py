@@ -168,7 +168,7 @@ def fms(file: str = "fms_a100_80gb.csv", source: str = "fms", release: str = "4.
 
 
 def _model(path: str) -> str:
-    """Its name in the catalogue, but for Llama 2's."""
+    """Return the model's name in the catalogue, except for Llama 2's."""
     return next((name for name in ("Mistral-7B", "Mixtral-8x7B") if name in path), "Llama-2-70B")
 
 

@@ -102,7 +102,7 @@ class Running:
         return {"Authorization": f"Bearer {text}"}
 
     async def revoke(self, owner: str) -> None:
-        """All tokens of an owner, as this daemon does it."""
+        """Revoke all tokens of an owner, as this daemon does it."""
         for token in await self.service.store.tokens():
             if token.owner == owner:
                 await self.service.store.delete_token(token.id)

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the answer is as described, and never a fault of the server: CI's share of the fuzz."""
+"""Any input of a client gets an answer as described, and never a fault of the server: CI's share of the fuzz."""
 
 import re
 from collections.abc import AsyncIterator

@@ -92,7 +92,7 @@ async def test_a_lost_key_is_not_replaced_in_silence(store: MemoryStore, tmp_pat
 
 
 async def test_another_key_than_the_database_s_is_refused(store: MemoryStore, tmp_path: Path) -> None:
-    """One of two brokers could open nothing that the other one sealed."""
+    """Two brokers with different keys could not open each other's secrets."""
     await sealing(store, tmp_path / "master.key", {})
     with pytest.raises(SecretsError, match="is not the one that sealed this database's secrets"):
         await sealing(

@@ -67,7 +67,7 @@ class Shell:
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No daemon and no login of this machine's user is seen."""
+    """Hide the daemon and the login of this machine's user."""
     for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GPUBROKER_HOME", str(tmp_path / "home"))

@@ -145,7 +145,7 @@ async def test_wrong_input_is_one_line(shell: Shell, words: tuple[str, ...], sai
 async def test_a_plot_that_cannot_be_written_or_drawn_is_one_line(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also under --json: the error is the one document then."""
+    """The output is one error line; under --json the error is the one document."""
     nowhere = str(tmp_path / "none" / "x.png")
     if plot._figure() is not None:
         refused(await quoted(shell, *WHAT_IF, "--gpu", "L4", "--plot", nowhere), nowhere, "No such file")

@@ -48,7 +48,7 @@ class Gate:
     patience_s: float = 0.0
     """Seconds for which an ended key is still accepted, because a paused machine may renew it late."""
     bucket: str = ""
-    """One of its own: all servers of moto in a process show the same S3."""
+    """Bucket of this gate alone: all servers of moto in a process show the same S3."""
     url: str = ""
     sessions: dict[str, Session] = field(default_factory=dict)
     requests: int = 0

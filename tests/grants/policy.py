@@ -24,7 +24,7 @@ def _matches(statement: Mapping[str, Any], action: str, resource: str, context: 
 
 
 def _conditions(conditions: Mapping[str, Any], context: Mapping[str, str]) -> bool:
-    """All of them; one on a key that the request lacks is not met."""
+    """Return True if all conditions are met; a condition on a key that the request lacks is not met."""
     assert set(conditions) <= {"StringLike"}
     like: Mapping[str, Sequence[str]] = conditions.get("StringLike", {})
     return all(key in context and _any(patterns, context[key]) for key, patterns in like.items())

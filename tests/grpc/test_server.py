@@ -119,7 +119,7 @@ async def test_a_message_past_the_cap_is_refused(house: ApiServers) -> None:
 
 
 class Stuck:
-    """Stands in for a store's answer that does not come, and knows whether it was given up."""
+    """Replacement for a store's answer that does not come; it records whether its caller gave up."""
 
     def __init__(self) -> None:
         self.entered, self.left = asyncio.Event(), asyncio.Event()

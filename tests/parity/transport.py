@@ -1,4 +1,4 @@
-"""One API through two transports: what a caller can do, whichever it came by."""
+"""One API through two transports: the calls that a test can make over either of them."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Refused(Exception):
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
     after_s: float | None = None
-    """When to ask again."""
+    """Seconds after which to ask again."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ LAST = (
     "cancel_job", "refuse_job", "delete_data", "delete_token",
     "delete_secret", "delete_channel", "unlink_slack_user", "delete_policy",
 )  # fmt: skip
-"""They take away what others look at."""
+"""Operations that remove rows which other calls read."""
 
 
 @dataclass(frozen=True, kw_only=True)

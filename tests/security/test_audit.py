@@ -8,9 +8,9 @@ from tests.security.world import World, world
 from tests.support.memory_store.store import MemoryStore
 
 LOOKS = {"quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"}
-"""They are no GET, and change nothing here."""
+"""Operations other than GET that change nothing here."""
 ELSEWHERE = {"refuse_job", "link_slack_user", "unlink_slack_user"}
-"""They need what this world has not: a job that awaits approval, a Slack workspace."""
+"""Operations that need rows which this world lacks: a job that awaits approval, a Slack workspace."""
 OPERATORS = {"create_team", "delete_team"}
 LIMIT = 10_000
 

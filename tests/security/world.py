@@ -35,7 +35,7 @@ from trainer.contract.documents import Manifest, ManifestFile
 
 RED, BLUE = "red", "blue"
 PERSON = "ann"
-"""There is one in each team."""
+"""Name that exists in each team."""
 RIGHTS: tuple[Scope, ...] = ("read", "submit", "manage")
 SETTINGS = replace(harness.SETTINGS, heartbeat_s=0.05)
 Headers = Mapping[str, str]
@@ -54,7 +54,7 @@ class Side:
     archive: str
     channel: str
     moment: str
-    """When its first job was made, ISO 8601."""
+    """Time at which the team's first job was made, ISO 8601."""
 
 
 @dataclass

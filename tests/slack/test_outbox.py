@@ -72,7 +72,7 @@ class Desk:
             self.time.time += timedelta(seconds=step_s)
 
     async def all_told(self) -> None:
-        """Nothing waits any more, and refreshes had their time."""
+        """Wait until no delivery is due, and refreshes had their time."""
         async with asyncio.timeout(300):
             while any(one.waiting for one in await self.store.channels() if one.channel.kind == "slack"):
                 await self.live(5)

@@ -201,7 +201,7 @@ def test_machine_after_a_refusal_is_charged_from_birth_or_attempt_end() -> None:
 
 @given(prices, quanta, st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=20))
 def test_charging_in_any_steps_equals_charging_once(price: Decimal, quantum: int, times: list[float]) -> None:
-    """Also when the clock goes backwards between two steps: time already charged is not charged again."""
+    """The clock may go backwards between two steps: time already charged is not charged again."""
     attempt, total = priced(price, quantum), ZERO
     for t in times:
         due = uncharged_usd(attempt, build.at(t))
@@ -303,7 +303,9 @@ LAST_SAVE = CheckpointRef(manifest="m", step=1, save_s=1)
 def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     price: Decimal, quantum: int, reason: Reason, early: float
 ) -> None:
-    """It may begin just before the cap would be near, and has no lead of its own: its trainer does nothing any more."""
+    """The drain may begin just before the cap would be near, and has no lead of its own. Its trainer does no more
+    work.
+    """
     saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     attempt, tick = priced(price, quantum, beat=saved), 10.0
     lead = drain_lead_s(attempt, CAPS, drain_budget(tick_s=tick, drain_s=600))
@@ -334,7 +336,9 @@ def test_cap_drain_has_three_times_the_last_save() -> None:
 
 
 def test_saves_of_a_drain_do_not_cut_it_short() -> None:
-    """They were kept free under the cap when it began; while it lasts they are sent, not awaited once more."""
+    """The saves' cost was reserved under the cap when the drain began. During the drain they are sent, not awaited once
+    more.
+    """
     facts = HostFacts(egress_usd_per_gib=Decimal(1))
     saved = Heartbeat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE.model_copy(update={"bytes": GIB}))
     attempt = priced("1", beat=saved, reason=Reason.CAPPED, draining_since=build.at(1000))

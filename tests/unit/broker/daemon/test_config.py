@@ -76,7 +76,7 @@ def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: 
 def test_a_mistake_of_an_option_or_a_variable_names_that(
     tmp_path: Path, env: dict[str, str], options: dict[str, Any], told: str
 ) -> None:
-    """Whatever the file says of the same key."""
+    """The message names the option or the variable, with any value of the same key in the file."""
     (tmp_path / "gpubroker.yaml").write_text("port: 1\nhost: 127.0.0.1\nblobs: memory://\nlog_level: INFO\n")
     with pytest.raises(InvalidInput) as caught:
         DaemonConfig.load(home=tmp_path, env=env, **options)

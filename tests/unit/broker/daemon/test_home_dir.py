@@ -1,4 +1,4 @@
-"""Nobody but its user reads a daemon's folders."""
+"""A daemon's folders are readable by its user only."""
 
 import logging
 import os

@@ -34,7 +34,7 @@ async def test_a_new_home_takes_the_database_s(tmp_path: Path) -> None:
 
 
 async def test_broker_with_its_own_blob_store_is_refused_until_adopted() -> None:
-    """It would hear no beat of what the others buy, and end it."""
+    """A broker with another blob store would read no heartbeat of the others' machines, and end these machines."""
     store = await of(OURS)
     shared, own = memory_blobs(), memory_blobs()
     await refuse_other_blobs(store, shared)

@@ -120,7 +120,7 @@ def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dic
 
 
 def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
-    """It may be gone, and the listing one that leaves it out."""
+    """The missing machine may be gone, or the listing may have omitted it."""
     two = build.attempt(line=replace(build.line(), nodes=2))
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
         seen = AttemptObservation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)

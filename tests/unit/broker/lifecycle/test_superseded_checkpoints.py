@@ -87,7 +87,9 @@ def test_more_are_waited_for_where_the_job_keeps_more() -> None:
 
 
 def test_what_the_current_attempt_has_not_passed_twice_stays() -> None:
-    """It went on from an earlier one, as the furthest was torn; or it has yet to come so far."""
+    """The current attempt resumed from an earlier checkpoint, as the furthest was torn; or it has not come so far
+    yet.
+    """
     found = [*files(10, DEAD), *files(30, DEAD), *files(31, DEAD), *files(30, LIVE), *files(40, LIVE)]
     assert gone(found) == {*files(10, DEAD), *files(30, DEAD)}
 

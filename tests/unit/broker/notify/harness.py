@@ -44,7 +44,7 @@ class Names(AbstractResolver):
         ]  # fmt: skip
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the notifier holds no resources."""
 
 
 @dataclass

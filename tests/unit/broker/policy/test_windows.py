@@ -1,4 +1,4 @@
-"""When budgets begin, in every timezone, over every change of the clocks."""
+"""Start times of budget periods, in every timezone, over every change of the clocks."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

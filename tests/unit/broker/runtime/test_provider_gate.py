@@ -301,7 +301,9 @@ def test_first_destroys_precede_repeats_after_a_refusal() -> None:
 
 
 def test_one_bad_cloud_slows_no_other() -> None:
-    """It hangs for an hour of rounds: those of the first three calls wait for it, no other does."""
+    """The bad cloud hangs for an hour of rounds. The rounds of its first three calls wait for it, no other round
+    does.
+    """
 
     async def story() -> None:
         clock, bad, good = LoopClock(), Paper("bad", answers=[1e9]), Paper("good")

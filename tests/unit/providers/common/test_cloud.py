@@ -203,7 +203,7 @@ async def looks(paper: Paper, name: InstanceName, more: int = 1) -> None:
 
 
 async def test_a_task_that_failed_marks_its_machine_with_cloud_and_cause() -> None:
-    """Also of a machine that a former daemon has launched: nothing but the listing names it."""
+    """The mark also applies to a machine that a former daemon launched, and that only the listing names."""
     paper = Paper(machines=[standing("1")], heard=[OutcomeUnknown("no answer"), False, "no image; check it"])
     provider = opened(paper)
     assert [o.fault for o in await provider.list()] == [None]

@@ -155,7 +155,7 @@ async def test_what_cannot_run_the_image_or_be_true_is_counted(world: World) -> 
 
 
 async def test_a_region_that_lambda_does_not_have_is_told(world: World) -> None:
-    """Not one that has nothing left: the API names only those that have."""
+    """A sold-out region is not reported: the API names only regions that have machines left."""
     world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1, regions=("us-new-9",))}
     _, dropped = await offers(world.open(regions=("us-est-1", "us-east-1", "us-new-9")))
     (said,) = dropped

@@ -1,4 +1,4 @@
-"""One scope and one moment."""
+"""Sample scope and moment of the credential tests."""
 
 from datetime import UTC, datetime
 

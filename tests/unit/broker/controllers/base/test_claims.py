@@ -18,7 +18,7 @@ TURNS = {"simulated": 0.0}
 
 
 class Losing(MemoryStore):
-    """Its answers are lost while `loses`, not what they were to."""
+    """Store that carries out calls, but loses their answers while `loses`."""
 
     loses = False
 
@@ -95,7 +95,7 @@ async def test_one_of_several_writes_without_an_answer_leaves_no_lease_behind(
 async def test_row_blocked_by_cloud_or_blobs_stays_leased_for_a_while(
     store: Losing, attempt: Attempt, claims: Claims
 ) -> None:
-    """Its lease lapses, so that a broker that reaches them has its turn."""
+    """The row's lease lapses, so that a broker that reaches the cloud or the blobs has its turn."""
     with pytest.raises(BlobsUnavailable):
         async with claims.leased(limit=9, turns=TURNS):
             raise BlobsUnavailable("the blob store does not answer")

@@ -60,7 +60,9 @@ async def test_first_heartbeat_read_after_an_absence_met_the_boot_deadline() -> 
 
 
 async def test_machine_booted_during_an_absence_is_not_assumed_to_exist() -> None:
-    """They left right after its create was sent, and learn of both its boot and its beats an hour later."""
+    """The brokers left right after the create was sent. An hour later they learn of both the boot and the
+    heartbeats.
+    """
     back_s = 3600.0
     told = {"booted_at": build.at(back_s), "first_beat_at": build.at(back_s + 5)}
     late = await alone_until(charged_s=None, shown=False, **told)

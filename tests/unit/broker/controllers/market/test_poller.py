@@ -17,7 +17,7 @@ from tests.unit.providers.clocks import SteppedClock
 
 
 class Cloud:
-    """Only what the market asks of a provider."""
+    """Provider with only the methods that the market calls."""
 
     caps = Caps(spot=True)
 

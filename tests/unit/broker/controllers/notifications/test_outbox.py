@@ -51,7 +51,7 @@ class Scripted:
         return kept
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the notifier holds no resources."""
 
     def heard(self, job: Job) -> list[str]:
         return [one.kind for one in self.told if one.stream == job.id]

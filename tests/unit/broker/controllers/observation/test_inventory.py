@@ -80,7 +80,7 @@ async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: 
 
 
 async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> None:
-    """Also long after those listings are forgotten, while it is followed."""
+    """The end stays known long after those listings are forgotten, while the machine is followed."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 2])
     stood = build.T0 - timedelta(seconds=LAG_S)
     assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
@@ -92,7 +92,7 @@ async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> 
 
 
 async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> None:
-    """The listings that first left it out are forgotten by then."""
+    """The first listings without the machine are forgotten by the end of the test; the proof of absence stays."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[2]
     stood = build.T0 - timedelta(seconds=LAG_S)
@@ -100,7 +100,7 @@ async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> N
 
 
 async def test_later_process_relies_on_its_first_two_listings() -> None:
-    """Nobody asked for it until they were forgotten."""
+    """The process is first asked after its first listings are forgotten."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[1]
     stood = build.T0 - timedelta(seconds=LAG_S)
@@ -109,14 +109,16 @@ async def test_later_process_relies_on_its_first_two_listings() -> None:
 
 
 async def test_process_relies_on_listings_after_its_first_ones() -> None:
-    """A process judges events after its first listings by the listings since then."""
+    """Only listings that begin a lag after the birth count. The result stays when these listings are forgotten."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[3]
     assert seen.missing_twice_at("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
 
 
 async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
-    """It had asked since the create, and was cut off from the database; those listings are forgotten as well."""
+    """The process had asked since the create, and was cut off from the database; those listings are forgotten as
+    well.
+    """
     seen, times = await listed([(1, ()), (5, ()), (5, ())])
     sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 20))
     assert seen.missing_twice_at("scripted", NAME, born_by=None, sent_at=sent) is not None
@@ -235,7 +237,7 @@ async def test_cloud_gives_the_birth_after_a_long_listing_gap(born: float, since
 
 
 async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
-    """Also long after those listings are forgotten, and of what only one of them showed."""
+    """The end stays known long after those listings are forgotten, even of a machine in only one of them."""
     looks = [(1, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE), *[(LAG_S, THERE)] * 11]
     seen, times = await listed(looks)
     assert seen._listings["scripted"][0].begun > times[4]
@@ -371,7 +373,7 @@ async def test_absence_is_never_proven_while_the_last_lag_shows_it(
 
 
 SENT = build.attempt(line=build.line(provider="scripted"))
-"""Its create was sent when the clock began."""
+"""Attempt whose create was sent when the clock began."""
 
 
 async def test_machines_run_since_the_last_listing_that_showed_none_that_does() -> None:

@@ -90,7 +90,7 @@ async def test_repeated_create_is_not_over_when_an_earlier_one_was() -> None:
 
 
 async def test_facts_before_another_brokers_create_say_nothing_after_its_answer() -> None:
-    """It was not sent for a while, which this broker has seen; then another one sent it, and it was answered."""
+    """This broker saw that the create was not sent for a while. Then another broker sent it, and it was answered."""
     store = MemoryStore(ManualClock())
     broker = Broker(store, "watches")
     attempt, _ = await running(store, AttemptState.LAUNCHING)

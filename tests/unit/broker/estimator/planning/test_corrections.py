@@ -99,7 +99,7 @@ def test_an_ended_attempt_leaves_its_speed_and_its_peak_and_no_name() -> None:
 
 
 def test_preempted_run_counts_by_its_last_heartbeat_if_long_enough() -> None:
-    """One that was preempted counts by its last beat if it ran for long enough."""
+    """A preempted run counts by its last heartbeat if it ran for long enough."""
 
     def preempted(step: int, resumed: int) -> RunObservation | None:
         beat = Heartbeat(attempt="a", boot="b", seq=1, step=step, resumed_from=resumed, tokens_per_s=900.0)

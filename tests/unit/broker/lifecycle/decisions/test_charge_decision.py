@@ -52,7 +52,7 @@ def written(decision: ChargeDecision) -> Attempt:
 def test_a_charge_is_final_and_repeating_it_charges_nothing(
     state: AttemptState, first_s: int, second_s: int, is_listed: bool
 ) -> None:
-    """Also when the second look has an earlier clock."""
+    """A repeated decision charges nothing, even with an earlier clock."""
     attempt = build.attempt(state, running_at=build.at(0))
     first = decide_charge(facts(attempt, first_s, is_listed=is_listed))
     if first is not None:

@@ -114,7 +114,7 @@ def test_time_after_the_charged_end_is_owed() -> None:
 
 
 def test_a_late_machine_is_owed_from_its_first_listing_at_the_latest() -> None:
-    """Its cloud's clock may be ahead."""
+    """The clock of the machine's cloud may be ahead."""
     ahead = replace(ORPHAN, born=build.at(140))
     assert late(orphan=ahead) == (Decimal("0.005"), Decimal(0))
     assert late(orphan=replace(ORPHAN, born=None)) is not None

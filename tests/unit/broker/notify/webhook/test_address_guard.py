@@ -44,7 +44,7 @@ def test_a_public_address_is_taken(address: str) -> None:
      "[::ffff:7f00:1]", "localhost", "LOCALHOST", "127.0.0.1.", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"],
 )  # fmt: skip
 async def test_no_spelling_of_loopback_reaches_it(desk: Desk, host: str) -> None:
-    """Whatever the host in the URL comes to, a socket to it is never made."""
+    """No socket to loopback is made, whichever address the host in the URL resolves to."""
     touched: list[object] = []
     server = await asyncio.start_server(lambda reader, writer: touched.append(writer), None, 0)
     async with server:

@@ -75,7 +75,7 @@ def test_one_head_of_keys_that_is_repeated_writes_no_scores_out() -> None:
 
 
 def test_only_mixtral_before_4_48_holds_a_position_table_per_layer() -> None:
-    """Only a mixtral before 4 48 holds a table of positions in each layer."""
+    """Only a Mixtral before transformers 4.48 holds a table of positions in each layer."""
     shape = mixtral()
     assert table_bytes(shape, (4, 45), 2) == 512 * 2**20
     assert table_bytes(shape, (4, 48), 2) == table_bytes(MISTRAL_7B, (4, 45), 2) == table_bytes(shape, None, 2) == 0
