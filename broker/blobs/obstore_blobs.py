@@ -38,7 +38,7 @@ class ObstoreBlobs:
 
     An object in a folder is written to a temporary file and renamed, so no reader gets a partial object. If the reply
     to a remote `put(if_absent=True)` is lost, the retry raises AlreadyExists because of its own first try. A caller
-    that must tell the two cases apart compares the content.
+    that must distinguish the two cases compares the content.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class PlanAdjustment:
     oom_shards: int = 1
     oom_micro_batch: int = 0
     oom_host_bytes: int = 0
-    """These five fields are those of `Workload`."""
+    """`memory_factor` and the fields `oom_…` have the meaning of the same fields of `Workload`."""
 
 
 StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]
@@ -285,7 +285,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that users or programs may want to learn.
+    """One event of a job, for users and programs.
 
     `seq` counts within the job, without gaps.
     """

@@ -57,7 +57,7 @@ class Channel:
     reason: str = ""
     """Why it is disabled, or why its latest delivery failed; empty: neither."""
     failures: int = 0
-    """Number of failed deliveries in a row."""
+    """Number of consecutive failed deliveries."""
 
 
 @dataclass(frozen=True, kw_only=True)

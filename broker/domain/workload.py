@@ -6,7 +6,7 @@ from typing import Literal
 from broker.domain.ids import AttemptId
 
 Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
-"""`fsdp`: all devices share all states; `hybrid`: the devices of each machine do, and every machine has all states."""
+"""`fsdp`: all devices share one copy of all states; `hybrid`: the devices of each machine share one copy."""
 DIVIDED: frozenset[Parallelism] = frozenset({"fsdp", "hybrid"})
 
 SpeedTier = Literal["measured", "transferred", "unchecked"]

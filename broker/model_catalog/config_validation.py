@@ -42,7 +42,7 @@ WORD = re.compile(r"[\w.+-]{1,100}", re.ASCII)
 
 
 def check_kind(config: Mapping[str, Any]) -> None:
-    """Raise ValueError, worded as in `check`, for a model_type that is no word."""
+    """Raise ValueError, worded as in `check`, for a `model_type` that is not a word."""
     kind = config.get("model_type")
     if kind not in (None, "") and not (isinstance(kind, str) and WORD.fullmatch(kind)):
         raise ValueError(f"model_type {repr(kind)}, which is not a word")

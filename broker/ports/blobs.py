@@ -58,7 +58,7 @@ class Blobs(Protocol):
         ...
 
     async def copy(self, source: str, target: str) -> None:
-        """Copy an object, on the server where the store can."""
+        """Copy an object, on the server's side if the store supports it."""
         ...
 
     @property
@@ -92,4 +92,4 @@ class StoreAccess:
     scoped: bool = False
     """True when the credentials reach no more than the attempt's own keys."""
     expires_at: datetime | None = None
-    """None: they do not expire."""
+    """Expiry of the credentials; None: they do not expire."""

@@ -66,11 +66,11 @@ class Charge:
 class Change:
     """One atomic step: all of it is written or, when any fence fails, nothing.
 
-    An attempt is fenced by (id, epoch, state) of `attempt[0]`. A job is fenced by (id, epoch, state) of `job[0]` when
-    no attempt is written, or admitted under an active job, with it. Otherwise it is fenced by (id, state, attempts).
+    An attempt is fenced by (id, epoch, state) of `attempt[0]`. A job is fenced by (id, epoch, state) of `job[0]`. An
+    active job that is written with an attempt is fenced by (id, state, attempts) instead: its attempt has the lease.
 
-    The columns of the controllers in `attempt[1]` and `job[1]` are written; those of the API and of billing are not.
-    `launched_by` is written only if the change changes it, because `Store.launchers_through` may have cleared it.
+    Only the controllers' columns of `attempt[1]` and `job[1]` are written, not those of the API and of billing.
+    `launched_by` is written only if the change sets it, because `Store.launchers_through` may have cleared it.
 
     The lease is released; the row is due again after `due_in_s`.
     """

@@ -57,7 +57,7 @@ class GlobalJobData(TenantJobData, Protocol):
     """Part of `Store`, for the controllers."""
 
     async def note(self, notes: Sequence[Note]) -> Sequence[bool]:
-        """Write each note atomically; True where its fences held."""
+        """Write each note atomically. Return for each whether its fences held."""
         ...
 
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:

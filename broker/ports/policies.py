@@ -22,7 +22,8 @@ class TenantPolicies(Protocol):
     async def put_policy(self, policy: Policy) -> StoredPolicy:
         """Store a new version of the policy of that team and name.
 
-        An identical policy leaves the version unchanged. Raises StoreError (rule `policies_team`) for another team's.
+        An identical policy leaves the version unchanged. Raises StoreError (rule `policies_team`) for a policy of
+        another team.
         """
         ...
 
@@ -41,7 +42,7 @@ class TenantPolicies(Protocol):
         ...
 
     async def past(self, since: datetime) -> History:
-        """Return the ledger of attempts that lived after `since`, and of storage."""
+        """Return the ledger of storage, and of attempts that existed after `since`."""
         ...
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:

@@ -1,4 +1,4 @@
-"""The store as one team sees it: all operations of the API."""
+"""Protocol of the store for the API: operations that are restricted to one team."""
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -24,7 +24,7 @@ class SpendingStore(Protocol):
 
 
 class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantJobData, Protocol):
-    """Store operations in which other teams' rows do not exist; see `Store.as_tenant`.
+    """Store operations that are restricted to the tenant's rows; see `Store.as_tenant`.
 
     Every write leaves an audit entry of its caller, in the same transaction.
     """
@@ -49,8 +49,8 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
         """Raise a job's cap; a `capped` job becomes `queued` and due for placement.
 
-        Nothing changes where the cap is not higher, or where the job is capped and its own input was deleted. The
-        running attempt reserves the difference in the same transaction. Raises OverBudget where a policy refuses.
+        Nothing changes if the cap is not higher, or if the job is capped and its own input was deleted. The running
+        attempt reserves the difference in the same transaction. Raises OverBudget if a policy refuses.
         """
         ...
 

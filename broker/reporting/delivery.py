@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from broker.domain.notifications import Delivery
 
 BACK_OFF_S = (1.0, 300.0)
-"""Seconds of back-off after the first failure in a row, and at most."""
+"""Back-off in seconds: after the first of several consecutive failures, and the maximum."""
 DISABLE_AFTER = 400
-"""Failures in a row after which a channel is disabled: about a day at BACK_OFF_S."""
+"""Consecutive failures after which a channel is disabled: about a day at BACK_OFF_S."""
 GIVE_UP_AFTER = 20
 """Failures after which a delivery is abandoned while its channel accepts others."""
 MAX_PAUSE_S = 3600.0
@@ -56,7 +56,7 @@ def fold(waiting: Sequence[Delivery]) -> list[tuple[Delivery, tuple[int, ...]]]:
 
 
 def back_off_s(failures: int, jitter: float) -> float:
-    """Return seconds to wait after `failures` in a row (1 or more); `jitter` in [0, 1) subtracts up to half."""
+    """Return the wait in seconds after consecutive `failures` (1 or more); `jitter` in [0, 1) subtracts up to half."""
     first_s, max_s = BACK_OFF_S
     doublings = min(failures - 1, 16)
     return float(min(max_s, first_s * 2.0**doublings) * (1 - jitter / 2))

@@ -1,4 +1,4 @@
-"""Decides what a round of deliveries through one channel amounts to. Used by the outbox controller.
+"""Decides the results of one round of deliveries through a channel. Used by the outbox controller.
 
 A failure is named by `failure_of`; the end of a round by `close_channel` and `close_stream`.
 """
@@ -26,7 +26,7 @@ class DeliveryFailure(StrEnum):
     REPEATED = "repeated"
     """The delivery is repeated later, and the later deliveries of its stream wait."""
     SKIPPED = "skipped"
-    """A refresh failed, which the next refresh repeats."""
+    """A refresh failed; the next refresh repeats it."""
 
 
 def failure_of(error: Exception, *, is_refresh: bool) -> DeliveryFailure:
@@ -70,7 +70,7 @@ class ChannelDecision:
 
 
 def close_channel(result: ChannelResult, now: datetime, *, jitter: float) -> ChannelDecision:
-    """Return the channel after a round. A refusal, or too many failures in a row, disables it."""
+    """Return the channel after a round. A refusal, or too many consecutive failures, disables it."""
     channel = result.channel
     move = channel_after(
         channel.failures,
@@ -118,9 +118,9 @@ class StreamDecision:
 
 
 def close_stream(result: StreamResult, *, channel_failures: int, jitter: float) -> StreamDecision:
-    """Return what becomes of a stream's oldest remaining delivery.
+    """Return the decision on a stream's oldest remaining delivery.
 
-    `channel_failures`: failures of the channel in a row, this round included.
+    `channel_failures`: consecutive failures of the channel, this round included.
     """
     if result.failing and hopeless(result.attempts, channel_failures):
         dropped = {**result.dropped, **dict.fromkeys(result.failing, NOT_TAKEN)}

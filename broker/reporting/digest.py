@@ -74,7 +74,7 @@ def _period(every: Every, days: Sequence[datetime], zone: str) -> DigestPeriod:
 
 
 def digests(period: DigestPeriod, paid: Paid, running: Sequence[RunningJob]) -> list[Notice]:
-    """Return a digest for each team with spending or running jobs; several teams: one for the installation too."""
+    """Return a digest for each team with spending or running jobs. Several teams: also one for the installation."""
     teams = sorted({paid.jobs[piece.job_id].team for piece in paid.slices} | {job.job.team for job in running})
     notices = [
         _digest(period, team, _of_team(paid, team), [job for job in running if job.job.team == team]) for team in teams

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 SILENT = 3
-"""Calls in a row without an answer after which the breaker opens."""
+"""Number of consecutive calls without an answer after which the breaker opens."""
 PAUSE_MAX_S = 300.0
 """Longest pause in seconds after a refusal, even if the cloud asks for more: machines bill unwatched meanwhile."""
 
@@ -15,9 +15,9 @@ class BreakerState:
     again_at: float = float("-inf")
     """Earliest time of the next call after a refusal, in seconds of a monotonic clock."""
     throttled: int = 0
-    """Refusals in a row."""
+    """Number of consecutive refusals."""
     silent: int = 0
-    """Calls in a row without an answer."""
+    """Number of consecutive calls without an answer."""
 
     @property
     def broken(self) -> bool:
@@ -25,7 +25,7 @@ class BreakerState:
         return self.silent >= SILENT
 
     def wait_s(self, now: float, *, yields_s: float = 0.0) -> float:
-        """Return the seconds until the next call, 0: now. `yields_s` is added after a refusal, so others go first."""
+        """Return the seconds until the next call; 0: now. `yields_s`: extra delay after a refusal, for other calls."""
         return max(0.0, self.again_at + (yields_s if self.throttled else 0.0) - now)
 
 
@@ -35,7 +35,7 @@ def after_answer(state: BreakerState) -> BreakerState:
 
 
 def after_throttled(state: BreakerState, now: float, *, asked_s: float, jitter_s: float) -> BreakerState:
-    """Return the state after a refusal: pause for `asked_s` plus `jitter_s`, so that refused clients return apart."""
+    """Return the state after a refusal: pause for `asked_s`, plus `jitter_s` to spread the retries of clients."""
     pause_s = min(PAUSE_MAX_S, asked_s + jitter_s)
     return replace(state, again_at=max(state.again_at, now + pause_s), throttled=state.throttled + 1, silent=0)
 

@@ -94,7 +94,7 @@ class GateLimits:
 
 
 class RateLimitedProvider:
-    """`ports.Provider` that limits another. `back_off_s` returns the pause after a number of failures in a row."""
+    """`ports.Provider` that limits another. `back_off_s` returns the pause after a number of consecutive failures."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class RateLimitedProvider:
                     await self._provider.list()
             except (ProviderError, TimeoutError):
                 continue
-            except Exception:  # a cloud that comes back may send answers that the provider cannot parse
+            except Exception:  # a recovering cloud may send answers that the provider cannot parse
                 log.exception("%s: the probe failed", self.name)
         log.warning("%s answers again", self.name)
 
@@ -230,7 +230,7 @@ class RateLimitedProvider:
         return await self._provider.launcher(launched_by, name)
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """Create machines, unless the breaker is open. A missing answer is not counted: it may be the launcher's."""
+        """Create machines, unless the breaker is open. A missing answer is not counted: the launcher may be the cause."""
         return await self._ask(lambda: self._provider.create(name, offer, boot), silence=())
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:

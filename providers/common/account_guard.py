@@ -26,14 +26,14 @@ class Owned(Protocol):
     async def credential(self) -> str:
         """Return a digest of the current credentials. Raises Rejected if there are none.
 
-        If the credentials supply a temporary key, which can change while they stay the same, `/` and its id follow.
+        If the key is temporary, and can change while the credentials stay the same, `/` and its id are appended.
         """
         ...
 
     async def account(self) -> Sequence[str]:
         """Read the credentials again and return marks of their account. Raises the errors of `list`.
 
-        Messages show the first mark. Different accounts never share a mark; any two answers for one account do.
+        Messages show the first mark. Different accounts never share a mark. Any two answers for one account share one.
         """
         ...
 

@@ -279,7 +279,7 @@ def _gpu(kind: Mapping[str, Any]) -> str:
 
 
 def _accelerator(gpu: str, memory_bytes: int | None) -> str:
-    """Return the accelerator's name, without the memory size in the description also for an unknown GPU."""
+    """Return the accelerator's name. The description's memory size is removed, also for an unknown GPU."""
     return accelerator(re.sub(r"\d+ ?GB ?", "", gpu), memory_bytes)
 
 

@@ -52,7 +52,7 @@ class Deleted(GpubrokerError):
 
 
 class Corrupt(GpubrokerError):
-    """The blob store holds other bytes than the manifest says."""
+    """The bytes in the blob store differ from those that the manifest states."""
 
 
 def problem(

@@ -28,7 +28,7 @@ from trainer.contract import object_keys
 ID_ENTROPY = 9
 RECENTLY_UNAVAILABLE = "sold out, refused or failed lately: left alone for a while"
 REMEMBERED_PRICES = 1000
-"""Cheapest prices that are cached until the market changes."""
+"""Maximum number of cheapest prices that are cached until the market changes."""
 
 
 class QuoteService:

@@ -26,7 +26,7 @@ STORAGE = "https://www.googleapis.com/auth/devstorage.read_write"
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 ASSERTION_S = 3600
-"""Lifetime in seconds of a service account's token; an exchanged token lives no longer."""
+"""Lifetime in seconds of a service account's token; an exchanged token is valid no longer."""
 FIX = "give the service account access to the bucket, and enable the Security Token Service API"
 
 

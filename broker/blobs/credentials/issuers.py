@@ -13,7 +13,7 @@ from broker.domain.blob_url import scheme_of
 
 _CREDENTIAL = re.compile(r"key|secret|token|credential|service_account|client|tenant|password|sas|role|authority")
 _PLAIN = re.compile(r"sse|server_side_encryption")
-"""Settings of encryption, which name keys but hold none."""
+"""Settings of encryption, which contain names of keys but no keys."""
 ADVICE = "see docs/guide/images-and-storage.md"
 
 

@@ -116,7 +116,7 @@ class Planner:
         return run_of(work, self._shape, hardware, devices=plan.devices, nodes=nodes, parallelism=plan.parallelism)
 
     def timing(self, plan: Plan, hardware: Hardware, nodes: int = 1, cores: int = 1) -> Timing:
-        """Return the timing of the plan on the hardware. `cores`: of a CPU."""
+        """Return the timing of the plan on the hardware. `cores`: number of cores of a CPU."""
         key = (plan, hardware.name, hardware.link, nodes, cores)
         if key not in self._timings:
             self._timings[key] = timing(self.run(plan, hardware, nodes), hardware, cores=cores)

@@ -99,7 +99,7 @@ CPU_PRIOR = Prior(levels=(0.4, 0.1, 0.1), run=0.15)
 FREEDOM = 4.0
 """Degrees of freedom of Student's t, as Lange, Little and Taylor advise for small samples."""
 WORTH = 8.0
-"""Number of runs that the assumed deviation of a run counts for, once that is estimated too."""
+"""Weight, in runs, of the assumed deviation of a run when that deviation is estimated from runs."""
 ROUNDS, SETTLED = 30, 1e-6
 
 Path = tuple[str, ...]
@@ -119,7 +119,7 @@ class Belief:
     runs: int = 0
     """Number of runs that share the first level."""
     alike: bool = False
-    """Some of them share all levels."""
+    """True if some of these runs share all levels."""
 
 
 NO_RUNS = Belief()

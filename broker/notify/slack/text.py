@@ -81,6 +81,6 @@ def _fitting(lines: tuple[str, ...], limit: int) -> str:
 
 
 def bar(share: float, width: int = 20) -> str:
-    """Return `█████░░░░░` for a share of 0 to 1; other values are drawn at the edge."""
+    """Return `█████░░░░░` for a share of 0 to 1; other values are drawn as 0 or 1."""
     full = round(min(1.0, max(0.0, share)) * width)
     return "█" * full + "░" * (width - full)

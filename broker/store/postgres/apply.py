@@ -21,7 +21,7 @@ from broker.store.postgres.pool import QUERIES, Connection, Pool, RolledBack, co
 from broker.store.rules import fences
 
 PAYLOAD_BYTES = 7500
-"""PostgreSQL refuses a notification's payload from 8000 bytes on."""
+"""Maximum bytes of a notification's payload; PostgreSQL refuses payloads of 8000 bytes and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class _JobWrite:
     """A row of `write_jobs`."""
 
     state: tuple[Any, ...] = (None,) * 8
-    """The controllers' columns, see `rows.written_job`."""
+    """The controllers' columns, see `row_codec.written_job`."""
     usd: Decimal = ZERO
     events: int = 0
 
@@ -226,7 +226,7 @@ class _Writes:
             self.topics[f"job/{event.job_id}"] = None
 
     async def send(self, connection: Connection) -> None:
-        """Execute the statements. Ended attempts come before admitted ones: a job has at most one live attempt."""
+        """Execute the statements. Ends of attempts precede admissions, because a job has at most one live attempt."""
         jobs = [(job_id, *write.row) for job_id, write in self.jobs.items()]
         batches = (
             ("write_jobs", jobs),

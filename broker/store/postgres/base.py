@@ -10,7 +10,7 @@ from broker.store.postgres.pool import QUERIES, Connection, Pool, columns
 
 
 class PostgresPart:
-    """Part of the store: reads and writes the rows that `tenant` may see, through `pool`."""
+    """Part of the store that reads and writes the rows of `tenant` through `pool`."""
 
     def __init__(self, pool: Pool, tenant: Tenant) -> None:
         self._pool = pool

@@ -75,7 +75,7 @@ def _line(error: BaseException) -> str:
 
 
 def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[list[Any], ...]:
-    """Return at least one row as one array for each column, the form that `unnest` takes."""
+    """Convert rows (at least one) to one array for each column, as `unnest` needs them."""
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
