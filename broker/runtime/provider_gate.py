@@ -230,7 +230,7 @@ class RateLimitedProvider:
         return await self._provider.launcher(launched_by, name)
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """Create machines, unless the breaker is open. A missing answer is not counted: the launcher may be the cause."""
+        """Create machines, unless the breaker is open. Missing answers are not counted: the launcher may cause them."""
         return await self._ask(lambda: self._provider.create(name, offer, boot), silence=())
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:

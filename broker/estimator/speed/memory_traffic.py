@@ -37,7 +37,7 @@ def through(shape: ModelShape, role: str) -> int:
 def _norm_bytes(numerics: Numerics, stream: int, *, fused: bool) -> int:
     """Return the bytes per element.
 
-    An eager RMSNorm casts to float32, squares, averages, multiplies, casts and weights.
+    An eager RMSNorm casts to float32, squares, averages, multiplies, casts back and multiplies by its weight.
     """
     if fused:
         return 2 * stream

@@ -52,7 +52,7 @@ class Layer:
         return out
 
     def _norms_behind(self, x: Tensor) -> Tensor:
-        """Run the layer as BERT does, with a norm after each residual connection."""
+        """Run the layer as in BERT, with a norm after each residual connection."""
         attended = self.attention.weigh(*(heads := self.attention.heads(x)))
         apart = self.build.named  # attention is a module of its own
         self.tape.drop(*heads if apart else ())
