@@ -28,7 +28,7 @@ class IdleWatch:
     step_s: float
     """Time at which a step or checkpoint was last observed to finish."""
     idle_since_s: float | None = None
-    """Time of the first of the latest samples that all show unused GPUs; None: the latest sample shows used GPUs."""
+    """Time of the first of the latest samples that all show unused GPUs; None: the latest does not."""
     idle_samples: int = 0
     """Number of samples since `idle_since_s`."""
     active_s: float

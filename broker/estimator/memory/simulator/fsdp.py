@@ -122,7 +122,7 @@ class Sharded(NoSharding):
         self._shift(-self.sent)
 
     def _whole(self) -> int:
-        """Return the bytes of the gradients that were made since the latest unit's."""
+        """Return the bytes of all gradients that were made after those of the latest unit."""
         return self.tape.live["communication"] - self.own - self.ends
 
     def _reduce(self, unit: Unit, whole: int) -> None:

@@ -37,7 +37,7 @@ class Depth:
         return self._between().count(self.played[played]) - 1
 
     def extremes(self, played: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
-        """Yield (place, offsets) of the first and the last layer to run of those that the simulated layer represents.
+        """Yield (place, offsets) of the first and the last represented layer of the simulated layer, in running order.
 
         `offsets` maps each simulated middle layer to a count: how many more layers of its kind have run in the model
         at that moment than on the tape.

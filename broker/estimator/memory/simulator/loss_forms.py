@@ -64,7 +64,7 @@ class PaddedLoss(LossForm):
 
 @dataclass(frozen=True)
 class ShiftedLoss(LossForm):
-    """Loss of logits that are cast to float32 and then shifted; the first ones live as long."""
+    """Loss of logits that are cast to float32 and then shifted; the unshifted copy lives as long."""
 
     def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
         variables.hold(logits)
@@ -73,7 +73,7 @@ class ShiftedLoss(LossForm):
 
 @dataclass(frozen=True)
 class FloatLoss(LossForm):
-    """Loss of shifted float32 logits, which replace the first ones in the model's variable."""
+    """Loss of shifted float32 logits, which replace the unshifted ones in the model's variable."""
 
     def flatten(self, tape: Tape, variables: TensorScope, logits: Tensor, *, length: int, autocast: bool) -> Tensor:
         return tape.scale(variables.hold(tape.after(logits, tape.cast(logits, 4))))
