@@ -50,7 +50,7 @@ class Estimate:
 
 def with_overhead(
     parameters: int,
-    played: StepPeak,
+    step_peak: StepPeak,
     evidence: tuple[Tier, str, float],
     notes: tuple[str, ...],
     *,
@@ -62,7 +62,7 @@ def with_overhead(
     `evidence`: tier, words, margin; `several`: the step runs on several devices.
     """
     tier, words, margin = evidence
-    by = {str(c): size for c, size in played.segments[played.worst].items()}
+    by = {str(c): size for c, size in step_peak.segments[step_peak.worst].items()}
     by.setdefault("communication", 0)
     by["temporary"] += workspace
     peak = sum(by.values())
@@ -71,7 +71,7 @@ def with_overhead(
     context = CONTEXT + fragments
     return Estimate(
         by_category={**by, "context": context},
-        segment=played.worst,
+        segment=step_peak.worst,
         peak_allocated=peak,
         device_used=peak + context,
         context=context,
@@ -82,5 +82,5 @@ def with_overhead(
         device_margin=margin + (SHOWN_MANY if share == FRAGMENTS_MANY else SHOWN_ONE),
         notes=notes,
         parameters=parameters,
-        trainable=played.trained,
+        trainable=step_peak.trained,
     )

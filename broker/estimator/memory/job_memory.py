@@ -124,8 +124,8 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         optimizer=workload.optimizer,
         replicas=devices,
     )
-    played = simulate(shape, step)
-    by = played.segments[played.worst]
+    step_peak = simulate(shape, step)
+    by = step_peak.segments[step_peak.worst]
     source, margin = evidence(workload, shape, several=devices > 1)
     return MemoryNeed(
         weights=by["weights"],

@@ -6,7 +6,7 @@ from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec
 from broker.estimator.memory.simulator.classifier import ClassifierSimulator
 from broker.estimator.memory.simulator.decoder import DecoderSimulator
-from broker.estimator.memory.simulator.encoder import EncoderPlayer
+from broker.estimator.memory.simulator.encoder import EncoderSimulator
 from broker.estimator.memory.simulator.seq2seq import Seq2SeqSimulator
 from broker.estimator.memory.simulator.types import Step, StepPeak
 
@@ -17,6 +17,6 @@ def simulate(shape: ModelShape, step: Step) -> StepPeak:
 
     Takes about 2 ms; a market needs the same for thousands of offers.
     """
-    headed = EncoderPlayer if family_spec(shape).encoder else ClassifierSimulator
+    headed = EncoderSimulator if family_spec(shape).encoder else ClassifierSimulator
     kind = Seq2SeqSimulator if shape.decoder_layers else headed if shape.labels else DecoderSimulator
-    return kind(shape, step).play()
+    return kind(shape, step).run()

@@ -34,7 +34,7 @@ class ClassifierSimulator(DecoderSimulator):
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Return the loss of a few classes; consumes the logits."""
-        self._forget()
+        self._free_on_return()
         loss = ClassLoss().loss(self.tape, logits, length=1, autocast=self.step.numerics.autocast)
         self.tape.drop(self.batch)
         return loss

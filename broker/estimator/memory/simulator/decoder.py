@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from broker.domain.workload import ModelShape
 from broker.estimator.architecture.families import family_spec, layer_matrices
 from broker.estimator.architecture.model_states import base_bytes, exchanged, optimizer_bytes, trained_parameters
-from broker.estimator.memory.simulator.fsdp import world_of
+from broker.estimator.memory.simulator.fsdp import sharding_of
 from broker.estimator.memory.simulator.layer_sampling import Depth
 from broker.estimator.memory.simulator.layers.decoder_layer import Layer
 from broker.estimator.memory.simulator.layers.layer_ops import LayerOps, adapt_embeddings, adapt_head
@@ -28,10 +28,10 @@ class DecoderSimulator:
         self.marks: list[int] = []
         step, n = self.step, self.step.numerics
         self.depth = Depth.of(shape, step.length, sdpa=n.attention == "sdpa")
-        self.last = len(self.depth.played) - 1
+        self.last = len(self.depth.simulated) - 1
         self.tokens = step.rows * step.length
         self.trained = step.trained or trained_parameters(shape, n)
-        self.world = world_of(shape, self.asked, self.trained, self.tape)
+        self.sharding = sharding_of(shape, self.asked, self.trained, self.tape)
         matrix = shape.vocabulary * shape.hidden
         self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
         self.head = self.embedding if shape.tied_embeddings else Weight(
@@ -46,14 +46,14 @@ class DecoderSimulator:
         self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
         self.ends: LayerOps | None = None
         """Operations with the adapter of the embeddings; None: they have none."""
-        self.word = ""
+        self.prefix = ""
         """Name of the simulated stack with a trailing space, if the model has several stacks; otherwise empty."""
 
-    def play(self) -> StepPeak:
+    def run(self) -> StepPeak:
         tape = self.tape
         tape.begin_segment("forward embeddings", "activations")
-        self._hold()
-        self.world.gather_root()
+        self._allocate_states()
+        self.sharding.gather_root()
         x, first = self._embed()
         self.mask = self._mask()
         for number in range(self.last + 1):
@@ -61,23 +61,23 @@ class DecoderSimulator:
         tape.begin_segment("forward head", "logits")
         logits, mark = self._logits(x, first)
         end = len(tape.nodes)
-        self.world.leave_root()
+        self.sharding.free_root()
         loss = self._loss(logits)
         tape.begin_segment("backward head", "logits")
         loss.gradient = tape.new(1, 4)
         tape.drop(loss)
         tape.backward(end)
-        self.world.turn()
+        self.sharding.gather_last_layer()
         tape.backward(mark)
         for number in range(self.last, -1, -1):
             self._backward(number)
         tape.begin_segment("backward embeddings", "temporary")
         if self.step.checkpointing:  # the arguments of checkpointed layers hold the mask
             tape.drop(self.mask)
-        self.world.reduce()
+        self.sharding.reduce()
         tape.backward()
-        self.world.reduce_root()
-        self._settle()
+        self.sharding.reduce_root()
+        self._reduce_gradients()
         self._update()
         return StepPeak(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
@@ -93,15 +93,15 @@ class DecoderSimulator:
             else:
                 yield from self._between(way, int(number), by)
 
-    def _between(self, way: str, played: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
+    def _between(self, way: str, number: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
         """Yield the segments of the represented layers that run after the most and after the fewest other layers."""
         forward = way.startswith("forward")
         left = self.forward_residue if forward else self.backward_residue
-        for place, ahead in self.depth.extremes(played, forward=forward):
+        for place, ahead in self.depth.extremes(number, forward=forward):
             by = {c: worst[c] + sum(left[other][c] * n for other, n in ahead.items()) for c in CATEGORIES}
             yield f"{way} {place} layer", by
 
-    def _hold(self) -> None:
+    def _allocate_states(self) -> None:
         step, n = self.asked, self.asked.numerics
         adapters = 0 if n.full else self.trained * n.trained
         states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained, step.whole_states)
@@ -115,7 +115,7 @@ class DecoderSimulator:
             self.tape.adjust("weights", scales - step.share(scales))
         if step.accumulated:
             self.tape.adjust("gradients", step.share(self.trained * n.trained))
-        self.settled = self.tape.live["gradients"]
+        self.reduced = self.tape.live["gradients"]
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         """Return (the first layer's input, the embeddings). A variable of the model holds the embeddings to the end."""
@@ -145,7 +145,7 @@ class DecoderSimulator:
 
     def _mask(self) -> Tensor:
         """Return the mask of all layers, a byte for each pair of tokens; the model holds it until it returns."""
-        pairs = self.step.length**2 * (self.step.rows if any(self.depth.played) else 0)
+        pairs = self.step.length**2 * (self.step.rows if any(self.depth.simulated) else 0)
         mask = self.tape.new(pairs, 1)
         if self.step.checkpointing:
             mask.retain()
@@ -156,7 +156,7 @@ class DecoderSimulator:
         return LayerOps(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
 
     def _layer(self, number: int) -> Layer:
-        masked = self.depth.played[number]
+        masked = self.depth.simulated[number]
         layer = Layer(self._ops(self.tape, masked=masked))
         if self.step.accumulated:
             for w in layer.ops.weights.values():
@@ -165,8 +165,8 @@ class DecoderSimulator:
 
     def _forward(self, number: int, x: Tensor) -> Tensor:
         tape = self.tape
-        tape.begin_segment(f"forward {self.word}{number}", "activations")
-        self.world.gather()
+        tape.begin_segment(f"forward {self.prefix}{number}", "activations")
+        self.sharding.gather()
         before = dict(tape.live)
         layer = self._layer(number)
         self.layers.append(layer)
@@ -177,7 +177,7 @@ class DecoderSimulator:
             tape.recording = False
         y = layer(x)
         tape.recording = True
-        self.world.let_go()
+        self.sharding.free_layer()
         tape.drop(x)
         if 0 < number < self.last:
             self.forward_residue[number] = self._since(before)
@@ -188,12 +188,12 @@ class DecoderSimulator:
         """Return the change of live bytes; communication counts as 0, because it is equal before every layer."""
         return {c: 0 if c == "communication" else self.tape.live[c] - before[c] for c in CATEGORIES}
 
-    def _forget(self) -> None:
+    def _free_on_return(self) -> None:
         """Free autocast's copies that the graph does not hold, and the layers' presents, when the model returns."""
         ends = [self.head_ops] if self.ends is None else [self.head_ops, self.ends]
         for number, ops in enumerate((*(layer.ops for layer in self.layers), *ends)):
             before = dict(self.tape.live)
-            ops.forget()
+            ops.free_casts()
             ops.drop_presents()
             if 0 < number < self.last:
                 self.tape.repeat(self._since(before), self.depth.others(number))
@@ -222,43 +222,43 @@ class DecoderSimulator:
         """Return the loss; consumes the logits."""
         form, autocast = self.step.loss, self.step.numerics.autocast
         if not form.in_model:
-            self._forget()
+            self._free_on_return()
         loss = form.loss(self.tape, logits, length=self.step.length, autocast=autocast)
         if form.in_model:
             self.tape.drop(self.normed)
-            self._forget()
+            self._free_on_return()
         return loss
 
     def _backward(self, number: int) -> None:
         tape = self.tape
-        tape.begin_segment(f"backward {self.word}{number}", "temporary")
-        self.world.gather_back(ahead=number > 0)
+        tape.begin_segment(f"backward {self.prefix}{number}", "temporary")
+        self.sharding.gather_back(ahead=number > 0)
         before = dict(tape.live)
         if self.step.checkpointing:
-            self._again(number)
+            self._recompute(number)
         else:
             tape.backward(self.marks[number])
         self.leaving = self.inputs[number]
-        self._settle()
+        self._reduce_gradients()
         if number > 0:
-            self.world.reduce()
+            self.sharding.reduce()
         if 0 < number < self.last:
             self.backward_residue[number] = self._since(before)
             tape.repeat(self.backward_residue[number], self.depth.others(number))
-            self.settled = tape.live["gradients"]
+            self.reduced = tape.live["gradients"]
 
-    def _again(self, number: int) -> None:
+    def _recompute(self, number: int) -> None:
         """Recompute a checkpointed layer and run its backward pass."""
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         out, mark = self.leaving, len(tape.nodes)
-        ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number], x)
+        ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.simulated[number], x)
         tape.adjust("temporary", ahead)
         tape.category = "activations"
         inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
         tape.operations, tape.stop, tape.unpacks = 0, stop, not step.reentrant
         y = layer(inner)
         tape.stop, tape.unpacks = None, False
-        layer.ops.forget()
+        layer.ops.free_casts()
         tape.category = "temporary"
         tape.adjust("temporary", -ahead)
         y.gradient, out.gradient = out.gradient, None
@@ -298,13 +298,13 @@ class DecoderSimulator:
         """Return a middle layer on its own tape."""
         return Layer(self._ops(tape, masked=masked))
 
-    def _settle(self) -> None:
+    def _reduce_gradients(self) -> None:
         """Sum a layer's gradients over the devices and keep only this device's shard (FSDP 1)."""
         if self.asked.divided:
             return
-        unsharded = self.tape.live["gradients"] - self.settled
+        unsharded = self.tape.live["gradients"] - self.reduced
         self.tape.repeat({"gradients": self.step.share(unsharded) - unsharded}, 1)
-        self.settled = self.tape.live["gradients"]
+        self.reduced = self.tape.live["gradients"]
 
     def _update(self) -> None:
         step, tape = self.asked, self.tape

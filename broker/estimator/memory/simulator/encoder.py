@@ -6,7 +6,7 @@ from broker.estimator.memory.simulator.loss_forms import ClassLoss
 from broker.estimator.memory.simulator.tensors import EARLIER, Tensor, Weight
 
 
-class EncoderPlayer(DecoderSimulator):
+class EncoderSimulator(DecoderSimulator):
     """Step of an encoder; the head reads the first token, or every token.
 
     Word embeddings are summed and normalised; image patches are multiplied by a matrix.
@@ -105,7 +105,7 @@ class EncoderPlayer(DecoderSimulator):
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Return the loss of a few classes; consumes the logits."""
-        self._forget()
+        self._free_on_return()
         loss = ClassLoss().loss(self.tape, logits, length=1, autocast=self.step.numerics.autocast)
         self.tape.drop(self.batch)
         return loss

@@ -22,13 +22,13 @@ class NoSharding:
     def gather(self) -> None:
         """Gather a layer, before its forward pass."""
 
-    def let_go(self) -> None:
+    def free_layer(self) -> None:
         """Free a layer, after its forward pass."""
 
-    def leave_root(self) -> None:
+    def free_root(self) -> None:
         """Free the root's gather buffer, when the model returns its logits."""
 
-    def turn(self) -> None:
+    def gather_last_layer(self) -> None:
         """Gather the last layer, when the gradient of the logits exists."""
 
     def gather_back(self, *, ahead: bool) -> None:
@@ -97,13 +97,13 @@ class Sharded(NoSharding):
     def gather(self) -> None:
         self._forward(self.layer)
 
-    def let_go(self) -> None:
+    def free_layer(self) -> None:
         self._shift(-self.layer.gathered)
 
-    def leave_root(self) -> None:
+    def free_root(self) -> None:
         self._shift(-self.fetched)
 
-    def turn(self) -> None:
+    def gather_last_layer(self) -> None:
         self._receive(self.layer)
 
     def gather_back(self, *, ahead: bool) -> None:
@@ -139,7 +139,7 @@ class Sharded(NoSharding):
         self.tape.adjust("communication", -unit.named)
 
 
-def world_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSharding:
+def sharding_of(shape: ModelShape, step: Step, trained: int, tape: Tape) -> NoSharding:
     """Return the model of gathers and reductions in the simulated step. `trained`: trained weights of all devices."""
     if not step.divided:
         return NoSharding()

@@ -15,7 +15,8 @@ class Depth:
 
     kinds: tuple[bool, ...]
     """Kinds of all layers of the model."""
-    played: tuple[bool, ...]
+    simulated: tuple[bool, ...]
+    """Kinds of the layers on the tape."""
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -27,27 +28,29 @@ class Depth:
         masked = sdpa and (family_spec(shape).masked or bool(shape.window and length >= shape.window))
         kinds = tuple(masked and looks for looks in shape.windowed or (True,) * shape.layers)
         between = tuple(dict.fromkeys(kinds[1:-1]))
-        return Depth(kinds=kinds, played=(*kinds[:1], *between, *kinds[1:][-1:]))
+        return Depth(kinds=kinds, simulated=(*kinds[:1], *between, *kinds[1:][-1:]))
 
     def _between(self) -> Sequence[bool]:
         return self.kinds[1:-1]
 
-    def others(self, played: int) -> int:
+    def others(self, number: int) -> int:
         """Return the number of middle layers that the simulated layer represents, without itself."""
-        return self._between().count(self.played[played]) - 1
+        return self._between().count(self.simulated[number]) - 1
 
-    def extremes(self, played: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
+    def extremes(self, number: int, *, forward: bool) -> Iterator[tuple[str, Mapping[int, int]]]:
         """Yield (place, offsets) of the first and the last represented layer of the simulated layer, in running order.
 
         `offsets` maps each simulated middle layer to a count: how many more layers of its kind have run in the model
         at that moment than on the tape.
         """
-        between, kind = self._between(), self.played[played]
+        between, kind = self._between(), self.simulated[number]
         positions = [i for i, other in enumerate(between) if other == kind]
-        numbers = range(1, len(self.played) - 1)
-        on_tape = Counter({self.played[n]: between.count(self.played[n]) for n in numbers if (n < played) == forward})
+        numbers = range(1, len(self.simulated) - 1)
+        on_tape = Counter(
+            {self.simulated[n]: between.count(self.simulated[n]) for n in numbers if (n < number) == forward}
+        )
         on_tape[kind] = 0
         for i in dict.fromkeys((positions[0], positions[-1])):
             run = Counter(between[:i] if forward else between[i + 1 :])
             place = {0: "second", len(between) - 1: "last but one"}.get(i, "middle")
-            yield place, {n: run[self.played[n]] - on_tape[self.played[n]] for n in numbers}
+            yield place, {n: run[self.simulated[n]] - on_tape[self.simulated[n]] for n in numbers}

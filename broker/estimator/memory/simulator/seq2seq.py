@@ -20,7 +20,8 @@ class _Stack:
 
     shape: ModelShape
     depth: Depth
-    word: str
+    prefix: str
+    """Name of the stack with a trailing space, in the names of segments."""
     length: int
     shared: Shared
     layers: list[Layer] = field(default_factory=list)
@@ -29,8 +30,8 @@ class _Stack:
     named: list[Tensor] = field(default_factory=list)
     """Tensors that Python variables hold until the stack returns."""
 
-    forth: dict[int, Bytes] = field(default_factory=dict)
-    back: dict[int, Bytes] = field(default_factory=dict)
+    forward_residue: dict[int, Bytes] = field(default_factory=dict)
+    backward_residue: dict[int, Bytes] = field(default_factory=dict)
 
 
 class Seq2SeqSimulator(DecoderSimulator):
@@ -43,17 +44,17 @@ class Seq2SeqSimulator(DecoderSimulator):
         super().__init__(shape, step)
         encoder, decoder = stacks(shape)
         self.encoder, self.decoder = (
-            _Stack(shape=s, depth=Depth.of(s, 0, sdpa=False), word=word, length=length, shared=Shared(biases={}))
-            for s, word, length in ((encoder, "encoder ", step.length), (decoder, "decoder ", step.target))
+            _Stack(shape=s, depth=Depth.of(s, 0, sdpa=False), prefix=prefix, length=length, shared=Shared(biases={}))
+            for s, prefix, length in ((encoder, "encoder ", step.length), (decoder, "decoder ", step.target))
         )
         self.stack = self.encoder
         self.embedding.gradient = None  # two stacks read it, and the gradient exists once both have contributed
 
-    def play(self) -> StepPeak:
+    def run(self) -> StepPeak:
         """Return the worst moment of every segment."""
         tape = self.tape
         tape.begin_segment("forward embeddings", "activations")
-        self._hold()
+        self._allocate_states()
         self.batch = tape.new(self.step.rows * 2 * (self.step.length + self.step.target), 8)
         x = self._through(self.encoder)
         tape.begin_segment("forward between", "activations")
@@ -74,7 +75,7 @@ class Seq2SeqSimulator(DecoderSimulator):
         self._back_through(self.encoder)
         tape.begin_segment("backward embeddings", "temporary")
         tape.backward()
-        self._settle()
+        self._reduce_gradients()
         self._update()
         return StepPeak(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
@@ -82,19 +83,24 @@ class Seq2SeqSimulator(DecoderSimulator):
         every = dict(self.tape.peaks)
         for stack in (self.encoder, self.decoder):
             self._enter(stack)
-            self.tape.peaks = {name: peak for name, peak in every.items() if stack.word in name}
+            self.tape.peaks = {name: peak for name, peak in every.items() if stack.prefix in name}
             yield from super()._segments()
         yield from ((name, by) for name, (_, by) in every.items() if not name[-1].isdigit())
 
-    def _hold(self) -> None:
-        super()._hold()
+    def _allocate_states(self) -> None:
+        super()._allocate_states()
         if not self.shape.buckets:  # BART's bias of the logits, which is no parameter
             self.tape.adjust("weights", self.shape.vocabulary * self.step.numerics.weight)
 
     def _enter(self, stack: _Stack) -> None:
-        self.stack, self.word, self.depth, self.last = stack, stack.word, stack.depth, len(stack.depth.played) - 1
+        self.stack, self.prefix, self.depth, self.last = (
+            stack,
+            stack.prefix,
+            stack.depth,
+            len(stack.depth.simulated) - 1,
+        )
         self.layers, self.inputs, self.marks = stack.layers, stack.inputs, stack.marks
-        self.forward_residue, self.backward_residue, self.probed = stack.forth, stack.back, {}
+        self.forward_residue, self.backward_residue, self.probed = stack.forward_residue, stack.backward_residue, {}
 
     def _through(self, stack: _Stack) -> Tensor:
         """Run the embeddings and layers of one stack."""
@@ -185,8 +191,8 @@ class Seq2SeqSimulator(DecoderSimulator):
         self.normed = logits
         return logits
 
-    def _forget(self) -> None:
+    def _free_on_return(self) -> None:
         """Free the copies of weights that autocast kept in both stacks."""
         for stack in (self.encoder, self.decoder):
-            self.layers, self.depth, self.last = stack.layers, stack.depth, len(stack.depth.played) - 1
-            super()._forget()
+            self.layers, self.depth, self.last = stack.layers, stack.depth, len(stack.depth.simulated) - 1
+            super()._free_on_return()

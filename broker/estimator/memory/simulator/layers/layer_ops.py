@@ -33,7 +33,7 @@ class LayerOps:
                     size = width * n.rank * many
                     self.weights[role + end] = Weight(size, n.adapters, trained=True, grad_width=n.adapters)
 
-    def forget(self) -> None:
+    def free_casts(self) -> None:
         """Free the copies of weights that autocast kept, at its end."""
         for w in self.casts:
             assert w.cast is not None

@@ -1,4 +1,4 @@
-"""FSDP 2: what is gathered, sent and let go while a step is played, against what the tracer says of torch's own."""
+"""FSDP 2: buffers that are gathered, sent and freed in a simulated step, compared with traces of torch."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,11 +67,11 @@ def test_every_gather_and_reduction_is_there_as_long_as_torch_names_it() -> None
     ahead, last = partial(world.gather_back, ahead=True), partial(world.gather_back, ahead=False)
     assert worst(world.gather_root) == 2000  # received in one, copied out to another
     assert worst(world.gather) == 2000 + 2 * 64  # the root's is let go after that
-    assert worst(world.let_go, world.gather) == 1000 + 3 * 64  # the first one's still as it was received
-    world.let_go()
-    world.leave_root()
+    assert worst(world.free_layer, world.gather) == 1000 + 3 * 64  # the first one's still as it was received
+    world.free_layer()
+    world.free_root()
     assert tape.total == 1000
-    assert worst(world.turn) == 1000 + 64 + 16  # of its own share a copy in the other type
+    assert worst(world.gather_last_layer) == 1000 + 64 + 16  # of its own share a copy in the other type
     assert worst(made(500)) == 1000 + 64 + 500
     assert worst(ahead) == 1500 + 2 * 64 + 16  # copied out, and the next one's received
     assert worst(made(64), world.reduce) == 1500 + 64 + 64 + 128  # its weights are let go first
@@ -116,11 +116,11 @@ def test_what_was_gathered_and_sent_is_let_go_again(labels: int, ask: dict[str, 
         numerics=how, rows=1, length=8, checkpointing=asked.checkpointing, accumulated=asked.accumulated, shards=2,
         offload=asked.offload,
     )  # fmt: skip
-    player = (ClassifierSimulator if labels else DecoderSimulator)(shape, step)
-    found = player.play()
+    simulator = (ClassifierSimulator if labels else DecoderSimulator)(shape, step)
+    found = simulator.run()
     by = found.segments["optimizer"]
-    assert player.tape.live["communication"] == by["communication"] == 0
-    assert by["gradients"] == step.share(how.trained * player.trained)
+    assert simulator.tape.live["communication"] == by["communication"] == 0
+    assert by["gradients"] == step.share(how.trained * simulator.trained)
     assert min(size for one in found.segments.values() for size in one.values()) >= 0
 
 

@@ -1,9 +1,12 @@
 """The tape's rules are those of PyTorch's autograd and allocator."""
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 
 from broker.estimator.memory.simulator.tape import Tape
-from broker.estimator.memory.simulator.tensors import BLOCK, EARLIER, Weight
+from broker.estimator.memory.simulator.tensors import BLOCK, EARLIER, Tensor, Weight
 
 COUNT = 1024
 
@@ -225,3 +228,49 @@ def test_a_layer_is_computed_again_only_up_to_what_was_saved_last() -> None:
     tape.backward()
     assert x.gradient is not None
     assert weight.gradient is not None
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_scope_drops_what_it_holds_when_its_block_ends(raises: bool) -> None:
+    tape = tape_in()
+    with contextlib.suppress(ValueError), tape.scope(tape.new(COUNT, 4)) as variables:
+        variables.hold(tape.new(COUNT, 4))
+        assert tape.total == 2 * 4 * COUNT
+        if raises:
+            raise ValueError
+    assert tape.total == 0
+
+
+FROZEN = Weight(COUNT, 4, trained=False, grad_width=4)
+OPERATIONS: dict[str, tuple[Callable[[Tape, Tensor, Tensor], Tensor], int]] = {
+    "scale": (lambda tape, x, y: tape.scale(x), 0),
+    "cast": (lambda tape, x, y: tape.cast(x, 2), 0),
+    "resize": (lambda tape, x, y: tape.resize(x, 2 * COUNT), 0),
+    "kernel": (lambda tape, x, y: tape.kernel(x, COUNT, 4, scratch=512, back=512), 0),
+    "add": (lambda tape, x, y: tape.add(x, y), 0),
+    "elementwise": (lambda tape, x, y: tape.elementwise(x), 4 * COUNT),
+    "elementwise_by_result": (lambda tape, x, y: tape.elementwise_by_result(x), 4 * COUNT),
+    "root_mean": (lambda tape, x, y: tape.root_mean(x, COUNT // 4), COUNT),
+    "dropout": (lambda tape, x, y: tape.dropout(x, 1), COUNT),
+    "product": (lambda tape, x, y: tape.product(x, y), 2 * 4 * COUNT),
+    "bilinear": (lambda tape, x, y: tape.bilinear(x, y, COUNT), 2 * 4 * COUNT),
+    "route": (lambda tape, x, y: tape.route(x, COUNT, trained=True), 2 * 4 * COUNT),
+    "layer_norm": (lambda tape, x, y: tape.layer_norm(x, FROZEN, COUNT), 4 * COUNT + 2 * 4 * COUNT),
+    "frozen linear": (lambda tape, x, y: tape.linear(x, FROZEN, COUNT), 0),
+    "fused_attention": (lambda tape, x, y: tape.fused_attention([x, y, y], [], COUNT, 0), 4 * 4 * COUNT),
+}
+"""Operations of two float32 tensors, and the bytes that each keeps once no variable holds its inputs and result."""
+
+
+@pytest.mark.parametrize("kind", sorted(OPERATIONS))
+def test_each_kind_of_operation_frees_what_it_saved(kind: str) -> None:
+    tape = tape_in()
+    operation, saved = OPERATIONS[kind]
+    x, y = tape.new(COUNT, 4, grad=True), tape.new(COUNT, 4, grad=True)
+    result = operation(tape, x, y)
+    result.gradient = tape.new(result.count, result.width)
+    gradient = result.gradient.size
+    tape.drop(x, y, result)
+    assert tape.total == saved + gradient
+    tape.backward()
+    assert tape.total == sum(t.gradient.size for t in (x, y) if t.gradient is not None) - (kind == "add") * 4 * COUNT
