@@ -83,7 +83,7 @@ class Known:
 
 
 @asynccontextmanager
-async def house(folder: Path) -> AsyncIterator[dict[str, str]]:
+async def application_environment(folder: Path) -> AsyncIterator[dict[str, str]]:
     """The environment of a command line that reaches the application."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -141,7 +141,7 @@ async def known(environment: dict[str, str], folder: Path, tokens: int = TOKENS)
 
 
 async def shown(folder: Path) -> None:
-    async with house(folder) as environment:
+    async with application_environment(folder) as environment:
         print(await asked(environment, str(spec(folder, TOKENS)), "--explain"))
         for tokens in LENGTHS:
             found = await known(environment, folder, tokens)

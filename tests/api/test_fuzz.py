@@ -35,7 +35,7 @@ async def made(postgres_dsn: str) -> AsyncIterator[World]:
     before = process.memory_info().rss
     async with world(postgres_dsn) as found:
         yield found
-        health = await health_pb2_grpc.HealthStub(found.house.channel).Check(health_pb2.HealthCheckRequest())
+        health = await health_pb2_grpc.HealthStub(found.servers.channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         assert process.memory_info().rss - before < GROWTH_BYTES
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from benchmarks.known_price import MINUTES, USD, asked, house, known, spec
+from benchmarks.known_price import MINUTES, USD, application_environment, asked, known, spec
 
 
 async def test_mistral_7b_on_an_l40s_is_about_ten_minutes_and_45_cents(tmp_path: Path) -> None:
-    async with house(tmp_path) as environment:
+    async with application_environment(tmp_path) as environment:
         found = await known(environment, tmp_path)
         short = await known(environment, tmp_path, 128)
         said = await asked(environment, str(spec(tmp_path, 512)), "--explain")

@@ -31,9 +31,9 @@ class Tally:
         self.scenarios = self.passed = self.orphans = 0
         self.equal = True
         self.skipped: set[str] = set()
-        Scene.on_end.append(self.house)
+        Scene.on_end.append(self.add_scene)
 
-    def house(self, scene: Scene) -> None:
+    def add_scene(self, scene: Scene) -> None:
         self.orphans += len(scene.orphans())
         self.equal &= all(scene.agrees(*one) for one in scene.money)
 

@@ -286,9 +286,9 @@ async def daemon(
     }  # fmt: skip
     (home / "broker").mkdir()
     (home / "broker" / "gpubroker.yaml").write_text(yaml.safe_dump(config))
-    async with building(DaemonConfig.load()) as house, listening(house.config, house.application) as at:
-        await write_client_file(house, at)
-        work = asyncio.create_task(_work(house))
+    async with building(DaemonConfig.load()) as built, listening(built.config, built.application) as at:
+        await write_client_file(built, at)
+        work = asyncio.create_task(_work(built))
         token = json.loads((home / "broker" / "client.json").read_text())["token"]
         try:
             async with AsyncClient(at.url, token) as client:

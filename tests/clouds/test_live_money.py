@@ -30,18 +30,18 @@ async def clouds(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Clouds]:
 
 
 @pytest.fixture
-async def house(clouds: Clouds, tmp_path: Path) -> AsyncIterator[LiveInstallation]:
+async def installation(clouds: Clouds, tmp_path: Path) -> AsyncIterator[LiveInstallation]:
     """After a daemon of installation abcd, with listings that do not lag."""
     sections = {name: {"endpoint": clouds.url, "emulated": True} for name in ("runpod", "vast")}
-    house = LiveInstallation(
+    installation = LiveInstallation(
         tmp_path, ["runpod", "vast"], {"blobs": "s3://b/c", "providers": {**sections, "simulated": {}}}
     )
     (tmp_path / "installation").write_text("abcd\n")
-    for name in house.clouds:
-        native: Any = house.native(name)
+    for name in installation.clouds:
+        native: Any = installation.native(name)
         native.caps = replace(native.caps, list_lag_s=0.0)
-    yield house
-    await house.close()
+    yield installation
+    await installation.close()
 
 
 async def rent(clouds: Clouds, name: str) -> None:
@@ -59,24 +59,26 @@ async def rent(clouds: Clouds, name: str) -> None:
                 assert answer.status == 200, await answer.text()
 
 
-async def test_the_sweep_ends_what_the_run_rented_and_nothing_else(clouds: Clouds, house: LiveInstallation) -> None:
+async def test_the_sweep_ends_what_the_run_rented_and_nothing_else(
+    clouds: Clouds, installation: LiveInstallation
+) -> None:
     await rent(clouds, OURS)
     await rent(clouds, THEIRS)
-    assert await sweep(house) == {}
+    assert await sweep(installation) == {}
     standing = {rented.name for rented in clouds.world.rented.values() if rented.id in clouds.bill().open()}
     assert standing == {THEIRS}
 
 
-async def test_a_cloud_that_does_not_answer_the_sweep_is_told(clouds: Clouds, house: LiveInstallation) -> None:
+async def test_a_cloud_that_does_not_answer_the_sweep_is_told(clouds: Clouds, installation: LiveInstallation) -> None:
     await rent(clouds, OURS)
     clouds.control.fail(cloud="vast", call="instances", trouble="status", status=503, times=9)
-    left = await sweep(house)
+    left = await sweep(installation)
     assert list(left) == ["vast"]
     assert "503" in left["vast"]
 
 
-async def test_only_what_was_named_is_bought_from(house: LiveInstallation) -> None:
-    sections = house.configuration["providers"]
+async def test_only_what_was_named_is_bought_from(installation: LiveInstallation) -> None:
+    sections = installation.configuration["providers"]
     assert set(sections) == {"local", "runpod", "vast"}
     assert sections["local"] is None
 

@@ -41,7 +41,7 @@ def of_aws() -> Purchase:
 
 
 @pytest.fixture(scope="module")
-async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Clouds, Aws, SkyLauncher]]:
+async def sky_clouds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Clouds, Aws, SkyLauncher]]:
     state = tmp_path_factory.mktemp("sky")
     async with AsyncExitStack() as stack:
         try:
@@ -72,8 +72,10 @@ def purchase(clouds: Clouds, cloud: str) -> tuple[Purchase, MachineTask]:
 
 
 @pytest.mark.parametrize("cloud", ["lambda", "runpod", pytest.param("vast", marks=needs_vast), "aws"])
-async def test_a_launch_runs_the_task_and_brings_no_key(house: tuple[Clouds, Aws, SkyLauncher], cloud: str) -> None:
-    clouds, _, sky = house
+async def test_a_launch_runs_the_task_and_brings_no_key(
+    sky_clouds: tuple[Clouds, Aws, SkyLauncher], cloud: str
+) -> None:
+    clouds, _, sky = sky_clouds
     mine = name(cloud[0])
     await sky.launch(mine, *purchase(clouds, cloud))
     assert await sky.liveness(sky.id, mine) is Liveness.DEAD
@@ -93,8 +95,10 @@ async def test_a_launch_runs_the_task_and_brings_no_key(house: tuple[Clouds, Aws
     assert KEY not in str(machine.request)
 
 
-async def test_joined_machines_know_their_rank_and_where_the_first_is(house: tuple[Clouds, Aws, SkyLauncher]) -> None:
-    clouds, _, sky = house
+async def test_joined_machines_know_their_rank_and_where_the_first_is(
+    sky_clouds: tuple[Clouds, Aws, SkyLauncher],
+) -> None:
+    clouds, _, sky = sky_clouds
     mine = name("j")
     task = replace(PLAIN, nodes=2, run='echo "$SKYPILOT_NODE_RANK" $SKYPILOT_NODE_IPS >~/rank; hostname -I >>~/rank')
     await sky.launch(mine, of_lambda(), task)
@@ -114,9 +118,9 @@ def _home(rented: Rented) -> Path:
     return rented.machine.root / "home/ubuntu"
 
 
-async def test_an_image_that_cannot_be_pulled_is_told_of(house: tuple[Clouds, Aws, SkyLauncher]) -> None:
+async def test_an_image_that_cannot_be_pulled_is_told_of(sky_clouds: tuple[Clouds, Aws, SkyLauncher]) -> None:
     """SkyPilot's launch has succeeded by then."""
-    _, _, sky = house
+    _, _, sky = sky_clouds
     mine = name("i")
     image = f"registry.example/trainer@sha256:{'dead' * 16}"
     boot = BootSpec(secret_env={"SECRET_WORD": "manifest"}, trainer=TrainerImage(reference=image))

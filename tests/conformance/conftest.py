@@ -15,7 +15,7 @@ from tests.support.memory_store.store import MemoryStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class House:
+class TimedStore:
     """A store, and a way to let its time pass without waiting."""
 
     store: Store
@@ -46,13 +46,13 @@ async def shift_time(dsn: str, seconds: float) -> None:
         await connection.close()
 
 
-def memory_house() -> House:
+def memory_timed_store() -> TimedStore:
     clock = ManualClock()
 
     async def pass_time(seconds: float) -> None:
         clock.time += timedelta(seconds=seconds)
 
-    return House(store=MemoryStore(clock), pass_time=pass_time)
+    return TimedStore(store=MemoryStore(clock), pass_time=pass_time)
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -62,9 +62,9 @@ def database(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-async def house(database: str | None) -> AsyncIterator[House]:
+async def timed_store(database: str | None) -> AsyncIterator[TimedStore]:
     if database is None:
-        yield memory_house()
+        yield memory_timed_store()
         return
     dsn = database
     store = await PostgresStore.connect(dsn)
@@ -72,13 +72,13 @@ async def house(database: str | None) -> AsyncIterator[House]:
     async def pass_time(seconds: float) -> None:
         await shift_time(dsn, seconds)
 
-    yield House(store=store, pass_time=pass_time)
+    yield TimedStore(store=store, pass_time=pass_time)
     await store.close()
 
 
 @pytest.fixture
-def store(house: House) -> Store:
-    return house.store
+def store(timed_store: TimedStore) -> Store:
+    return timed_store.store
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.offer import GpuAsk
 from tests.clouds.warp import held
-from tests.conformance.clouds import KINDS, CloudWorld, cloud_world
+from tests.conformance.emulated_clouds import KINDS, EmulatedCloud, open_emulated_cloud
 from tests.conformance.provider_laws import an_offer, listed, new_name
 from tests.conformance.test_provider_clouds import told
 
 
-async def exchange(world: CloudWorld, account: int) -> None:
+async def exchange(world: EmulatedCloud, account: int) -> None:
     with held():
         await asyncio.to_thread(world.exchange_key, account)
 
@@ -21,7 +21,7 @@ async def exchange(world: CloudWorld, account: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_machine_is_not_absent_because_another_account_does_not_list_it(kind: str, tmp_path: Path) -> None:
     async def story() -> None:
-        async with cloud_world(kind, tmp_path) as world:
+        async with open_emulated_cloud(kind, tmp_path) as world:
             provider, name, another = world.open(), new_name(), new_name()
             offer = await an_offer(provider)
             (handle,) = await provider.create(name, offer, world.boot_of(name))
@@ -46,7 +46,7 @@ def test_a_machine_is_not_absent_because_another_account_does_not_list_it(kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_key_of_the_account_shows_its_machines(kind: str, tmp_path: Path) -> None:
     async def story() -> None:
-        async with cloud_world(kind, tmp_path) as world:
+        async with open_emulated_cloud(kind, tmp_path) as world:
             provider, name = world.open(), new_name()
             (handle,) = await provider.create(name, await an_offer(provider), world.boot_of(name))
             await exchange(world, 1)

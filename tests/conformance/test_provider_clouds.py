@@ -12,7 +12,7 @@ from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import InstanceState, Liveness
 from broker.domain.job import Handle
 from tests.clouds.warp import WarpLoop
-from tests.conformance.clouds import KINDS, cloud_world
+from tests.conformance.emulated_clouds import KINDS, open_emulated_cloud
 from tests.conformance.provider_laws import (
     ALIVE,
     FAULT_LAWS,
@@ -44,7 +44,7 @@ def told(story: Coroutine[Any, Any, None]) -> None:
 )
 def test_law(kind: str, law: Law, tmp_path: Path) -> None:
     async def story() -> None:
-        async with cloud_world(kind, tmp_path) as world:
+        async with open_emulated_cloud(kind, tmp_path) as world:
             await law(world)
 
     told(story())
@@ -55,7 +55,7 @@ def test_listings_lag_no_longer_than_stated(kind: str, tmp_path: Path) -> None:
     """A create waits until its machine is listed, and does not mistake a listed, destroyed machine for its own."""
 
     async def story() -> None:
-        async with cloud_world(kind, tmp_path) as world:
+        async with open_emulated_cloud(kind, tmp_path) as world:
             provider, name = world.open(), new_name()
             world.clouds.control.list_lag(world.kind, int(provider.caps.list_lag_s))
             world.clouds.control.teardown(world.kind, int(provider.caps.teardown_s))
@@ -74,7 +74,7 @@ def test_listings_lag_no_longer_than_stated(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: Path) -> None:
     async def story() -> None:
-        async with cloud_world(kind, tmp_path) as world:
+        async with open_emulated_cloud(kind, tmp_path) as world:
             provider, names = world.open(), [new_name(), new_name()]
             handles: list[Handle] = []
             for name in names:
@@ -100,7 +100,7 @@ def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, 
     """A create that is called off ends and leaves what it made under its name."""
 
     async def story() -> None:
-        async with cloud_world(kind, tmp_path) as world:
+        async with open_emulated_cloud(kind, tmp_path) as world:
             provider, other, name = world.open(), world.open(), new_name()
             offer = await an_offer(provider)
             world.clouds.world.boots.clear()
@@ -124,7 +124,7 @@ def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Pat
     """Only Lambda is tested: RunPod and Vast join no machines, and moto has no placement groups, which AWS requires."""
 
     async def story() -> None:
-        async with cloud_world("lambda", tmp_path) as world:
+        async with open_emulated_cloud("lambda", tmp_path) as world:
             provider, name = world.open(), new_name()
             boot = replace(world.boot_of(name), nodes=2)
             handles = list(await provider.create(name, await an_offer(provider), boot))

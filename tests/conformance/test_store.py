@@ -10,7 +10,7 @@ from broker.domain.errors import IdempotencyConflict, StoreError
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
 from broker.ports import Change, Charge, JobFilter, Lane, Store
-from tests.conformance.conftest import House
+from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import (
     HOUR,
     START,
@@ -134,17 +134,19 @@ async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> No
     assert leased.attempt.id == attempt.id
 
 
-async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(house: House) -> None:
-    attempt, _ = await running(house.store)
+async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(timed_store: TimedStore) -> None:
+    attempt, _ = await running(timed_store.store)
     own = attempt.line.offer.provider
-    await house.pass_time(500)
+    await timed_store.pass_time(500)
 
     async def claims(later_s: float) -> int:
-        found = await house.store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns={own: later_s})
+        found = await timed_store.store.claim_attempts(
+            Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns={own: later_s}
+        )
         return len(found)
 
     assert await claims(800.0) == 0
-    await house.pass_time(500)
+    await timed_store.pass_time(500)
     assert await claims(800.0) == 1
 
 
@@ -158,12 +160,12 @@ async def test_who_does_not_hear_a_cloud_still_acts_on_a_signal_at_once(store: S
     assert leased.attempt.id == attempt.id
 
 
-async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> None:
-    store = house.store
+async def test_a_lease_expires_and_the_epoch_fences_the_zombie(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await submitted(store)
     zombie = await claimed_job(store, lease_s=300)
     assert not await store.claim_jobs([JobState.QUEUED], owner="b", lease_s=300, limit=9)
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     heir = await claimed_job(store, lease_s=300)
     assert heir.epoch > zombie.epoch
     late = Change(job=(zombie, replace(zombie, reason="zombie")))
@@ -173,11 +175,11 @@ async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> 
     assert found.reason == "heir"
 
 
-async def test_an_expired_attempt_lease_fences_the_zombie(house: House) -> None:
-    store = house.store
+async def test_an_expired_attempt_lease_fences_the_zombie(timed_store: TimedStore) -> None:
+    store = timed_store.store
     attempt, _ = await running(store)
     (zombie,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=300, limit=9)
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     (heir,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=300, limit=9)
     assert heir.attempt.epoch > zombie.attempt.epoch
     gone = in_state(zombie.attempt, AttemptState.TERMINATING)
@@ -213,28 +215,28 @@ async def test_what_a_signal_has_moved_to_another_lane_is_given_back_too(store: 
     assert await store.claim_attempts(Lane.INTERRUPTION, owner="b", lease_s=HOUR, limit=1)
 
 
-async def test_a_row_is_due_again_after_its_time(house: House) -> None:
-    store = house.store
+async def test_a_row_is_due_again_after_its_time(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await submitted(store)
     job = await claimed_job(store)
     waiting = replace(job, state=JobState.RECOVERING, attempts=1)
     assert await store.apply([Change(job=(job, waiting), due_in_s=600)]) == [True]
     assert not await store.claim_jobs([JobState.RECOVERING], owner="a", lease_s=HOUR, limit=9)
-    await house.pass_time(601)
+    await timed_store.pass_time(601)
     (again,) = await store.claim_jobs([JobState.QUEUED, JobState.RECOVERING], owner="a", lease_s=HOUR, limit=9)
     assert again.state is JobState.RECOVERING
 
 
-async def test_released_row_is_due_later_and_only_its_holder_releases_it(house: House) -> None:
+async def test_released_row_is_due_later_and_only_its_holder_releases_it(timed_store: TimedStore) -> None:
     """A released row is due after the time given and only its holder releases."""
-    store = house.store
+    store = timed_store.store
     attempt, _ = await running(store)
     (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=9)
     await store.release([], [attempt], due_in_s=0)  # as read before the claim: an older epoch
     assert not await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=9)
     await store.release([], [leased.attempt], due_in_s=200)
     assert not await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=9)
-    await house.pass_time(201)
+    await timed_store.pass_time(201)
     assert await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=9)
 
     job = await submitted(store)
@@ -259,9 +261,9 @@ async def test_released_row_is_due_later_and_only_its_holder_releases_it(house: 
 )
 @pytest.mark.parametrize("signal", ["none", "stop", "cap"])
 async def test_an_attempt_is_in_one_lane(
-    house: House, state: AttemptState, lane: Lane | None, lane_with_signal: Lane | None, signal: str
+    timed_store: TimedStore, state: AttemptState, lane: Lane | None, lane_with_signal: Lane | None, signal: str
 ) -> None:
-    store = house.store
+    store = timed_store.store
     attempt, job = await running(store, state)
     await send(store, signal, attempt, job)
     claims = {each: await store.claim_attempts(each, owner="a", lease_s=HOUR, limit=9) for each in Lane}
@@ -276,8 +278,8 @@ async def test_an_attempt_is_in_one_lane(
 
 
 @pytest.mark.parametrize("state", [JobState.AWAITING_APPROVAL, JobState.QUEUED, JobState.RECOVERING])
-async def test_a_stop_makes_a_waiting_job_due(house: House, state: JobState) -> None:
-    store = house.store
+async def test_a_stop_makes_a_waiting_job_due(timed_store: TimedStore, state: JobState) -> None:
+    store = timed_store.store
     job = await submitted(store)
     held = await claimed_job(store)
     await store.apply([Change(job=(held, replace(held, state=state)), due_in_s=HOUR)])

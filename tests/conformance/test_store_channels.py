@@ -5,7 +5,7 @@ import asyncio
 from broker.domain.tenancy import Tenant
 from broker.ports import Store
 from tests.conformance.channels import claim, kinds, make_channel, numbers, only, say, settle, status, told
-from tests.conformance.conftest import House
+from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import make_event, make_job, running
 
 # ------------------------------------------------------------------------------------------------------------- fan-out
@@ -32,12 +32,12 @@ async def test_event_reaches_subscribed_channels_of_team_and_installation(store:
         make_channel("some", events=("attempt.*", "job.done")),
         make_channel("off", enabled=False),
         make_channel("theirs", team="nlp"),
-        make_channel("house", team=None),
+        make_channel("operator", team=None),
     )
     await told(store, "job.submitted", "attempt.booting", "job.done", "job.donee")
     got = {stream.channel.name: kinds(stream) for stream in await claim(store)}
     everything = ["job.submitted", "attempt.booting", "job.done", "job.donee"]
-    assert got == {"all": everything, "house": everything, "some": ["attempt.booting", "job.done"]}
+    assert got == {"all": everything, "operator": everything, "some": ["attempt.booting", "job.done"]}
 
 
 async def test_a_teams_own_write_reaches_the_installations_channels(store: Store) -> None:
@@ -60,19 +60,19 @@ async def test_a_snapshot_has_the_attempts(store: Store) -> None:
 # ------------------------------------------------------------------------------------------------- claims, settlements
 
 
-async def test_a_stream_is_one_brokers_until_its_lease_lapses(house: House) -> None:
-    store = house.store
+async def test_a_stream_is_one_brokers_until_its_lease_lapses(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await told(store, "a", "b")
     (first,) = await claim(store)
     assert not await claim(store)
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     (second,) = await claim(store)
     assert kinds(second) == ["a", "b"]
     assert await settle(store, first, done=numbers(first)) == 0
     assert (await status(store, "log")).waiting == 2
     assert await settle(store, second, done=numbers(second)) == 1
     assert (await status(store, "log")).waiting == 0
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     assert not await claim(store)
 
 
@@ -85,15 +85,15 @@ async def test_what_is_settled_is_never_given_again_and_the_rest_is_in_order(sto
     assert kinds(stream) == ["c", "d"]
 
 
-async def test_a_failed_delivery_holds_its_stream_and_no_other(house: House) -> None:
-    store = house.store
+async def test_a_failed_delivery_holds_its_stream_and_no_other(timed_store: TimedStore) -> None:
+    store = timed_store.store
     job = await told(store, "a", "b")
     (stream,) = await claim(store)
     await settle(store, stream, attempts=3, due_in_s=600)
     other = await told(store, "x")
     await say(store, job, "c")
     assert [one.name for one in await claim(store)] == [other.id]
-    await house.pass_time(601)
+    await timed_store.pass_time(601)
     again = {one.name: one for one in await claim(store)}[job.id]
     assert kinds(again) == ["a", "b", "c"]
     assert [pending.delivery.attempts for pending in again.pending] == [3, 0, 0]
@@ -109,8 +109,8 @@ async def test_the_state_of_a_stream_is_kept_with_its_settlement(store: Store) -
     assert stream.state["ts"] == "1.5"
 
 
-async def test_a_channel_that_waits_gives_nothing(house: House) -> None:
-    store = house.store
+async def test_a_channel_that_waits_gives_nothing(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await only(store, make_channel("a"), make_channel("b"))
     await told(store, "x")
     streams = {one.channel.name: one for one in await claim(store)}
@@ -118,12 +118,12 @@ async def test_a_channel_that_waits_gives_nothing(house: House) -> None:
     await settle(store, streams["b"])
     await told(store, "y")
     assert {one.channel.name for one in await claim(store)} == {"b"}
-    await house.pass_time(601)
+    await timed_store.pass_time(601)
     assert {one.channel.name for one in await claim(store)} == {"a", "b"}
 
 
-async def test_a_failing_channel_gives_one_stream_as_a_probe(house: House) -> None:
-    store = house.store
+async def test_a_failing_channel_gives_one_stream_as_a_probe(timed_store: TimedStore) -> None:
+    store = timed_store.store
     for _ in range(3):
         await told(store, "a")
     first, *_ = await claim(store, limit=1)
@@ -147,18 +147,18 @@ async def test_a_limit_holds_for_each_channel(store: Store) -> None:
     assert sorted(one.channel.kind for one in await claim(store, limit=2)) == ["log", "log", "webhook", "webhook"]
 
 
-async def test_a_refresh_is_due_when_nothing_waits(house: House) -> None:
-    store = house.store
+async def test_a_refresh_is_due_when_nothing_waits(timed_store: TimedStore) -> None:
+    store = timed_store.store
     job = await told(store, "a")
     (stream,) = await claim(store)
     await settle(store, stream, done=numbers(stream), refresh_in_s=100, state={"ts": "1"})
     assert not await claim(store)
-    await house.pass_time(101)
+    await timed_store.pass_time(101)
     (stream,) = await claim(store)
     assert (stream.name, stream.pending, stream.state) == (job.id, (), {"ts": "1"})
     assert stream.snapshot is not None
     await settle(store, stream, refresh_in_s=None)
-    await house.pass_time(99)
+    await timed_store.pass_time(99)
     assert not await claim(store)
 
 

@@ -9,7 +9,7 @@ from broker.domain.notifications import NOTICES, Notice
 from broker.domain.tenancy import Tenant
 from broker.ports import AuditFilter, Store
 from tests.conformance.channels import claim, kinds, make_channel, numbers, only, say, settle, status, told
-from tests.conformance.conftest import House
+from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import START
 
 # ------------------------------------------------------------------------------------------------- disabling, notices
@@ -43,7 +43,7 @@ async def test_what_a_person_disabled_stays_disabled(store: Store) -> None:
 
 async def test_a_notice_is_posted_once_and_goes_to_its_team(store: Store) -> None:
     await store.put_team("nlp", "")
-    await only(store, make_channel("ours"), make_channel("theirs", team="nlp"), make_channel("house", team=None))
+    await only(store, make_channel("ours"), make_channel("theirs", team="nlp"), make_channel("operator", team=None))
     of_team = Notice(id="n-1", kind="budget.threshold", message="m", team="nlp", data={"at": 0.5})
     assert await store.post(of_team)
     assert not await store.post(of_team)
@@ -51,7 +51,7 @@ async def test_a_notice_is_posted_once_and_goes_to_its_team(store: Store) -> Non
     got = {one.channel.name: one for one in await claim(store)}
     assert {name: kinds(one) for name, one in got.items()} == {
         "theirs": ["budget.threshold"],
-        "house": ["budget.threshold", "digest.daily"],
+        "operator": ["budget.threshold", "digest.daily"],
     }
     first = got["theirs"].pending[0].delivery
     assert first.notice is not None
@@ -73,10 +73,10 @@ async def test_a_notice_of_no_known_team_is_refused(store: Store) -> None:
 # ------------------------------------------------------------------------------------------------------------- bounds
 
 
-async def test_what_is_too_old_or_too_much_is_given_up_oldest_first(house: House) -> None:
-    store = house.store
+async def test_what_is_too_old_or_too_much_is_given_up_oldest_first(timed_store: TimedStore) -> None:
+    store = timed_store.store
     job = await told(store, "old")
-    await house.pass_time(1000)
+    await timed_store.pass_time(1000)
     await say(store, job, "b", "c", "d")
     assert await store.trim_outbox(age_s=500, rows=2) == 2
     left = await status(store, "log")
@@ -87,34 +87,34 @@ async def test_what_is_too_old_or_too_much_is_given_up_oldest_first(house: House
     assert (await status(store, "log")).waiting == 0
 
 
-async def test_a_trim_forgets_what_was_idle_for_long(house: House) -> None:
-    store = house.store
+async def test_a_trim_forgets_what_was_idle_for_long(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await told(store, "a")
     await store.post(Notice(id="n", kind="k", message="m"))
     for stream in await claim(store):
         await settle(store, stream, done=numbers(stream), state={"ts": "1"})
     await store.trim_outbox(age_s=1e9, rows=9)
     assert not await store.post(Notice(id="n", kind="k", message="m"))
-    await house.pass_time(100 * 86_400)
+    await timed_store.pass_time(100 * 86_400)
     await store.trim_outbox(age_s=1e9, rows=9)
     assert await store.post(Notice(id="n", kind="k", message="m"))
 
 
-async def test_the_age_of_what_waits_is_shown(house: House) -> None:
-    await told(house.store, "a")
-    await house.pass_time(600)
-    await told(house.store, "b")
-    shown = await status(house.store, "log")
+async def test_the_age_of_what_waits_is_shown(timed_store: TimedStore) -> None:
+    await told(timed_store.store, "a")
+    await timed_store.pass_time(600)
+    await told(timed_store.store, "b")
+    shown = await status(timed_store.store, "log")
     assert shown.waiting == 2
     assert 600 <= shown.oldest_s < 1200
 
 
-async def test_a_key_is_new_once(house: House) -> None:
-    store = house.store
+async def test_a_key_is_new_once(timed_store: TimedStore) -> None:
+    store = timed_store.store
     assert await store.first_time("k", for_s=300)
     assert not await store.first_time("k", for_s=300)
     assert await store.first_time("other", for_s=300)
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     assert await store.first_time("k", for_s=300)
 
 

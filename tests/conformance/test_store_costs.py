@@ -11,7 +11,7 @@ from broker.domain.job import AttemptState, Forecast, JobState, PriceChange, Sig
 from broker.domain.money import LedgerCategory
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Change, Charge, Lane, Note, StorageCharge, Store, Upload
-from tests.conformance.conftest import House
+from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import HOUR, START, claimed_job, make_event, running, submitted
 
 ANN = Tenant(team=DEFAULT_TEAM, owner="ann")
@@ -95,13 +95,13 @@ async def test_nothing_is_noted_of_an_attempt_that_has_ended(store: Store) -> No
     assert await store.note([Note(attempt=attempt, job=job, forecast=forecast(), idle=None)]) == [False]
 
 
-async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> None:
-    store = house.store
+async def test_storage_is_looked_at_by_turns_and_charged_once(timed_store: TimedStore) -> None:
+    store = timed_store.store
     job = await submitted(store)
     (due,) = await store.claim_stored(lease_s=600, limit=9)
     assert due.id == job.id
     assert await store.claim_stored(lease_s=600, limit=9) == []
-    await house.pass_time(601)
+    await timed_store.pass_time(601)
     assert [one.id for one in await store.claim_stored(lease_s=600, limit=9)] == [job.id]
     stored = StoredData(bytes=5, accrued_usd=Decimal("0.1234567"), charged_usd=Decimal("0.123457"), to=START)
     charge = StorageCharge(job_id=job.id, read=None, to=stored, usd=stored.charged_usd, due_in_s=600)
@@ -113,17 +113,17 @@ async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> N
     assert now.spent_usd == Decimal(0)
     (entry,) = await store.ledger(job.id)
     assert (entry.category, entry.attempt_id, entry.usd) == (LedgerCategory.STORAGE, None, stored.charged_usd)
-    await house.pass_time(300)
+    await timed_store.pass_time(300)
     assert await store.claim_stored(lease_s=600, limit=9) == []
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     assert len(await store.claim_stored(lease_s=600, limit=9)) == 1
     assert await store.charge_storage(replace(charge, read=stored, usd=Decimal(0), due_in_s=None))
-    await house.pass_time(10**6)
+    await timed_store.pass_time(10**6)
     assert await store.claim_stored(lease_s=600, limit=9) == []
 
 
-async def test_a_job_at_rest_is_looked_at_at_once(house: House) -> None:
-    store = house.store
+async def test_a_job_at_rest_is_looked_at_at_once(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await submitted(store)
     (job,) = await store.claim_stored(lease_s=HOUR, limit=9)
     stored = StoredData(bytes=5, accrued_usd=Decimal(0), charged_usd=Decimal(0), to=START)
@@ -178,12 +178,12 @@ async def test_a_capped_job_without_its_input_is_not_queued_by_a_higher_cap(stor
     assert [e.kind for e in await store.events(row.id, after=0, limit=9)] == ["job.data_deleted"]
 
 
-async def test_an_upload_is_forgotten_when_nobody_has_sent_it_for_long(house: House) -> None:
-    store = house.store
+async def test_an_upload_is_forgotten_when_nobody_has_sent_it_for_long(timed_store: TimedStore) -> None:
+    store = timed_store.store
     mine, old, new = store.as_tenant(ANN), "a" * 64, "b" * 64
     for sha256 in (old, new):
         await mine.put_upload("ann", Upload(sha256=sha256, bytes=1, name="x.csv", summary=None))
-    await house.pass_time(1000)
+    await timed_store.pass_time(1000)
     await mine.put_upload("bob", Upload(sha256=new, bytes=1, name="x.csv", summary=None))
     assert await store.forget_uploads(older_than_s=500, limit=9) == [old]
     assert await store.forget_uploads(older_than_s=500, limit=9) == []

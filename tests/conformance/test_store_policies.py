@@ -52,12 +52,12 @@ async def test_a_team_writes_its_own_policies_and_sees_no_others(store: Store) -
     await store.put_team("web", "")
     ann, eve = store.as_tenant(ANN), store.as_tenant(EVE)
     await ann.put_policy(policy(max_gpus=1))
-    await store.put_policy(policy(team=None, name="house", max_gpus=9))
+    await store.put_policy(policy(team=None, name="all", max_gpus=9))
     for other in (policy(max_gpus=7), policy(team=None, max_gpus=7)):
         with pytest.raises(StoreError, match="policies_team"):
             await eve.put_policy(other)
     assert not await eve.delete_policy("default", "limits")
-    assert not await ann.delete_policy(None, "house")
+    assert not await ann.delete_policy(None, "all")
     assert (await eve.policies(), (await eve.budgets())[1], await eve.policy_history("default", "limits")) == (
         [],
         [],

@@ -11,7 +11,7 @@ from broker.domain.notifications import Notice
 from broker.policy.budgets import Reached, reached
 from broker.policy.windows import QUARTER, quarter
 from broker.ports import AuditFilter, Change, Store
-from tests.conformance.conftest import House
+from tests.conformance.conftest import TimedStore
 from tests.conformance.policies import ANN, EVE, budget, charge, end, policy
 from tests.conformance.samples import (
     HOUR,
@@ -93,12 +93,12 @@ async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: S
 # -------------------------------------------------------------------------------------------------------------- queue
 
 
-async def test_the_queue_is_ordered_by_priority_and_then_by_age(house: House) -> None:
-    store, made = house.store, []
+async def test_the_queue_is_ordered_by_priority_and_then_by_age(timed_store: TimedStore) -> None:
+    store, made = timed_store.store, []
     for priority in (0, 5, -5, 5, 0):
         job = await submitted(store, priority=priority)
         made.append((-priority, len(made), job.id))
-        await house.pass_time(1)
+        await timed_store.pass_time(1)
     first = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=3)
     rest = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=3)
     assert [job.id for job in (*first, *rest)] == [own for _, _, own in sorted(made)]

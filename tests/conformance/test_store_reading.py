@@ -10,7 +10,7 @@ from broker.domain.job import AttemptState, Job, JobState, Reason
 from broker.domain.offer import HostFacts
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, JobFilter, Lane, Store, Token, Upload
-from tests.conformance.conftest import House
+from tests.conformance.conftest import TimedStore
 from tests.conformance.samples import (
     HOUR,
     START,
@@ -98,18 +98,18 @@ async def test_counts_name_every_state(store: Store) -> None:
     assert len(await store.live_attempts()) == 1
 
 
-async def test_blocked_offers_come_back(house: House) -> None:
-    store = house.store
+async def test_blocked_offers_come_back(timed_store: TimedStore) -> None:
+    store = timed_store.store
     await store.block_offer("a", "sold out", for_s=300)
     await store.block_offer("b", "quota", for_s=300)
     await store.block_offer("b", "still no quota", for_s=900)
     assert await store.blocked_offers() == {"a": "sold out", "b": "still no quota"}
-    await house.pass_time(301)
+    await timed_store.pass_time(301)
     assert await store.blocked_offers() == {"b": "still no quota"}
 
 
-async def test_what_ended_at_a_host_is_found_by_its_reason(house: House) -> None:
-    store = house.store
+async def test_what_ended_at_a_host_is_found_by_its_reason(timed_store: TimedStore) -> None:
+    store = timed_store.store
     ended = [(await running(store, AttemptState.ENDED))[0] for _ in range(3)]
     line, facts = ended[0].line, HostFacts(host="7")
     there = replace(line, offer=replace(line.offer, facts=facts))
@@ -127,7 +127,7 @@ async def test_what_ended_at_a_host_is_found_by_its_reason(house: House) -> None
     assert await store.ended_at_host(key, [Reason.HUNG], within_s=always, limit=9) == []
     (elsewhere,) = await store.ended_at_host("host:alpha/7", [Reason.PREEMPTED], within_s=always, limit=9)
     assert elsewhere.id == leased.attempt.id
-    await house.pass_time(2 * HOUR)
+    await timed_store.pass_time(2 * HOUR)
     assert await store.ended_at_host(key, [Reason.PREEMPTED], within_s=HOUR / 2, limit=9) == []
 
 
@@ -141,8 +141,8 @@ async def test_tokens_are_found_by_their_hash(store: Store) -> None:
     assert await store.token("ff" * 32) is None
 
 
-async def test_secrets_and_uploads_belong_to_their_owner(house: House) -> None:
-    store = house.store.as_tenant(Tenant(team="default", owner="ann"))
+async def test_secrets_and_uploads_belong_to_their_owner(timed_store: TimedStore) -> None:
+    store = timed_store.store.as_tenant(Tenant(team="default", owner="ann"))
     await store.put_secret("ann", "HF_TOKEN", b"one")
     await store.put_secret("ann", "HF_TOKEN", b"two")
     await store.put_secret("ann", "WANDB", b"\0\xff")

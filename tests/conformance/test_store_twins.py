@@ -17,7 +17,7 @@ from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
 from broker.domain.policy import Policy
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Store
 from broker.store.postgres.store import PostgresStore
-from tests.conformance.conftest import House, memory_house, shift_time
+from tests.conformance.conftest import TimedStore, memory_timed_store, shift_time
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
 
 EMPTY = (
@@ -69,9 +69,9 @@ OPENING: list[tuple[Any, ...]] = [
 class Player:
     """Plays operations on one store, remembering what a broker would: rows as they were last claimed."""
 
-    def __init__(self, house: House) -> None:
-        self.house = house
-        self.store: Store = house.store
+    def __init__(self, timed_store: TimedStore) -> None:
+        self.timed_store = timed_store
+        self.store: Store = timed_store.store
         self.jobs: dict[str, Job] = {}
         self.attempts: dict[str, Leased] = {}
 
@@ -179,7 +179,7 @@ class Player:
         return plain(await self.store.approve(job.id, Decimal(usd), make_event(job, "job.approved")))
 
     async def pass_time(self, seconds: float) -> Any:
-        await self.house.pass_time(seconds)
+        await self.timed_store.pass_time(seconds)
 
     async def everything(self) -> Any:
         jobs = await self.store.jobs(JobFilter(limit=99))
@@ -213,8 +213,8 @@ async def test_memory_and_postgres_are_twins(postgres_dsn: str) -> None:
 
     async def compare(operations: list[tuple[Any, ...]]) -> None:
         await connection.execute(EMPTY)
-        database = House(store=store, pass_time=lambda seconds: shift_time(postgres_dsn, seconds))
-        twins = Player(memory_house()), Player(database)
+        database = TimedStore(store=store, pass_time=lambda seconds: shift_time(postgres_dsn, seconds))
+        twins = Player(memory_timed_store()), Player(database)
         for step in [*OPENING, *operations]:
             memory, postgres = [await player.play(*step) for player in twins]
             assert memory == postgres, step

@@ -256,7 +256,7 @@ async def test_a_cap_too_small_to_checkpoint_in_buys_nothing(build_rig: RigBuild
         assert await rig.attempts(job) == []
 
 
-async def test_a_full_house_of_slow_creates_can_still_be_stopped(
+async def test_slow_creates_in_all_slots_can_still_be_stopped(
     build_rig: RigBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = build_rig()

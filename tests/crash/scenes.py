@@ -150,7 +150,7 @@ class Flow:
     """Jobs that people submit for as long as the block lasts, so many under way at a time."""
 
     def __init__(self, rig: DaemonRig) -> None:
-        self._house = rig
+        self._rig = rig
         self._tasks: list[asyncio.Task[None]] = []
         self._over = False
 
@@ -164,8 +164,8 @@ class Flow:
 
     async def _run(self) -> None:
         while not self._over:
-            job = await self._house.submit()
-            while not self._over and not await self._house.rests(job):  # noqa: ASYNC110
+            job = await self._rig.submit()
+            while not self._over and not await self._rig.rests(job):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
 
 

@@ -10,6 +10,6 @@ from tests.support.memory_store.store import MemoryStore
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[ApiServers]:
-    async with standing(MemoryStore(SystemClock()), "grpc", reflects=True) as made:
-        yield made
+async def servers() -> AsyncIterator[ApiServers]:
+    async with standing(MemoryStore(SystemClock()), "grpc", reflects=True) as running:
+        yield running

@@ -28,9 +28,9 @@ METHODS = [
 ]
 
 
-def half_open(house: ApiServers, method: str, **named: Any) -> Any:
+def half_open(servers: ApiServers, method: str, **named: Any) -> Any:
     """Start a call that sends its metadata and no message."""
-    return house.channel.stream_stream(method)(timeout=PATIENCE_S, **named)
+    return servers.channel.stream_stream(method)(timeout=PATIENCE_S, **named)
 
 
 async def answer(call: Any) -> Refused:
@@ -40,31 +40,31 @@ async def answer(call: Any) -> Refused:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_half_open_call_without_a_token_is_refused(house: ApiServers, method: str) -> None:
-    assert (await answer(half_open(house, method))).kind == "unauthenticated"
+async def test_a_half_open_call_without_a_token_is_refused(servers: ApiServers, method: str) -> None:
+    assert (await answer(half_open(servers, method))).kind == "unauthenticated"
 
 
 async def test_a_method_whose_scope_was_forgotten_is_the_operators(
-    house: ApiServers, monkeypatch: pytest.MonkeyPatch
+    servers: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(JobServicer.ListJobs, MARK)
-    assert (await answer(half_open(house, "/gpubroker.v1.JobService/ListJobs"))).kind == "unauthenticated"
-    stub = stubs.JobServiceStub(house.channel)
-    all_but_admin = await signed(house, "read", "submit", "manage", "metrics")
+    assert (await answer(half_open(servers, "/gpubroker.v1.JobService/ListJobs"))).kind == "unauthenticated"
+    stub = stubs.JobServiceStub(servers.channel)
+    all_but_admin = await signed(servers, "read", "submit", "manage", "metrics")
     assert (await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=all_but_admin))).kind == "forbidden"
 
 
 @pytest.mark.parametrize("method", ["/gpubroker.v1.JobService/GetJob", "/gpubroker.v1.ArtifactService/Upload"])
 async def test_a_token_without_a_message_keeps_no_place(
-    house: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
+    servers: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
-    told = await answer(half_open(house, method, metadata=await signed(house)))
+    told = await answer(half_open(servers, method, metadata=await signed(servers)))
     assert (told.kind, set(told.fields)) == ("invalid", {"message"})
 
 
-async def test_no_message_at_all_is_the_callers_fault(house: ApiServers) -> None:
-    call = half_open(house, "/gpubroker.v1.JobService/GetJob", metadata=await signed(house))
+async def test_no_message_at_all_is_the_callers_fault(servers: ApiServers) -> None:
+    call = half_open(servers, "/gpubroker.v1.JobService/GetJob", metadata=await signed(servers))
     await call.done_writing()
     told = await answer(call)
     assert (told.kind, set(told.fields)) == ("invalid", {"message"})
@@ -72,19 +72,19 @@ async def test_no_message_at_all_is_the_callers_fault(house: ApiServers) -> None
 
 @pytest.mark.parametrize("method", sorted(OPEN))
 async def test_a_guest_without_a_message_does_not_stay(
-    house: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
+    servers: ApiServers, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 0.05)
-    assert (await answer(half_open(house, method))).kind == "invalid"
+    assert (await answer(half_open(servers, method))).kind == "invalid"
 
 
-async def test_silent_guests_make_room_for_one_who_asks(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_guests_make_room_for_one_who_asks(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
     monkeypatch.setattr("broker.api.grpc.interceptor.MESSAGE_S", 10 * PATIENCE_S)
     check = "/grpc.health.v1.Health/Check"
-    silent = [asyncio.create_task(answer(half_open(house, check))) for _ in range(5)]
+    silent = [asyncio.create_task(answer(half_open(servers, check))) for _ in range(5)]
     await some_end(silent, 3)
-    stub = health_pb2_grpc.HealthStub(house.channel)
+    stub = health_pb2_grpc.HealthStub(servers.channel)
     assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
     await some_end(silent, 4)
     assert [task.done() for task in silent].count(False) == 1
@@ -102,10 +102,10 @@ async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
 
 
 async def test_readers_of_the_services_leave_room_for_others(
-    house: ApiServers, monkeypatch: pytest.MonkeyPatch
+    servers: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
-    stub = reflection_pb2_grpc.ServerReflectionStub(house.channel)
+    stub = reflection_pb2_grpc.ServerReflectionStub(servers.channel)
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
 
     async def reading() -> Any:
@@ -118,7 +118,7 @@ async def test_readers_of_the_services_leave_room_for_others(
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await reading()
     assert refused(error.value).kind == "limited"
-    check = health_pb2_grpc.HealthStub(house.channel).Check(health_pb2.HealthCheckRequest())
+    check = health_pb2_grpc.HealthStub(servers.channel).Check(health_pb2.HealthCheckRequest())
     assert (await check).status == health_pb2.HealthCheckResponse.SERVING
     calls.pop().cancel()
     async with asyncio.timeout(PATIENCE_S):

@@ -26,7 +26,7 @@ GUARD_S = 300
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[ApiServers]:
+async def servers() -> AsyncIterator[ApiServers]:
     """Yield servers whose upload limit suffices for the example's data set."""
     async with standing(
         MemoryStore(SystemClock()), "grpc", settings=replace(SETTINGS, upload_bytes=Settings.upload_bytes)
@@ -34,13 +34,13 @@ async def house() -> AsyncIterator[ApiServers]:
         yield made
 
 
-async def test_the_example_submits_and_watches_to_the_end(house: ApiServers, tmp_path: Path) -> None:
+async def test_the_example_submits_and_watches_to_the_end(servers: ApiServers, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "grpc.md").read_text(), re.DOTALL)
     program = program.replace("timeout=30", f"timeout={GUARD_S}")
     home = tmp_path / ".local" / "state" / "gpubroker"
     home.mkdir(parents=True)
-    token = (await house.api.token("ada"))["Authorization"].removeprefix("Bearer ")
-    (home / "client.json").write_text(json.dumps({"grpc": f"127.0.0.1:{house.port}", "token": token}))
+    token = (await servers.api.token("ada"))["Authorization"].removeprefix("Bearer ")
+    (home / "client.json").write_text(json.dumps({"grpc": f"127.0.0.1:{servers.port}", "token": token}))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-u", "-c", program, cwd=ROOT,
         env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
@@ -51,8 +51,8 @@ async def test_the_example_submits_and_watches_to_the_end(house: ApiServers, tmp
         async with asyncio.timeout(GUARD_S):
             first = (await process.stdout.readline()).decode()
             assert "devils-dictionary submitted" in first, first + (await process.stdout.read()).decode()
-            (job,) = await house.api.service.store.jobs(JobFilter())
-            await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+            (job,) = await servers.api.service.store.jobs(JobFilter())
+            await happens(servers.api, job.id, "job.failed", end=JobState.FAILED)
             rest = (await process.stdout.read()).decode()
             assert await process.wait() == 0, rest
     finally:

@@ -37,8 +37,8 @@ from trainer.contract import object_keys as keys
 Metadata = tuple[tuple[str, str], ...]
 
 
-async def signed(house: ApiServers, *scopes: Any) -> Metadata:
-    return (("authorization", (await house.api.token("ada", *scopes))["Authorization"]),)
+async def signed(servers: ApiServers, *scopes: Any) -> Metadata:
+    return (("authorization", (await servers.api.token("ada", *scopes))["Authorization"]),)
 
 
 async def fails(call: Any) -> Refused:
@@ -50,23 +50,23 @@ async def fails(call: Any) -> Refused:
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-async def test_an_outage_says_when_to_ask_again(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outage_says_when_to_ask_again(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("the database does not answer")
 
-    stub, me = stubs.JobServiceStub(house.channel), await signed(house)
+    stub, me = stubs.JobServiceStub(servers.channel), await signed(servers)
     await stub.ListJobs(pb.ListJobsRequest(), metadata=me)
     monkeypatch.setattr(Service, "jobs", away)
     told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
     assert (told.kind, told.text, told.after_s) == ("unavailable", "the database does not answer", 2.0)
 
 
-async def test_a_fault_of_ours_tells_nothing_of_itself(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_ours_tells_nothing_of_itself(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("secret: hunter2")
 
     monkeypatch.setattr(Service, "jobs", broken)
-    stub, me = stubs.JobServiceStub(house.channel), await signed(house)
+    stub, me = stubs.JobServiceStub(servers.channel), await signed(servers)
     told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
     assert (told.kind, told.text) == ("fault", "an internal error; the server's log has the details")
 
@@ -93,25 +93,25 @@ def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
     assert status_of(BlobsUnavailable("x" * 9000)).ByteSize() < 2000
 
 
-async def test_bytes_that_are_no_message_are_the_callers_fault(house: ApiServers) -> None:
-    raw: Any = house.channel.unary_unary("/gpubroker.v1.JobService/GetJob")
-    told = await fails(raw(b"\xff\xff\xff", metadata=await signed(house)))
+async def test_bytes_that_are_no_message_are_the_callers_fault(servers: ApiServers) -> None:
+    raw: Any = servers.channel.unary_unary("/gpubroker.v1.JobService/GetJob")
+    told = await fails(raw(b"\xff\xff\xff", metadata=await signed(servers)))
     assert (told.kind, set(told.fields)) == ("invalid", {"message"})
     assert (await fails(raw(b"\xff\xff\xff"))).kind == "unauthenticated"
-    upload: Any = house.channel.stream_unary("/gpubroker.v1.ArtifactService/Upload")
-    assert (await fails(upload(iter([b"\xff"]), metadata=await signed(house)))).kind == "invalid"
-    unknown: Any = house.channel.unary_unary("/gpubroker.v1.JobService/Nothing")
+    upload: Any = servers.channel.stream_unary("/gpubroker.v1.ArtifactService/Upload")
+    assert (await fails(upload(iter([b"\xff"]), metadata=await signed(servers)))).kind == "invalid"
+    unknown: Any = servers.channel.unary_unary("/gpubroker.v1.JobService/Nothing")
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await unknown(b"", metadata=await signed(house))
+        await unknown(b"", metadata=await signed(servers))
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_message_past_the_cap_is_refused(house: ApiServers) -> None:
-    stub = stubs.JobServiceStub(house.channel)
+async def test_a_message_past_the_cap_is_refused(servers: ApiServers) -> None:
+    stub = stubs.JobServiceStub(servers.channel)
     big = pb.SubmitJobRequest()
     big.spec.env["A"] = "x" * (4 * 1024**2)
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stub.SubmitJob(big, metadata=await signed(house))
+        await stub.SubmitJob(big, metadata=await signed(servers))
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -132,11 +132,11 @@ class Stuck:
             self.left.set()
 
 
-async def test_work_ends_with_the_callers_deadline(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_ends_with_the_callers_deadline(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck()
     monkeypatch.setattr(Service, "jobs", stuck)
-    stub = stubs.JobServiceStub(house.channel)
-    me, limit_s = await signed(house), 0.2
+    stub = stubs.JobServiceStub(servers.channel)
+    me, limit_s = await signed(servers), 0.2
     while not stuck.entered.is_set():  # a busy machine needs longer to begin with it
         told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me, timeout=limit_s))
         assert (told.kind, limit_s < PATIENCE_S) == ("deadline", True)
@@ -145,10 +145,10 @@ async def test_work_ends_with_the_callers_deadline(house: ApiServers, monkeypatc
         await stuck.left.wait()
 
 
-async def test_work_ends_when_the_caller_does(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_ends_when_the_caller_does(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck()
     monkeypatch.setattr(Service, "jobs", stuck)
-    call = stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=await signed(house))
+    call = stubs.JobServiceStub(servers.channel).ListJobs(pb.ListJobsRequest(), metadata=await signed(servers))
     async with asyncio.timeout(PATIENCE_S):
         waiting = asyncio.ensure_future(call)
         await stuck.entered.wait()
@@ -176,15 +176,15 @@ async def test_a_stop_ends_followers_within_its_grace() -> None:
 # --------------------------------------------------------------------------------------------- health and reflection
 
 
-async def test_health_follows_readiness(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub = health_pb2_grpc.HealthStub(house.channel)
+async def test_health_follows_readiness(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = health_pb2_grpc.HealthStub(servers.channel)
     for name in ("", *SERVICES):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     watch = stub.Watch(health_pb2.HealthCheckRequest())
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()
-    await house.api.service.blobs.delete(keys.BROKER_LEASE)
+    await servers.api.service.blobs.delete(keys.BROKER_LEASE)
     answer = await stub.Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert (await fails(stub.Check(health_pb2.HealthCheckRequest(service="other")))).kind == "not_found"
@@ -193,34 +193,34 @@ async def test_health_follows_readiness(house: ApiServers, monkeypatch: pytest.M
     unknown.cancel()
 
 
-async def test_a_call_without_a_token_is_refused_before_its_message_comes(house: ApiServers) -> None:
+async def test_a_call_without_a_token_is_refused_before_its_message_comes(servers: ApiServers) -> None:
     for method in ("GetJob", "WatchEvents"):
-        call: Any = house.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=PATIENCE_S)
+        call: Any = servers.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=PATIENCE_S)
         assert (await fails(call)).kind == "unauthenticated"
 
 
-async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(house: ApiServers) -> None:
-    me = await signed(house)
+async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(servers: ApiServers) -> None:
+    me = await signed(servers)
     sent = asyncio.Event()
 
     async def late() -> AsyncIterator[bytes]:
         await sent.wait()
         yield pb.ListJobsRequest().SerializeToString()
 
-    open_call: Any = house.channel.stream_unary("/gpubroker.v1.JobService/ListJobs")
+    open_call: Any = servers.channel.stream_unary("/gpubroker.v1.JobService/ListJobs")
     call = open_call(late(), metadata=me, timeout=PATIENCE_S)
     await call.wait_for_connection()
-    await stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=me)
-    for token in await house.api.service.store.tokens():
-        await house.api.service.store.delete_token(token.id)
-    house.api.app[AUTH].forget()
+    await stubs.JobServiceStub(servers.channel).ListJobs(pb.ListJobsRequest(), metadata=me)
+    for token in await servers.api.service.store.tokens():
+        await servers.api.service.store.delete_token(token.id)
+    servers.api.app[AUTH].forget()
     sent.set()
     assert (await fails(call)).kind == "unauthenticated"
 
 
-async def test_watchers_of_health_leave_room_for_others(house: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watchers_of_health_leave_room_for_others(servers: ApiServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.grpc.anonymous_limits.PLACES", 2)
-    stub = health_pb2_grpc.HealthStub(house.channel)
+    stub = health_pb2_grpc.HealthStub(servers.channel)
     watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
     for watch in watching:
         await watch.read()
@@ -235,7 +235,7 @@ async def test_watchers_of_health_leave_room_for_others(house: ApiServers, monke
                 return
 
 
-async def test_reflection_lists_the_services_where_it_is_on(house: ApiServers) -> None:
+async def test_reflection_lists_the_services_where_it_is_on(servers: ApiServers) -> None:
     async def listed(channel: grpc.aio.Channel) -> set[str]:
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -243,8 +243,8 @@ async def test_reflection_lists_the_services_where_it_is_on(house: ApiServers) -
             return {s.name for s in answer.list_services_response.service}
         return set()
 
-    assert await listed(house.channel) >= SERVICES
-    async with serving(parts(house.api), "127.0.0.1", 0) as port, _channel(port) as channel:
+    assert await listed(servers.channel) >= SERVICES
+    async with serving(parts(servers.api), "127.0.0.1", 0) as port, _channel(port) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await listed(channel)
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -253,17 +253,17 @@ async def test_reflection_lists_the_services_where_it_is_on(house: ApiServers) -
 # ------------------------------------------------------------------------------------------------------------- streams
 
 
-async def test_an_upload_begins_with_its_header_and_has_one(house: ApiServers) -> None:
+async def test_an_upload_begins_with_its_header_and_has_one(servers: ApiServers) -> None:
     header = artifact.UploadRequest(header=artifact.UploadHeader(name="words.csv"))
     data = artifact.UploadRequest(data=CSV.encode())
-    stub, me = artifact_stubs.ArtifactServiceStub(house.channel), await signed(house)
+    stub, me = artifact_stubs.ArtifactServiceStub(servers.channel), await signed(servers)
     for parts_sent, field in (([], "header"), ([data], "header"), ([header, header], "data")):
         told = await fails(stub.Upload(iter(parts_sent), metadata=me))
         assert (told.kind, set(told.fields)) == ("invalid", {field})
     assert (await stub.Upload(iter([header, data, data]), metadata=me)).upload.bytes == 2 * len(CSV)
 
 
-async def test_an_upload_that_breaks_off_keeps_nothing(house: ApiServers) -> None:
+async def test_an_upload_that_breaks_off_keeps_nothing(servers: ApiServers) -> None:
     sent = asyncio.Event()
 
     async def endless() -> AsyncIterator[artifact.UploadRequest]:
@@ -272,21 +272,21 @@ async def test_an_upload_that_breaks_off_keeps_nothing(house: ApiServers) -> Non
         sent.set()
         await asyncio.Event().wait()
 
-    call = artifact_stubs.ArtifactServiceStub(house.channel).Upload(endless(), metadata=await signed(house))
+    call = artifact_stubs.ArtifactServiceStub(servers.channel).Upload(endless(), metadata=await signed(servers))
     waiting = asyncio.ensure_future(call)
     await sent.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert [info.key for info in await house.api.service.blobs.list("uploads/")] == []
+    assert [info.key for info in await servers.api.service.blobs.list("uploads/")] == []
 
 
-async def test_a_download_goes_on_at_an_offset(house: ApiServers) -> None:
-    door = GrpcTransport(house.channel, (await signed(house))[0][1])
+async def test_a_download_goes_on_at_an_offset(servers: ApiServers) -> None:
+    door = GrpcTransport(servers.channel, (await signed(servers))[0][1])
     job, _ = await door.submit(await good(door))
-    attempt = await admitted(house.api, job.id)
+    attempt = await admitted(servers.api, job.id)
     big = bytes(range(251)) * 25_000
-    await put_checkpoint(house.api, job.id, attempt, 1, {"big": big})
+    await put_checkpoint(servers.api, job.id, attempt, 1, {"big": big})
     for offset in (0, 1, 1024**2, 4 * 1024**2, 5 * 1024**2 + 1, len(big) - 1, len(big)):
         data, sha256 = await door.artifact(job.id, "big", offset=offset)
         assert data == big[offset:]
@@ -298,14 +298,14 @@ async def test_a_download_goes_on_at_an_offset(house: ApiServers) -> None:
 
 
 async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
-    house: ApiServers, monkeypatch: pytest.MonkeyPatch
+    servers: ApiServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_door, "CHUNK_CHARACTERS", 100)
-    door = GrpcTransport(house.channel, (await signed(house))[0][1])
+    door = GrpcTransport(servers.channel, (await signed(servers))[0][1])
     job, _ = await door.submit(await good(door))
-    attempt = await admitted(house.api, job.id)
+    attempt = await admitted(servers.api, job.id)
     text = "".join(f"line {i}\n" for i in range(100))
-    await house.api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), text.encode())
+    await servers.api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), text.encode())
     stream = door.logs(job.id)
     first: Any = await anext(stream)
     rest: list[Any] = []
@@ -317,18 +317,18 @@ async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
     assert rest[-1].position != first.position
 
 
-async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(house: ApiServers) -> None:
-    stub, me = stubs.JobServiceStub(house.channel), await signed(house)
-    door = GrpcTransport(house.channel, me[0][1])
+async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(servers: ApiServers) -> None:
+    stub, me = stubs.JobServiceStub(servers.channel), await signed(servers)
+    door = GrpcTransport(servers.channel, me[0][1])
     job, _ = await door.submit(await good(door))
     events = [e async for e in stub.WatchEvents(pb.WatchEventsRequest(job_id=job.id, follow=False), metadata=me)]
     assert [e.event.kind for e in events] == ["job.submitted"]
     assert [p async for p in stub.FollowLogs(pb.FollowLogsRequest(job_id=job.id, follow=False), metadata=me)] == []
 
 
-async def test_a_port_that_is_taken_is_not_shared(house: ApiServers) -> None:
+async def test_a_port_that_is_taken_is_not_shared(servers: ApiServers) -> None:
     with pytest.raises(AddressUnavailable):
-        async with serving(parts(house.api), "127.0.0.1", house.port):
+        async with serving(parts(servers.api), "127.0.0.1", servers.port):
             pass
 
 
@@ -336,9 +336,12 @@ def _channel(port: int) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
 
-async def test_grpc_connections_beyond_the_limit_are_dropped(house: ApiServers) -> None:
+async def test_grpc_connections_beyond_the_limit_are_dropped(servers: ApiServers) -> None:
     """Beyond the bound a connection is dropped and the others are served."""
-    async with serving(parts(house.api), "127.0.0.1", 0, connections=4, grace_s=0.1) as port, _channel(port) as channel:
+    async with (
+        serving(parts(servers.api), "127.0.0.1", 0, connections=4, grace_s=0.1) as port,
+        _channel(port) as channel,
+    ):
         health = health_pb2_grpc.HealthStub(channel)
         await health.Check(health_pb2.HealthCheckRequest())
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]

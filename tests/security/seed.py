@@ -20,9 +20,9 @@ async def seed(dsn: str) -> None:
     """Red and blue, alike in everything but their jobs' ids."""
     store = await PostgresStore.connect(dsn)
     try:
-        house = store.as_tenant(OPERATOR)
+        operator = store.as_tenant(OPERATOR)
         for number, team in enumerate((RED, BLUE)):
-            await house.put_team(team, "")
+            await operator.put_team(team, "")
             await _channel(store, team)
             job = await _job(store, team)
             await _rest(store, team, number)

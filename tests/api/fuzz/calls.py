@@ -151,7 +151,7 @@ async def fuzz(world: World, method: Any, seed: int, examples: int) -> Heard:
     )  # fmt: skip
     @given(calls(method, world.known, authorization))
     def one(call: Call) -> None:
-        code = asyncio.run_coroutine_threadsafe(answer(world.house.channel, method, call), loop).result()
+        code = asyncio.run_coroutine_threadsafe(answer(world.servers.channel, method, call), loop).result()
         heard.codes[code] += 1
         assert code not in {ours.name for ours in OURS}, f"{method.full_name}: {code}: {call}"
 

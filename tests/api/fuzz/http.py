@@ -64,7 +64,7 @@ async def fuzz(world: World, seed: int, examples: int, *, only: str = "", phases
         chosen = ("--include-path-regex", only) if only else ()
         process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).with_name("schemathesis")),
-            "--config-file", str(config), "run", f"{world.house.api.url}/openapi.json", *chosen,
+            "--config-file", str(config), "run", f"{world.servers.api.url}/openapi.json", *chosen,
             "--seed", str(seed), "--max-examples", str(examples), "--phases", phases,
             "--request-timeout", "60", "--workers", "1", "--continue-on-failure", "--generation-database", "none",
             "--report", "json", "--report-json-path", str(report), "--no-color",
@@ -97,7 +97,7 @@ def _config(world: World, seed: int, authorization: str) -> str:
 def answers(world: World) -> dict[int, int]:
     """Return the number of answered requests by status, as the server itself counts them."""
     found: dict[int, int] = {}
-    for metric in world.house.api.app[METRICS].registry.collect():
+    for metric in world.servers.api.app[METRICS].registry.collect():
         for sample in metric.samples:
             if sample.name == "gpubroker_http_requests_total":
                 status = int(sample.labels["status"])

@@ -44,7 +44,7 @@ class Nowhere(WebhookNotifier):
 class World:
     """Three jobs of ada (one idle, one that runs and has results, one that waits), and a channel of hers."""
 
-    house: ApiServers
+    servers: ApiServers
     ended: str
     running: str
     queued: str
@@ -54,7 +54,7 @@ class World:
 
     async def authorization(self, seed: int) -> str:
         """Return the metadata value of a new token with the scopes of this seed's turn."""
-        return (await self.house.api.token("ada", *ROLES[seed // 2 % len(ROLES)]))["Authorization"]
+        return (await self.servers.api.token("ada", *ROLES[seed // 2 % len(ROLES)]))["Authorization"]
 
 
 @asynccontextmanager
@@ -62,15 +62,15 @@ async def world(dsn: str) -> AsyncIterator[World]:
     """Over a migrated database of its own."""
     store = await PostgresStore.connect(dsn)
     try:
-        async with standing(store, "grpc", reflects=True, webhooks=Nowhere) as house:
-            yield await furnished(house)
+        async with standing(store, "grpc", reflects=True, webhooks=Nowhere) as servers:
+            yield await furnished(servers)
     finally:
         await store.close()
 
 
-async def furnished(house: ApiServers) -> World:
-    api, me = house.api, await house.api.token("ada")
-    spec = await good(door := GrpcTransport(house.channel, me["Authorization"]))
+async def furnished(servers: ApiServers) -> World:
+    api, me = servers.api, await servers.api.token("ada")
+    spec = await good(door := GrpcTransport(servers.channel, me["Authorization"]))
     ended = (await door.submit(spec))[0].id
     await succeed(api, ended)
     running = (await door.submit(spec))[0].id
@@ -93,7 +93,7 @@ async def furnished(house: ApiServers) -> World:
         "init_from": [f"job/{running}"],
         "data": [CSV.encode(), message.train.data],
     }
-    return World(house=house, ended=ended, running=running, queued=queued, channel=channel, known=known)
+    return World(servers=servers, ended=ended, running=running, queued=queued, channel=channel, known=known)
 
 
 async def succeed(api: Running, job: str) -> None:

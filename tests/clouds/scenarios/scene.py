@@ -118,7 +118,7 @@ class Scene:
     def configuration(self) -> dict[str, Any]:
         config: dict[str, Any] = {
             "port": 0,
-            "blobs": f"s3://{BUCKET}/house",
+            "blobs": f"s3://{BUCKET}/installation",
             "blob_options": {"aws_endpoint": self.s3, "aws_region": "us-east-1"},
             "grants": {"sts_endpoint": self.s3, "role_arn": "arn:aws:iam::123456789012:role/attempt"},
             "trainer": {"image": IMAGE},

@@ -49,7 +49,7 @@ def points() -> list[tuple[int, Victim]]:
 
 
 @pytest.fixture(scope="module")
-async def house() -> AsyncIterator[Scene]:
+async def scene() -> AsyncIterator[Scene]:
     try:
         async with Scene(clouds=("runpod", "vast", "lambda")) as made:
             yield made
@@ -73,35 +73,35 @@ async def submit(scene: Scene) -> str:
 
 
 @pytest.fixture(scope="module")
-async def launch_s(house: Scene) -> float:
+async def launch_s(scene: Scene) -> float:
     """Seconds from submit to the first beat, undisturbed and with a warm server."""
     for _ in range(2):
         begun = time.monotonic()
-        job = await submit(house)
-        await house.until(job, "a beat", lambda detail: detail.runs and detail.runs[-1].first_beat_at)
+        job = await submit(scene)
+        await scene.until(job, "a beat", lambda detail: detail.runs and detail.runs[-1].first_beat_at)
         lasted = time.monotonic() - begun
-        await house.rest(job)
+        await scene.rest(job)
     return lasted
 
 
 @pytest.mark.parametrize(("moment", "victim"), points())
 async def test_a_kill_leaves_one_machine_and_no_orphan(
-    house: Scene, launch_s: float, moment: int, victim: Victim
+    scene: Scene, launch_s: float, moment: int, victim: Victim
 ) -> None:
-    job = await submit(house)
+    job = await submit(scene)
     await asyncio.sleep(launch_s * moment / MOMENTS)  # the moment itself is what is tested
     if victim in ("daemon", "both"):
-        await house.kill()
+        await scene.kill()
     if victim in ("server", "both"):
-        await house.kill_server()
+        await scene.kill_server()
     if victim in ("daemon", "both"):
-        await house.start()
-    detail = await house.rest(job)
-    assert detail.state is JobState.SUCCEEDED, await house.told(job)
-    made = await house.rented(job)
-    for name in await house.names(job):
+        await scene.start()
+    detail = await scene.rest(job)
+    assert detail.state is JobState.SUCCEEDED, await scene.told(job)
+    made = await scene.rented(job)
+    for name in await scene.names(job):
         assert sum(machine.name.startswith(name) for machine in made) <= 1, "two machines under one name"
-    assert house.orphans() == []
-    bill = await house.bill(job)
-    house.money.append((detail.spent_usd, bill, house.started(detail)))
+    assert scene.orphans() == []
+    bill = await scene.bill(job)
+    scene.money.append((detail.spent_usd, bill, scene.started(detail)))
     assert bill <= detail.spent_usd

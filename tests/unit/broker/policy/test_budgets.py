@@ -114,13 +114,15 @@ def test_a_job_that_can_never_start_hears_that() -> None:
 
 
 def test_what_others_have_spent_is_not_told_to_a_team() -> None:
-    house = policy(team=None, budgets=[budget(thresholds=thresholds(("0.5", "stop_launches")))], max_gpus=4, max_jobs=4)
-    quiet = house.model_copy(update={"budgets": policy(budgets=[budget()]).budgets})
+    everywhere = policy(
+        team=None, budgets=[budget(thresholds=thresholds(("0.5", "stop_launches")))], max_gpus=4, max_jobs=4
+    )
+    quiet = everywhere.model_copy(update={"budgets": policy(budgets=[budget()]).budgets})
     found = [
-        told(ask(), applied(house, "77.77")),
+        told(ask(), applied(everywhere, "77.77")),
         told(ask(), applied(quiet, "77.77", "22.22")),
-        told(ask(), applied(house, gpus=4)),
-        told(ask(), applied(house, jobs=4)),
+        told(ask(), applied(everywhere, gpus=4)),
+        told(ask(), applied(everywhere, jobs=4)),
     ]
     for one in found:
         assert one is not None

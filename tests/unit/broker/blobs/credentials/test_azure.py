@@ -9,8 +9,8 @@ from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.credentials.azure import AzureIssuer, container_signature
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
-from tests.unit.broker.blobs.credentials.cloud import serving
 from tests.unit.broker.blobs.credentials.samples import ATTEMPT, JOB, NOW, SCOPE, now
+from tests.unit.broker.blobs.credentials.token_service import serving
 from trainer.objectstore.objects import Objects
 
 KEY = "bm90IGEgcmVhbCBrZXksIG9ubHkgZm9yIHRlc3Rz"
@@ -36,9 +36,10 @@ async def test_it_ends_and_holds_no_key() -> None:
 
 
 async def test_the_instance_sends_the_signature_and_nothing_else() -> None:
-    async with serving(lambda asked: (404, "")) as cloud:
+    async with serving(lambda request: (404, "")) as service:
         options = {
-            "azure_storage_account_name": "acct", "azure_storage_account_key": KEY, "azure_storage_endpoint": cloud.url,
+            "azure_storage_account_name": "acct", "azure_storage_account_key": KEY,
+            "azure_storage_endpoint": service.url,
         }  # fmt: skip
         settings = GrantSettings(now=now)
         blobs = ObstoreBlobs.open("az://training/team", Installation("abcd"), options=options, grants=settings)
@@ -48,11 +49,11 @@ async def test_the_instance_sends_the_signature_and_nothing_else() -> None:
         assert "azure_storage_account_key" not in access.options
         objects = Objects.open(access.url, access.options, "abcd")
         assert await objects.read("broker/lease") is None
-        asked = cloud.asked[0]
-    path, _, query = asked.path.partition("?")
+        request = service.requests[0]
+    path, _, query = request.path.partition("?")
     assert path == "/training/team/abcd/broker/lease"
     assert parse_qs(query)["sig"] == parse_qs(access.options["azure_storage_sas_token"])["sig"]
-    assert "authorization" not in asked.headers
+    assert "authorization" not in request.headers
 
 
 async def test_a_key_that_is_none_is_told() -> None:

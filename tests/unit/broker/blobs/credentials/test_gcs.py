@@ -16,8 +16,8 @@ from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.credentials.gcs import GcsIssuer, boundary, service_account
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
-from tests.unit.broker.blobs.credentials.cloud import Asked, Cloud, serving
 from tests.unit.broker.blobs.credentials.samples import ATTEMPT, FINAL, JOB, LEASE, NOW, READS, SCOPE, WRITES, now
+from tests.unit.broker.blobs.credentials.token_service import TokenRequest, TokenService, serving
 from trainer.objectstore.objects import Objects
 
 OBJECTS = "projects/_/buckets/training/objects/"
@@ -37,10 +37,10 @@ def _account(key: RSAPrivateKey, token_uri: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _google(asked: Asked) -> tuple[int, Any]:
-    if asked.path == "/token":
+def _google(request: TokenRequest) -> tuple[int, Any]:
+    if request.path == "/token":
         return 200, {"access_token": "the daemon's own", "expires_in": 3599, "token_type": "Bearer"}
-    if asked.path != "/v1/token":
+    if request.path != "/v1/token":
         return 404, ""
     return 200, {"access_token": "downscoped", "issued_token_type": ACCESS_TOKEN, "token_type": "Bearer"}
 
@@ -50,17 +50,17 @@ def _part(text: str) -> Any:
 
 
 async def test_the_own_token_is_exchanged_for_one_within_the_boundary(key: RSAPrivateKey) -> None:
-    async with serving(_google) as cloud:
-        issuer = GcsIssuer(account=_account(key, f"{cloud.url}/token"), exchange=f"{cloud.url}/v1/token", now=now)
+    async with serving(_google) as service:
+        issuer = GcsIssuer(account=_account(key, f"{service.url}/token"), exchange=f"{service.url}/v1/token", now=now)
         issued = await issuer.issue(SCOPE)
-        own, exchange = cloud.asked
+        own, exchange = service.requests
     assert own.form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer"
     header, claims, signature = own.form["assertion"].split(".")
     assert _part(header) == {"alg": "RS256", "typ": "JWT", "kid": "k1"}
     assert _part(claims) == {
         "iss": "daemon@project.iam.gserviceaccount.com",
         "scope": "https://www.googleapis.com/auth/devstorage.read_write",
-        "aud": f"{cloud.url}/token", "iat": int(NOW.timestamp()), "exp": int(NOW.timestamp()) + 3600,
+        "aud": f"{service.url}/token", "iat": int(NOW.timestamp()), "exp": int(NOW.timestamp()) + 3600,
     }  # fmt: skip
     signed = base64.urlsafe_b64decode(signature + "=" * (-len(signature) % 4))
     key.public_key().verify(signed, f"{header}.{claims}".encode(), PKCS1v15(), SHA256())
@@ -110,8 +110,8 @@ def _conditions(rule: dict[str, Any]) -> set[str]:
 async def test_a_refusal_is_one_line_without_secrets(
     key: RSAPrivateKey, at: str, status: int, body: Any, words: str
 ) -> None:
-    async with serving(lambda asked: (status, body) if asked.path == at else _google(asked)) as cloud:
-        issuer = GcsIssuer(account=_account(key, f"{cloud.url}/token"), exchange=f"{cloud.url}/v1/token", now=now)
+    async with serving(lambda request: (status, body) if request.path == at else _google(request)) as service:
+        issuer = GcsIssuer(account=_account(key, f"{service.url}/token"), exchange=f"{service.url}/v1/token", now=now)
         with pytest.raises(BlobsUnavailable) as error:
             await issuer.issue(SCOPE)
     assert words in str(error.value)
@@ -119,19 +119,19 @@ async def test_a_refusal_is_one_line_without_secrets(
 
 
 async def test_the_instance_sends_the_downscoped_token(key: RSAPrivateKey, tmp_path: Path) -> None:
-    async with serving(_google) as cloud:
-        (tmp_path / "key.json").write_text(json.dumps(_account(key, f"{cloud.url}/token")))
-        access = await _store(cloud, tmp_path / "key.json").grant(JOB, ATTEMPT)
+    async with serving(_google) as service:
+        (tmp_path / "key.json").write_text(json.dumps(_account(key, f"{service.url}/token")))
+        access = await _store(service, tmp_path / "key.json").grant(JOB, ATTEMPT)
         assert access.scoped
         assert set(access.options) == {"google_base_url", "google_bearer_token"}
-        cloud.asked.clear()
+        service.requests.clear()
         assert await Objects.open(access.url, access.options, "abcd").read("broker/lease") is None
-        assert cloud.asked[0].headers["authorization"] == "Bearer downscoped"
+        assert service.requests[0].headers["authorization"] == "Bearer downscoped"
 
 
-def _store(cloud: Cloud, path: Path) -> ObstoreBlobs:
-    options = {"google_service_account": str(path), "google_base_url": cloud.url}
-    settings = GrantSettings(google_exchange=f"{cloud.url}/v1/token", now=now)
+def _store(service: TokenService, path: Path) -> ObstoreBlobs:
+    options = {"google_service_account": str(path), "google_base_url": service.url}
+    settings = GrantSettings(google_exchange=f"{service.url}/v1/token", now=now)
     return ObstoreBlobs.open("gs://training", Installation("abcd"), options=options, grants=settings)
 
 

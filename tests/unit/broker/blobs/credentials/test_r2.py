@@ -11,16 +11,16 @@ from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.credentials.r2 import R2Issuer, account_of
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
-from tests.unit.broker.blobs.credentials.cloud import Asked, serving
 from tests.unit.broker.blobs.credentials.samples import ATTEMPT, FINAL, JOB, LEASE, NOW, READS, SCOPE, WRITES, now
+from tests.unit.broker.blobs.credentials.token_service import TokenRequest, serving
 from trainer.contract.documents import READER
 from trainer.objectstore.objects import Objects, ObjectStoreError
 
 ENDPOINT = "https://0123abcd.r2.cloudflarestorage.com"
 
 
-def _made(asked: Asked) -> tuple[int, Any]:
-    kind = asked.json["permission"]
+def _made(request: TokenRequest) -> tuple[int, Any]:
+    kind = request.json["permission"]
     result = {
         "accessKeyId": f"id of {kind}",
         "secretAccessKey": f"secret of {kind}",
@@ -34,13 +34,13 @@ def _issuer(api: str) -> R2Issuer:
 
 
 async def test_one_set_reads_and_one_writes() -> None:
-    async with serving(_made) as cloud:
-        issued = await _issuer(cloud.url).issue(SCOPE)
-    by_permission = {asked.json["permission"]: asked for asked in cloud.asked}
-    for asked in cloud.asked:
-        assert (asked.method, asked.path) == ("POST", "/accounts/0123abcd/r2/temp-access-credentials")
-        assert asked.headers["authorization"] == "Bearer api-token"
-        assert asked.headers["content-type"] == "application/json"
+    async with serving(_made) as service:
+        issued = await _issuer(service.url).issue(SCOPE)
+    by_permission = {request.json["permission"]: request for request in service.requests}
+    for request in service.requests:
+        assert (request.method, request.path) == ("POST", "/accounts/0123abcd/r2/temp-access-credentials")
+        assert request.headers["authorization"] == "Bearer api-token"
+        assert request.headers["content-type"] == "application/json"
     common = {"bucket": "training", "parentAccessKeyId": "parent-id", "ttlSeconds": 1800}
     assert by_permission["object-read-only"].json == {
         **common, "permission": "object-read-only", "prefixes": READS, "objects": [LEASE],
@@ -62,26 +62,28 @@ async def test_one_set_reads_and_one_writes() -> None:
     ("answer", "words"),
     [
         (
-            lambda asked: (403, {"success": False, "errors": [{"code": 10000, "message": "Authentication error"}]}),
+            lambda request: (403, {"success": False, "errors": [{"code": 10000, "message": "Authentication error"}]}),
             "403 10000 Authentication error; give the API token",
         ),
-        (lambda asked: (502, "<html>Bad gateway</html>"), "502 with an answer that is not what is documented"),
-        (lambda asked: (200, {"success": True, "result": {}}), "200 with an answer that is not what is documented"),
-        (lambda asked: (200, ["?"]), "200 with an answer that is not what is documented"),
+        (lambda request: (502, "<html>Bad gateway</html>"), "502 with an answer that is not what is documented"),
+        (lambda request: (200, {"success": True, "result": {}}), "200 with an answer that is not what is documented"),
+        (lambda request: (200, ["?"]), "200 with an answer that is not what is documented"),
     ],
 )
-async def test_a_refusal_is_one_line_without_secrets(answer: Callable[[Asked], tuple[int, Any]], words: str) -> None:
-    async with serving(answer) as cloud:
+async def test_a_refusal_is_one_line_without_secrets(
+    answer: Callable[[TokenRequest], tuple[int, Any]], words: str
+) -> None:
+    async with serving(answer) as service:
         with pytest.raises(BlobsUnavailable) as error:
-            await _issuer(cloud.url).issue(SCOPE)
+            await _issuer(service.url).issue(SCOPE)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert "api-token" not in str(error.value) + repr(_issuer(""))
 
 
 async def test_the_agent_reads_with_one_and_writes_with_the_other() -> None:
-    async with serving(lambda asked: (404, "") if asked.method == "GET" else (200, "")) as cloud:
-        options = {"aws_endpoint": cloud.url, "aws_region": "auto"}
+    async with serving(lambda request: (404, "") if request.method == "GET" else (200, "")) as service:
+        options = {"aws_endpoint": service.url, "aws_region": "auto"}
         for name, who in (("", "writer"), (READER, "reader")):
             options |= {f"{name}aws_access_key_id": who, f"{name}aws_secret_access_key": "x"}
         objects = Objects.open("s3://training", options, "abcd")
@@ -93,7 +95,8 @@ async def test_the_agent_reads_with_one_and_writes_with_the_other() -> None:
         with contextlib.suppress(ObjectStoreError):
             await objects.delete(f"checkpoints/{JOB}/{ATTEMPT}/x")
     used = [
-        (asked.method, asked.headers["authorization"].split("Credential=")[1].split("/")[0]) for asked in cloud.asked
+        (request.method, request.headers["authorization"].split("Credential=")[1].split("/")[0])
+        for request in service.requests
     ]
     assert used == [("GET", "reader"), ("GET", "reader"), ("PUT", "writer"), ("POST", "writer")]
 
@@ -106,8 +109,8 @@ async def test_a_store_at_r2_scopes_once_there_is_an_api_token(monkeypatch: pyte
     assert not without.scopes
     assert "set CLOUDFLARE_API_TOKEN" in (without.unscoped or "")
     monkeypatch.setenv("CLOUDFLARE_API_TOKEN", "api-token")
-    async with serving(_made) as cloud:
-        blobs = ObstoreBlobs.open("s3://training", here, options=options, grants=GrantSettings(r2_api=cloud.url))
+    async with serving(_made) as service:
+        blobs = ObstoreBlobs.open("s3://training", here, options=options, grants=GrantSettings(r2_api=service.url))
         access = await blobs.grant(JOB, ATTEMPT)
     assert (blobs.scopes, access.scoped) == (True, True)
     assert access.options["aws_endpoint"] == ENDPOINT

@@ -7,8 +7,8 @@ import pytest
 
 from broker.blobs.credentials.sts import StsIssuer, sdk_keys
 from broker.domain.errors import BlobsUnavailable
-from tests.unit.broker.blobs.credentials.cloud import serving
 from tests.unit.broker.blobs.credentials.samples import SCOPE, now
+from tests.unit.broker.blobs.credentials.token_service import serving
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def _issuer(endpoint: str) -> StsIssuer:
 
 async def test_keys_of_a_profile_sign_when_the_store_has_none(no_keys: None, tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text("[default]\naws_access_key_id = of-a-profile\naws_secret_access_key = x\n")
-    async with serving(lambda asked: (403, "<a><Code>AccessDenied</Code><Message>not you</Message></a>")) as cloud:
+    async with serving(lambda request: (403, "<a><Code>AccessDenied</Code><Message>not you</Message></a>")) as service:
         with pytest.raises(BlobsUnavailable, match="403 AccessDenied not you; let the daemon's identity call"):
-            await _issuer(cloud.url).issue(SCOPE)
-    asked = cloud.asked[0]
-    assert "Credential=of-a-profile/20260102/eu-west-1/sts/aws4_request" in asked.headers["authorization"]
-    assert asked.form["DurationSeconds"] == "900"
+            await _issuer(service.url).issue(SCOPE)
+    request = service.requests[0]
+    assert "Credential=of-a-profile/20260102/eu-west-1/sts/aws4_request" in request.headers["authorization"]
+    assert request.form["DurationSeconds"] == "900"
 
 
 @pytest.mark.usefixtures("no_keys")
@@ -56,16 +56,16 @@ async def test_an_answer_that_is_none_is_one_line(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    async with serving(lambda asked: (status, answer)) as cloud:
+    async with serving(lambda request: (status, answer)) as service:
         with pytest.raises(BlobsUnavailable, match=words) as error:
-            await _issuer(cloud.url).issue(SCOPE)
+            await _issuer(service.url).issue(SCOPE)
     assert "\n" not in str(error.value)
 
 
 async def test_a_service_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    async with serving(lambda asked: (200, "")) as cloud:
-        gone = cloud.url
+    async with serving(lambda request: (200, "")) as service:
+        gone = service.url
     with pytest.raises(BlobsUnavailable, match="STS: no credentials for the attempt: ClientConnectorError"):
         await _issuer(gone).issue(SCOPE)

@@ -10,5 +10,5 @@ def test_every_round_and_listing_between_the_line_and_the_proof_is_counted() -> 
     assert intervals.drain_budget(60).lead_s == 21 + 60 + 38
 
 
-def test_a_house_that_looks_often_has_short_rounds() -> None:
+def test_a_broker_that_polls_often_has_short_rounds() -> None:
     assert Intervals(poll_s=0.5, look_s=0.25, list_s=1, billing_s=4).drain_budget(30).teardown_proof_s == 4 * 0.75 + 2

@@ -137,8 +137,8 @@ async def test_an_idle_machine_is_told_once_and_drained_where_that_is_asked_for(
 
 async def test_a_team_s_policy_ends_what_is_idle_and_the_narrowest_counts() -> None:
     desk = Desk()
-    house = {"name": "house", "idle": {"action": "notify", "window_s": 60}}
-    await desk.store.put_policy(Policy.model_validate(house))
+    everywhere = {"name": "all", "idle": {"action": "notify", "window_s": 60}}
+    await desk.store.put_policy(Policy.model_validate(everywhere))
     own = {"name": "own", "team": "default", "idle": {"action": "drain", "window_s": 60}}
     await desk.store.put_policy(Policy.model_validate(own))
     job = await desk.start()

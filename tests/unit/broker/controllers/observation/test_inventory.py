@@ -216,7 +216,7 @@ async def test_fast_cloud_clock_moves_no_birth_behind_its_first_listing() -> Non
     assert stood(seen) == {"i": (times[0], None)}
 
 
-async def test_a_house_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of the daemon's clock moves no recorded moment. Otherwise a charged machine would later have another
     life.
     """

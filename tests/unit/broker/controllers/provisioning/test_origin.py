@@ -18,7 +18,7 @@ LIVE = build.attempt(AttemptState.TRAINING, id=attempt_id(ORIGIN, 2), number=2)
 MILESTONE, LAST = (keys.checkpoint(ORIGIN, of.id, step, "n") + keys.MANIFEST for of, step in ((ENDED, 10), (LIVE, 900)))
 
 
-class House:
+class StoredAttempts:
     """Its store and its blobs."""
 
     async def attempts(self, job: Any) -> Any:
@@ -31,8 +31,8 @@ class House:
 @pytest.mark.parametrize(("nodes", "named"), [(1, (LAST, MILESTONE)), (2, (MILESTONE,))])
 async def test_last_message_names_the_running_part_and_what_stays(nodes: int, named: tuple[str, ...]) -> None:
     """The last of a job that runs is named and to several machines what stays."""
-    house = House()
-    context = SimpleNamespace(store=house, blobs=house, intervals=SimpleNamespace(poll_s=1.0))
+    stored = StoredAttempts()
+    context = SimpleNamespace(store=stored, blobs=stored, intervals=SimpleNamespace(poll_s=1.0))
     spec = build.spec(init_from=f"job/{ORIGIN}", resources={"nodes": nodes})
     job = replace(build.active_job(spec=spec), attempts=0)
     placement = Placement(cast(Any, context), cast(Any, None), lambda: [])

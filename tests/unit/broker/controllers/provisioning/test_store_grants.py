@@ -85,7 +85,7 @@ class Live:
         return [True for _ in changes]
 
 
-class House:
+class GrantRig:
     def __init__(self, *live: Leased) -> None:
         self.clock = Clock()
         self.blobs = Issuing.open("memory://", build.INSTALLATION)
@@ -120,147 +120,147 @@ class House:
 
 
 async def test_renewed_at_half_life_with_a_higher_seq_and_the_same_secrets() -> None:
-    house = House()
-    await house.launch(HF_TOKEN="hidden")
-    controller, first = house.controller(), await house.grant()
+    rig = GrantRig()
+    await rig.launch(HF_TOKEN="hidden")
+    controller, first = rig.controller(), await rig.grant()
     await controller.step()
-    await house.pass_time(LIFE_S / 2 - 1)
+    await rig.pass_time(LIFE_S / 2 - 1)
     await controller.step()
-    assert await house.grant() == first
-    await house.pass_time(1)
+    assert await rig.grant() == first
+    await rig.pass_time(1)
     await controller.step()
-    second = await house.grant()
+    second = await rig.grant()
     assert second.seq > first.seq
-    assert second.expires_at == house.clock.time + timedelta(seconds=LIFE_S)
+    assert second.expires_at == rig.clock.time + timedelta(seconds=LIFE_S)
     sealed = BOX.open_for(ATTEMPT.id, second.sealed)
     assert (sealed.store_options, sealed.secrets) == ({"token": "t2"}, {"HF_TOKEN": "hidden"})
     assert "hidden" not in second.model_dump_json()
 
 
 async def test_a_restarted_broker_renews_by_what_the_grant_says() -> None:
-    house = House()
-    await house.launch()
-    await house.pass_time(LIFE_S / 2)
-    await house.controller().step()
-    assert await house.token() == "t2"
-    await house.controller().step()
-    assert await house.token() == "t2"
+    rig = GrantRig()
+    await rig.launch()
+    await rig.pass_time(LIFE_S / 2)
+    await rig.controller().step()
+    assert await rig.token() == "t2"
+    await rig.controller().step()
+    assert await rig.token() == "t2"
 
 
 async def test_two_brokers_renew_once() -> None:
-    house = House()
-    await house.launch()
-    one, other = house.controller(), house.controller()
+    rig = GrantRig()
+    await rig.launch()
+    one, other = rig.controller(), rig.controller()
     for _ in range(6):
         await one.step()
         await other.step()
-        await house.pass_time(LIFE_S / 4)
-    assert house.blobs.number == 1 + 2
-    assert house.store.events == []
+        await rig.pass_time(LIFE_S / 4)
+    assert rig.blobs.number == 1 + 2
+    assert rig.store.events == []
 
 
 async def test_concurrent_renewals_leave_the_newer_grant() -> None:
     """Two brokers that renew at once leave a newer grant, in any order of their writes."""
-    house = House()
-    await house.launch()
-    first = await house.grant()
-    context = house.context()
+    rig = GrantRig()
+    await rig.launch()
+    first = await rig.grant()
+    context = rig.context()
     granting = Granting(context=context, box=BOX)
     for _ in range(2):
         await granting.issue(build.active_job(), ATTEMPT, {}, after=first)
-    assert (await house.grant()).seq > first.seq
+    assert (await rig.grant()).seq > first.seq
 
 
 async def test_a_clock_that_was_set_back_never_lowers_seq() -> None:
-    house = House()
-    await house.launch()
-    first = await house.grant()
-    house.clock.time -= timedelta(hours=1)
-    granted = await Granting(context=house.context(), box=BOX).issue(build.active_job(), ATTEMPT, {}, after=first)
+    rig = GrantRig()
+    await rig.launch()
+    first = await rig.grant()
+    rig.clock.time -= timedelta(hours=1)
+    granted = await Granting(context=rig.context(), box=BOX).issue(build.active_job(), ATTEMPT, {}, after=first)
     second = granted.grant
     assert second is not None
     assert second.seq == first.seq + 1
 
 
 async def test_what_does_not_end_is_not_renewed() -> None:
-    house = House()
-    house.blobs.life_s = None
-    await house.launch(HF_TOKEN="hidden")
-    controller, first = house.controller(), await house.grant()
+    rig = GrantRig()
+    rig.blobs.life_s = None
+    await rig.launch(HF_TOKEN="hidden")
+    controller, first = rig.controller(), await rig.grant()
     assert first.expires_at is None
     assert BOX.open_for(ATTEMPT.id, first.sealed).store_options == {}
-    await house.pass_time(1e9)
+    await rig.pass_time(1e9)
     await controller.step()
-    assert await house.grant() == first
+    assert await rig.grant() == first
 
 
 async def test_an_attempt_without_a_grant_is_asked_for_until_it_is_launched() -> None:
     launching = Leased(attempt=replace(ATTEMPT, state=AttemptState.LAUNCHING), job=build.active_job())
-    house = House(launching)
-    controller = house.controller()
+    rig = GrantRig(launching)
+    controller = rig.controller()
     await controller.step()
-    assert house.blobs.number == 0
-    await house.launch()
-    await house.pass_time(LIFE_S / 2)
+    assert rig.blobs.number == 0
+    await rig.launch()
+    await rig.pass_time(LIFE_S / 2)
     await controller.step()
-    assert house.blobs.number == 2
+    assert rig.blobs.number == 2
 
 
 @pytest.mark.parametrize("state", [AttemptState.PLANNED, AttemptState.TERMINATING, AttemptState.ENDED])
 async def test_a_machine_that_is_not_there_or_is_being_destroyed_gets_nothing(state: AttemptState) -> None:
-    house = House(Leased(attempt=replace(ATTEMPT, state=state), job=build.active_job()))
-    await house.launch()
-    await house.pass_time(LIFE_S)
-    await house.controller().step()
-    assert house.blobs.number == 1
+    rig = GrantRig(Leased(attempt=replace(ATTEMPT, state=state), job=build.active_job()))
+    await rig.launch()
+    await rig.pass_time(LIFE_S)
+    await rig.controller().step()
+    assert rig.blobs.number == 1
 
 
 async def test_a_failure_is_tried_again_with_growing_pauses_and_told_once() -> None:
-    house = House()
-    await house.launch()
-    await house.pass_time(LIFE_S / 2)
-    house.blobs.down = True
-    controller = house.controller()
+    rig = GrantRig()
+    await rig.launch()
+    await rig.pass_time(LIFE_S / 2)
+    rig.blobs.down = True
+    controller = rig.controller()
     for _ in range(400):
         await controller.step()
-        await house.pass_time(1)
-    (event,) = house.store.events
+        await rig.pass_time(1)
+    (event,) = rig.store.events
     assert (event.kind, event.attempt_id) == ("attempt.grant_failing", ATTEMPT.id)
     assert "cannot be renewed: STS: no credentials for the attempt: 403 AccessDenied" in event.message
     # 15, 30, then every 60 s
-    assert len(house.blobs.asked) - 1 == 3 + (400 - 45 - 1) // 60
-    house.blobs.down = False
-    await house.pass_time(60)
+    assert len(rig.blobs.asked) - 1 == 3 + (400 - 45 - 1) // 60
+    rig.blobs.down = False
+    await rig.pass_time(60)
     await controller.step()
-    assert await house.token() == "t2"
-    house.blobs.down = True
-    await house.pass_time(LIFE_S / 2)
+    assert await rig.token() == "t2"
+    rig.blobs.down = True
+    await rig.pass_time(LIFE_S / 2)
     for _ in range(100):
         await controller.step()
-        await house.pass_time(1)
-    assert len(house.store.events) == 2
+        await rig.pass_time(1)
+    assert len(rig.store.events) == 2
 
 
 async def test_one_that_fails_does_not_keep_the_others_waiting() -> None:
     other = replace(ATTEMPT, id=AttemptId("z" * 13), job_id=JobId("y" * 13))
-    house = House(
+    rig = GrantRig(
         Leased(attempt=ATTEMPT, job=build.active_job()),
         Leased(attempt=other, job=build.active_job(id=JobId("y" * 13))),
     )
-    await house.launch()
-    await house.blobs.put(keys.grant(other.id), b"not a grant")
-    await house.pass_time(LIFE_S / 2)
-    await house.controller().step()
-    assert await house.token() == "t2"
+    await rig.launch()
+    await rig.blobs.put(keys.grant(other.id), b"not a grant")
+    await rig.pass_time(LIFE_S / 2)
+    await rig.controller().step()
+    assert await rig.token() == "t2"
 
 
 async def test_the_job_that_a_job_starts_from_can_be_read_after_renewal_too() -> None:
     job = build.active_job(spec_changes={"init_from": f"job/{'o' * 13}"})
-    house = House(Leased(attempt=ATTEMPT, job=job))
-    await house.launch()
-    await house.pass_time(LIFE_S / 2)
-    await house.controller().step()
-    assert house.blobs.asked == [(job.id, ATTEMPT.id, JobId("o" * 13))] * 2
+    rig = GrantRig(Leased(attempt=ATTEMPT, job=job))
+    await rig.launch()
+    await rig.pass_time(LIFE_S / 2)
+    await rig.controller().step()
+    assert rig.blobs.asked == [(job.id, ATTEMPT.id, JobId("o" * 13))] * 2
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -271,8 +271,8 @@ async def store(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncItera
 
 
 async def test_the_event_is_written_by_a_real_store(store: Store) -> None:
-    house = House()
-    await house.launch()
+    rig = GrantRig()
+    await rig.launch()
     job = build.job()
     await store.submit(job, key=None, body_sha256="", events=())
 
@@ -280,11 +280,11 @@ async def test_the_event_is_written_by_a_real_store(store: Store) -> None:
         async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
             return await store.apply(changes)
 
-    house.store = Both(*house.store.live)
-    house.blobs.down = True
-    controller = house.controller()
+    rig.store = Both(*rig.store.live)
+    rig.blobs.down = True
+    controller = rig.controller()
     for _ in range(100):
-        await house.pass_time(LIFE_S)
+        await rig.pass_time(LIFE_S)
         await controller.step()
     assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["attempt.grant_failing"]
 
@@ -294,20 +294,18 @@ def test_a_grant_without_a_time_of_issue_is_due() -> None:
 
 
 async def test_a_folder_is_not_even_looked_at() -> None:
-    house = House()
-    context = replace(
-        house.context(), store=cast(Store, None), blobs=ObstoreBlobs.open("memory://", build.INSTALLATION)
-    )
+    rig = GrantRig()
+    context = replace(rig.context(), store=cast(Store, None), blobs=ObstoreBlobs.open("memory://", build.INSTALLATION))
     assert await Grants(context, Granting(context=context, box=BOX)).step() is False
 
 
 async def test_boot_hands_over_what_it_writes() -> None:
-    house = House()
+    rig = GrantRig()
 
     class Machines:
         caps = Caps(spot=True)
 
-    context = replace(house.context(), providers={"simulated": cast(Provider, Machines())})
-    boot = await Boot(context=context, box=BOX).prepare(house.store.live[0])
+    context = replace(rig.context(), providers={"simulated": cast(Provider, Machines())})
+    boot = await Boot(context=context, box=BOX).prepare(rig.store.live[0])
     assert boot.secret_env["GPUBROKER_STORE_OPTIONS"] == '{"token": "t1"}'
-    assert await house.token() == "t1"
+    assert await rig.token() == "t1"

@@ -1,4 +1,7 @@
-"""The rented clouds as `provider_laws.World`: emulators, machines on paper, and a launcher in SkyPilot's place."""
+"""The rented clouds as `provider_laws.World`: the real providers on emulators of the clouds' APIs.
+
+Tests of a broker's decisions use `tests.support.rig.simulated_cloud`, which is faster and takes faults.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -139,7 +142,7 @@ def nowhere() -> Point:
     return Point("nowhere", lambda: None)
 
 
-class CloudWorld:
+class EmulatedCloud:
     """See `provider_laws.World`. Its time is the loop's, which jumps."""
 
     adopts = False
@@ -271,7 +274,7 @@ class CloudWorld:
 
 
 @asynccontextmanager
-async def cloud_world(kind: str, home: Path) -> AsyncIterator[CloudWorld]:
+async def open_emulated_cloud(kind: str, home: Path) -> AsyncIterator[EmulatedCloud]:
     """An account without machines at one cloud. Nothing that the cloud does not know may have been called."""
     async with AsyncExitStack() as stack:
         clouds = await stack.enter_async_context(Clouds(now=LoopClock().now))
@@ -284,7 +287,7 @@ async def cloud_world(kind: str, home: Path) -> AsyncIterator[CloudWorld]:
             aws.front.on_demand = {("g6e.xlarge", EAST): "1.861", ("p5.48xlarge", EAST): "55.04"}
             aws.front.spot = {("g6e.xlarge", f"{EAST}a"): "0.60", ("g6e.xlarge", f"{EAST}b"): "0.53"}
             aws.front.quotas = dict(QUOTAS)
-        world = CloudWorld(kind, clouds, aws, home)
+        world = EmulatedCloud(kind, clouds, aws, home)
         stack.push_async_callback(world.close)
         yield world
         assert clouds.violations == []

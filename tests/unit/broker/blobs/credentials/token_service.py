@@ -11,7 +11,7 @@ from aiohttp import web
 
 
 @dataclass(kw_only=True)
-class Asked:
+class TokenRequest:
     method: str
     path: str
     headers: dict[str, str]
@@ -27,21 +27,21 @@ class Asked:
 
 
 @dataclass(kw_only=True)
-class Cloud:
+class TokenService:
     url: str = ""
-    asked: list[Asked] = field(default_factory=list)
+    requests: list[TokenRequest] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def serving(answer: Callable[[Asked], tuple[int, Any]]) -> AsyncIterator[Cloud]:
+async def serving(answer: Callable[[TokenRequest], tuple[int, Any]]) -> AsyncIterator[TokenService]:
     """`answer`: status and body (text, or what becomes JSON) of a request."""
-    cloud = Cloud()
+    service = TokenService()
 
     async def handle(request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        one = Asked(method=request.method, path=request.path_qs, headers=headers, body=await request.read())
-        cloud.asked.append(one)
-        status, body = answer(one)
+        received = TokenRequest(method=request.method, path=request.path_qs, headers=headers, body=await request.read())
+        service.requests.append(received)
+        status, body = answer(received)
         return web.Response(status=status, text=body if isinstance(body, str) else json.dumps(body))
 
     app = web.Application()
@@ -50,7 +50,7 @@ async def serving(answer: Callable[[Asked], tuple[int, Any]]) -> AsyncIterator[C
     try:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        cloud.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield cloud
+        service.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield service
     finally:
         await runner.cleanup()
