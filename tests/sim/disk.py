@@ -128,11 +128,12 @@ class _Obstore:
             raise OSError(str(e)) from None
         line.survives(key)
 
-    async def list(self, line: Line, prefix: str) -> AsyncIterator[list[dict[str, str]]]:
+    async def list(self, line: Line, prefix: str) -> AsyncIterator[list[dict[str, Any]]]:
         line.survives("")
         installation, _, below = prefix.partition("/")
         try:
-            yield [{"path": f"{installation}/{blob.key}"} for blob in await line.blobs.list(below)]
+            listed = await line.blobs.list(below)
+            yield [{"path": f"{installation}/{blob.key}", "size": blob.bytes} for blob in listed]
         except BlobError as e:
             raise OSError(str(e)) from None
 
