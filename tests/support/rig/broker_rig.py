@@ -3,7 +3,7 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -54,7 +54,7 @@ def build_fleet(
     clock: Clock,
     offers: Callable[[], Sequence[Offer]],
     notifiers: Sequence[Notifier] = (),
-    troubles: Callable[[], dict[str, str]] = dict,
+    troubles: Callable[[], Mapping[str, str]] = dict,
     **settings: Any,
 ) -> Fleet:
     """Build the controllers of one broker process; `settings` of its `ControllerContext`."""
