@@ -60,7 +60,7 @@ async def request_s(scene: Scene, name: InstanceName) -> float:
     return float(mine["finished_at"]) - float(mine["created_at"])
 
 
-async def settled(scene: Scene) -> None:
+async def wait_until_idle(scene: Scene) -> None:
     """Wait until SkyPilot has dropped its records of ended machines, which keeps a worker busy for seconds."""
     server, since = Server(scene), time.monotonic()
     while time.monotonic() - since < QUIET_S:
@@ -71,7 +71,7 @@ async def settled(scene: Scene) -> None:
 
 async def launch(scene: Scene, name: str, bought: str) -> float:
     """Seconds of the launch alone. `bought`: id of the daemon's offer."""
-    await settled(scene)
+    await wait_until_idle(scene)
     server, boot = Server(scene), _boot(scene)
     sky = SkyLauncher(server.config, installation=server.installation, state=scene.home / "bare")
     section = ProvidersConfig.model_validate({name: scene.configuration()["providers"][name]}).rented()[name]

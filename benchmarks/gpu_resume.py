@@ -58,7 +58,7 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(kw_only=True)
-class Told:
+class JobOutput:
     """Output and files of a job's processes."""
 
     rows: list[list[Any]] = field(default_factory=list)
@@ -109,7 +109,7 @@ def written(file: Path, fields: Mapping[str, Any]) -> Path:
     return file
 
 
-def life(config: Path, output: Path, told: Told, kill_after: int | None) -> bool:
+def run_once(config: Path, output: Path, told: JobOutput, kill_after: int | None) -> bool:
     """Run one start; return True if it came to its end. `kill_after`: steps after its first checkpoint."""
     argv = [sys.executable, "-m", "trainer", "--config", str(config), "--output", str(output)]
     process = subprocess.Popen(
@@ -136,14 +136,14 @@ def life(config: Path, output: Path, told: Told, kill_after: int | None) -> bool
     return True
 
 
-def run(config: Path, output: Path, kills: int, draw: random.Random) -> Told:
+def run(config: Path, output: Path, kills: int, draw: random.Random) -> JobOutput:
     """All lives of one run."""
-    told, until = Told(), time.monotonic() + PATIENCE_S
+    told, until = JobOutput(), time.monotonic() + PATIENCE_S
     for _ in range(LIVES):
         if time.monotonic() > until:
             told.error = told.error or f"not done after {PATIENCE_S} s"
             return told
-        if life(config, output, told, draw.randrange(12) if told.kills < kills else None):
+        if run_once(config, output, told, draw.randrange(12) if told.kills < kills else None):
             break
     if not told.error:
         told.rows, told.files = left(output)
@@ -159,7 +159,7 @@ def left(output: Path) -> tuple[list[list[Any]], dict[str, str]]:
     return steps, {f["path"]: f["sha256"] for f in done["files"] if f["path"].endswith(COMPARED)}
 
 
-def difference(calm: Told, killed: Told) -> str:
+def difference(calm: JobOutput, killed: JobOutput) -> str:
     """Empty: there is none."""
     if calm.error or killed.error:
         return calm.error or killed.error

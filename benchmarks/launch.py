@@ -90,7 +90,7 @@ class Measured:
 
 async def one_round(scene: Scene, cloud: str) -> Round:
     """A job to its first step, its machine taken away, the job to its next step."""
-    await bare.settled(scene)
+    await bare.wait_until_idle(scene)
     rows = DATA.read_bytes().splitlines(keepends=True)[:ROWS]
     begun = scene.clouds.world.now().timestamp()
     spec = fine_tune(scene.hub.url, steps=STEPS, resources={"providers": [cloud]})

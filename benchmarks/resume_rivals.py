@@ -61,7 +61,7 @@ class Order:
 
 
 @dataclass(kw_only=True)
-class Found:
+class RivalCounts:
     """Results of a rival's schedules."""
 
     schedules: int = 0
@@ -262,11 +262,11 @@ class Schedules:
 
     rival: Rival
     folder: Path
-    found: Found = field(default_factory=Found)
+    found: RivalCounts = field(default_factory=RivalCounts)
 
     def __post_init__(self) -> None:
         self._model = heads.llama(self.folder / "model")
-        self._calm: dict[str, Any] = {}
+        self._undisturbed: dict[str, Any] = {}
         self._lasts_s = self._save_s = 0.0
 
     def measure(self) -> None:
@@ -279,7 +279,7 @@ class Schedules:
             runs.append(json.loads((self.folder / f"calm{number}" / "result.json").read_text()))
         self._save_s = runs[1]["save_s"]
         assert _same(*runs), f"{self.rival} differs from itself"
-        self._calm = runs[0]
+        self._undisturbed = runs[0]
 
     def carry_out(self, number: int, seed: int) -> None:
         """Run one schedule of one to four kills; a run that does not come to its end is not exact."""
@@ -297,7 +297,7 @@ class Schedules:
                 continue
             self.found.unloadable += code == REFUSED
             if code == 0:
-                self.found.exact += _same(json.loads((output / "result.json").read_text()), self._calm)
+                self.found.exact += _same(json.loads((output / "result.json").read_text()), self._undisturbed)
             break
         shutil.rmtree(output, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from broker.runtime.clock import SystemClock
 from tests.api.harness import Running, memory_blobs, serving
 from tests.support.memory_store.store import MemoryStore
 
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ async def api() -> AsyncIterator[Running]:
         yield running
 
 
-async def told(api: Running, sent: bytes, *, end: bool = False, until: bytes | None = None) -> str:
+async def server_output(api: Running, sent: bytes, *, end: bool = False, until: bytes | None = None) -> str:
     """Return the server's output until it closes the connection, or until the output ends with `until`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
     writer.write(sent)
     if end:
         writer.write_eof()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return (await (reader.readuntil(until) if until else reader.read())).decode()
     except ConnectionError:
         return ""
@@ -51,7 +51,7 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(
         path, "application/octet-stream"
     )
     me = (await api.token("ada"))["Authorization"]
-    answer = await told(api, post(path, me, b"hello", f"Content-Encoding: {encoding}", kind=kind))
+    answer = await server_output(api, post(path, me, b"hello", f"Content-Encoding: {encoding}", kind=kind))
     assert answer.startswith("HTTP/1.1 400 ")
     assert "application/problem+json" in answer
     assert "Content-Encoding" in answer
@@ -61,7 +61,7 @@ async def test_a_bomb_is_refused_while_it_unfolds(api: Running) -> None:
     me = (await api.token("ada"))["Authorization"]
     bomb = gzip.compress(b"a" * 50_000_000, 1)
     for path, kind in (("/v1/jobs", "application/json"), ("/v1/uploads?name=a.csv", "application/octet-stream")):
-        answer = await told(api, post(path, me, bomb, "Content-Encoding: gzip", kind=kind))
+        answer = await server_output(api, post(path, me, bomb, "Content-Encoding: gzip", kind=kind))
         assert answer.startswith("HTTP/1.1 413 ")
 
 
@@ -80,7 +80,7 @@ async def test_what_is_no_request_gets_a_problem_document_and_is_not_logged(
     api: Running, caplog: pytest.LogCaptureFixture, head: str, words: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    answer = await told(api, head.encode("latin-1") + b"\r\n\r\n")
+    answer = await server_output(api, head.encode("latin-1") + b"\r\n\r\n")
     assert " 400 " in answer.split("\r\n", 1)[0]
     assert "application/problem+json" in answer
     assert words in answer
@@ -91,14 +91,14 @@ async def test_what_is_no_request_gets_a_problem_document_and_is_not_logged(
 async def test_a_body_that_stops_coming_is_not_waited_for(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.http.openapi.BODY_S", 0.05)
     me = (await api.token("ada"))["Authorization"]
-    answer = await told(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), until=b"}")
+    answer = await server_output(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), until=b"}")
     assert answer.startswith("HTTP/1.1 422 ")
     assert "did not come within" in answer
 
 
 async def test_a_client_that_leaves_is_not_counted_as_a_fault(api: Running) -> None:
     me = (await api.token("ada", "admin"))["Authorization"]
-    await told(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), end=True)
+    await server_output(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), end=True)
     async with api.http.get(f"{api.url}/metrics", headers={"Authorization": me}) as response:
         counted = [line for line in (await response.text()).splitlines() if "http_requests_total{" in line]
     assert [line for line in counted if 'status="499"' in line]
@@ -108,7 +108,7 @@ async def test_a_client_that_leaves_is_not_counted_as_a_fault(api: Running) -> N
 async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.http.connections.IDLE_S", 0.05)
     async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
-        assert await told(api, b"GET /v1/me HTTP/1.1\r\nHost:") == ""
+        assert await server_output(api, b"GET /v1/me HTTP/1.1\r\nHost:") == ""
 
 
 async def test_connections_beyond_the_limit_are_dropped() -> None:
@@ -117,21 +117,21 @@ async def test_connections_beyond_the_limit_are_dropped() -> None:
         port = int(api.url.rsplit(":", 1)[1])
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             assert await reader.read() == b""
         writer.close()
         for reader, writer in held:
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
             writer.close()
-        async with asyncio.timeout(PATIENCE_S):
-            while not await told(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await server_output(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
                 pass  # the server has not seen yet that they are closed
 
 
 async def test_a_hundred_thousand_wrong_keys_get_as_many_words_as_anybody_reads(api: Running) -> None:
     body = b"{" + b",".join(b'"k%d":1' % i for i in range(100_000)) + b"}"
-    answer = await told(api, post("/v1/teams", (await api.token("ada", "admin"))["Authorization"], body))
+    answer = await server_output(api, post("/v1/teams", (await api.token("ada", "admin"))["Authorization"], body))
     assert answer.startswith("HTTP/1.1 422 ")
     assert len(answer) < 10_000

@@ -50,7 +50,7 @@ def test_every_operation_is_tried() -> None:
 @pytest.mark.parametrize("group", OPERATIONS)
 async def test_every_operation_keeps_its_description(made: World, group: str, seed: int) -> None:
     found = await http.fuzz(made, seed, EXAMPLES, only=OPERATIONS[group], phases="coverage,fuzzing")
-    assert found.good, found.told
+    assert found.good, found.report
     assert found.cases
 
 

@@ -21,7 +21,7 @@ from tests.clouds.vast_market import VastOffer
 from tests.live.__main__ import main
 from tests.live.answers import OURS, Answers
 from tests.live.guard import Forbidden, allowed, reading
-from tests.live.look import Found, look
+from tests.live.look import CloudFindings, look
 from tests.unit.providers.aws_front import front, moto_server
 from tests.unit.providers.clocks import SteppedClock
 
@@ -56,11 +56,11 @@ async def rent(clouds: Clouds, cloud: str) -> None:
             assert answer.status == 200, await answer.text()
 
 
-async def seen(clouds: Clouds, cloud: str, home: Path) -> Found:
+async def seen(clouds: Clouds, cloud: str, home: Path) -> CloudFindings:
     return await look(cloud, clouds.url, ENV, home)
 
 
-def told(found: Found) -> dict[str, tuple[str, bool]]:
+def told(found: CloudFindings) -> dict[str, tuple[str, bool]]:
     return {one.field: (one.what, one.needed) for one in found.differences}
 
 

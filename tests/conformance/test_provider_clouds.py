@@ -31,7 +31,7 @@ SINGLE = ("runpod", "vast")
 """They join no machines to one job."""
 
 
-def told(story: Coroutine[Any, Any, None]) -> None:
+def run_story(story: Coroutine[Any, Any, None]) -> None:
     """Run a story in a loop in which waiting takes no time."""
     with asyncio.Runner(loop_factory=WarpLoop) as runner:
         runner.run(story)
@@ -47,7 +47,7 @@ def test_law(kind: str, law: Law, tmp_path: Path) -> None:
         async with open_emulated_cloud(kind, tmp_path) as world:
             await law(world)
 
-    told(story())
+    run_story(story())
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
@@ -68,7 +68,7 @@ def test_listings_lag_no_longer_than_stated(kind: str, tmp_path: Path) -> None:
             assert await is_absent(world, provider, name)
             assert world.made(name) == 1
 
-    told(story())
+    run_story(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +92,7 @@ def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: 
             assert world.running() == {long.name}
             assert world.clouds.bill().open(short.name) == []
 
-    told(story())
+    run_story(story())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +117,7 @@ def test_cancelled_create_ends_and_leaves_its_machine_under_its_name(kind: str, 
             await destroy(world, other, seen.handle)
             assert world.made(name) == 1
 
-    told(story())
+    run_story(story())
 
 
 def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Pat
             await provider.destroy(handles[1])
             assert await provider.list() == []
 
-    told(story())
+    run_story(story())

@@ -59,7 +59,7 @@ class Kill:
 
 
 @dataclass(kw_only=True)
-class Found:
+class CrashCounts:
     """Counts over a run."""
 
     kills: int = 0
@@ -98,7 +98,7 @@ async def bench() -> AsyncIterator[Bench]:
 class Saved:
     """One job's checkpoints in a store of its own, and the machines that train it, one after the other."""
 
-    def __init__(self, bench: Bench, store: StoreKind, found: Found) -> None:
+    def __init__(self, bench: Bench, store: StoreKind, found: CrashCounts) -> None:
         bench.jobs += 1
         self._bench, self._kind, self._found = bench, store, found
         self._folder = bench.folder / f"job{bench.jobs}"
@@ -242,7 +242,7 @@ async def _free(lock: Path) -> None:
 async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
     """Every step of two lives, of which the second restores, before and after. In an S3 these are the requests that it
     sees; in a folder those of the trainer's own functions, for the machine and for the worker alone."""
-    found = Found()
+    found = CrashCounts()
     saved = Saved(bench, store, found)
     told = [one for _ in range(2) for one in await saved.life(None)]
     assert not found.broken, found.broken
@@ -253,7 +253,7 @@ async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
     return [Kill(point=point, worker_only=alone) for point in points for alone in (False, True)]
 
 
-async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed: int, found: Found) -> None:
+async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed: int, found: CrashCounts) -> None:
     """One job that outlives all of them. Each machine restores what the last one left; every third is the same attempt
     again. Kills at any time are those of machines in a hurry."""
     draw = random.Random(f"checkpoints/{seed}")
@@ -275,9 +275,9 @@ def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
     return [kill for pair in zip(order, at_random, strict=False) for kill in pair][:count]
 
 
-async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> Found:
+async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> CrashCounts:
     """Carry out `count` kills, alternately in either store."""
-    found = Found()
+    found = CrashCounts()
     async with bench() as shared:
         points = {store: await enumerate_points(shared, store) for store in STORES}
         say(f"steps of a save, a restore and a prune: {', '.join(f'{len(points[s])} in a {s}' for s in STORES)}")

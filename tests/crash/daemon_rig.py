@@ -123,7 +123,7 @@ class DaemonRig:
     async def called(self, what: str, call: Callable[[AsyncClient], Awaitable[Answer]]) -> Answer:
         """Repeat a call until it is answered, because a starting daemon does not answer."""
         daemon = self.daemon
-        async with Within(SETTLE_S, f"{daemon.home} answers {what}", daemon.told):
+        async with Within(SETTLE_S, f"{daemon.home} answers {what}", daemon.status_message):
             while True:
                 with contextlib.suppress(OSError, ValueError, DaemonUnreachable, ApiError):
                     async with daemon.client() as client:
@@ -232,9 +232,9 @@ class DaemonRig:
 
     def _least_usd(self, attempt: str) -> Decimal:
         cloud = self.services.cloud
-        unlisted = cloud.unlisted(self.installation, attempt)
+        proven_absent_at = cloud.proven_absent_at(self.installation, attempt)
         born = min(machine.born for machine in cloud.of(self.installation) if machine.attempt == attempt)
-        return Decimal(0) if unlisted is None else usd_for(unlisted - born - CLOCK_S)
+        return Decimal(0) if proven_absent_at is None else usd_for(proven_absent_at - born - CLOCK_S)
 
     async def ask(self, statement: str) -> list[tuple[Any, ...]]:
         async with Within(SETTLE_S, f"PostgreSQL answers {' '.join(statement.split())}", self._trouble):
@@ -245,7 +245,7 @@ class DaemonRig:
                 await connection.close()
 
     def _trouble(self) -> str:
-        return "\n".join(f"{daemon.home.name}: {daemon.told()}" for daemon in self.daemons)
+        return "\n".join(f"{daemon.home.name}: {daemon.status_message()}" for daemon in self.daemons)
 
 
 def overlapping(machines: Sequence[SoldMachine], job_of: dict[str, str]) -> list[str]:

@@ -77,14 +77,14 @@ class Gate:
         """Return the number of passages of a name."""
         return self._numbers[name]
 
-    def told(self) -> str:
+    def status_message(self) -> str:
         """Return a message on the orders' outcome and the last passages."""
         waits = " ".join(f"({point})" for point in (self.kill_at, self.hold_at) if point is not None)
         passed = ", ".join(f"{point.name}#{point.number}" for point in self.seen[-3:])
         done = f"{self.killed} killed, {self.held} held, {self.cut} cut"
         return f"{done}; waited for: {waits or 'nothing'}; passed last: {passed or 'nothing'}"
 
-    async def lets(self, name: str, number: int, moment: Moment) -> bool:
+    async def passes_async(self, name: str, number: int, moment: Moment) -> bool:
         """Decide like `passes`, for a caller that can wait."""
         if self.hold_at == Point(name=name, number=number, moment=moment):
             self.hold_at = None

@@ -105,10 +105,10 @@ async def born_late(services: SharedServices, again: Moment | None, totals: Tota
         gate.hold_at, gate.hold = Point(name="cloud:create", number=1, moment="before"), keep
         daemon.start()
         await rig.submit()
-        async with Within(2 * SETTLE_S, "the job rests, and its create comes through", daemon.told):
+        async with Within(2 * SETTLE_S, "the job rests, and its create comes through", daemon.status_message):
             await come.wait()
         before = len(services.cloud.of(rig.installation))
-        async with Within(SETTLE_S, "the machine is born late", daemon.told):
+        async with Within(SETTLE_S, "the machine is born late", daemon.status_message):
             while len(services.cloud.of(rig.installation)) == before:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         late = services.cloud.of(rig.installation)[-1]

@@ -68,7 +68,7 @@ async def _stopped_early(rig: DaemonRig) -> None:
     gate.opens[CREATE] = "stopped early"
     gate.hold_at, gate.hold = Point(name=f"stopped early/{CREATE}", number=1, moment="before"), hold
     job = await rig.submit()
-    async with Within(SETTLE_S, "the create is on its way", daemon.told):
+    async with Within(SETTLE_S, "the create is on its way", daemon.status_message):
         await held.wait()
     await _stop(rig, job)
     await rig.until("its launch is given up", "SELECT 1 FROM attempts WHERE state IN ('terminating', 'ended')")
@@ -80,7 +80,7 @@ async def _preempted(rig: DaemonRig) -> None:
     rig.behaviour.kind = AgentKind(config=ENDLESS)
     await rig.submit()
     machine = await _machine(rig)
-    async with Within(SETTLE_S, "it has a checkpoint", rig.daemon.told):
+    async with Within(SETTLE_S, "it has a checkpoint", rig.daemon.status_message):
         while not rig.services.cloud.saved(machine):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
     rig.behaviour.kind = SOON
@@ -171,7 +171,7 @@ async def _trains(rig: DaemonRig) -> None:
 
 
 async def _machine(rig: DaemonRig) -> SoldMachine:
-    async with Within(SETTLE_S, "a machine is born", rig.daemon.told):
+    async with Within(SETTLE_S, "a machine is born", rig.daemon.status_message):
         while not (alive := rig.services.cloud.alive(rig.installation)):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
     return alive[0]
@@ -191,7 +191,7 @@ def life_of(point: Point) -> str:
     return point.name.rpartition("/")[0]
 
 
-async def astray(rig: DaemonRig, name: str) -> list[str]:
+async def deviations(rig: DaemonRig, name: str) -> list[str]:
     """Return messages on the passages and ends that an undisturbed life should have had and did not."""
     life, passed = LIVES[name], {bare(one.name) for one in rig.daemon.gate.seen if life_of(one) == name}
     rows = await rig.ask("SELECT a.reason FROM attempts a JOIN jobs j ON j.id = a.job_id ORDER BY j.created_at, number")

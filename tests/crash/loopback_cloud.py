@@ -244,7 +244,7 @@ class LoopbackCloud:
         now = time.monotonic()
         return [machine for machine in self.of(installation) if machine.live(now)]
 
-    def unlisted(self, installation: Installation, attempt: str) -> float | None:
+    def proven_absent_at(self, installation: Installation, attempt: str) -> float | None:
         """Return the time at which a broker could first prove the absence of the attempt's machines. That is the second
         consecutive listing of one process without them after their end. None: no process listed so often."""
         machines = [machine for machine in self.of(installation) if machine.attempt == attempt]

@@ -67,7 +67,7 @@ class _Wire:
             if name is not None:
                 name = self.gate.called(name)
                 number = self.gate.number(name)
-                if not await self.gate.lets(name, number, "before"):
+                if not await self.gate.passes_async(name, number, "before"):
                     return
                 self.awaited = name, number
             self.to_server.write(head + body)
@@ -122,7 +122,7 @@ class _Wire:
             if head[0] == ord("Z"):
                 self.status = body[0]
                 awaited, self.awaited = self.awaited, None
-                if awaited is not None and not await self.gate.lets(*awaited, "after"):
+                if awaited is not None and not await self.gate.passes_async(*awaited, "after"):
                     return
             elif self.awaited is not None:
                 continue
@@ -234,10 +234,10 @@ class HttpProxy:
         name = self._gate.called(_call(request))
         number = self._gate.number(name)
         body = await request.read()
-        if await self._gate.lets(name, number, "before"):
+        if await self._gate.passes_async(name, number, "before"):
             with contextlib.suppress(aiohttp.ClientError):
                 answer = await self._forward(request, body)
-                if answer is not None and await self._gate.lets(name, number, "after"):
+                if answer is not None and await self._gate.passes_async(name, number, "after"):
                     return answer
         if request.transport is not None:
             request.transport.abort()

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.crash.checkpoints import Found
+from tests.crash.checkpoints import CrashCounts
 from tests.crash.daemon_rig import DaemonRig, Verdict
 from tests.crash.gate import Point, bare
-from tests.crash.lives import LIVES, astray, bought_twice, life_of, not_left
+from tests.crash.lives import LIVES, bought_twice, deviations, life_of, not_left
 from tests.crash.nursery import LEASE_S
 from tests.crash.services import SharedServices
 from tests.crash.supervised_daemon import LOOK_S
@@ -57,7 +57,7 @@ class Totals:
         self.missed += 1
         self.passed_by.append(point)
 
-    def add_checkpoints(self, found: Found) -> None:
+    def add_checkpoints(self, found: CrashCounts) -> None:
         self.kills += found.kills
         self.torn_loads += found.torn_loads
         self.torn_commits += found.torn_commits
@@ -92,7 +92,7 @@ async def enumerate_points(services: SharedServices, name: str = "") -> list[Poi
             await LIVES[name].act(rig)
             verdict = await rig.settle()
             assert not verdict.broken, (name, verdict.broken)
-            trouble = await astray(rig, name) if name else []
+            trouble = await deviations(rig, name) if name else []
         if not trouble:
             return [
                 Point(name=one.name, number=one.number, moment=moment)

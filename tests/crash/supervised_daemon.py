@@ -123,7 +123,7 @@ class SupervisedDaemon:
     async def serves(self) -> None:
         """Waits until a daemon that lives now has said that it serves."""
         file = self.home / READY
-        async with Within(SETTLE_S, f"{self.home} serves", self.told):
+        async with Within(SETTLE_S, f"{self.home} serves", self.status_message):
             while not (file.exists() and self._sits(int(file.read_text()))):  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(LOOK_S)
 
@@ -153,7 +153,7 @@ class SupervisedDaemon:
         file = self.home / "daemon.log"
         return file.read_text()[-3000:] if file.exists() else ""
 
-    def told(self) -> str:
+    def status_message(self) -> str:
         """Return a message on the current process, and its last log lines."""
         sits = "nobody sits here" if self._pidfd is None else f"process {self._number} sits here"
-        return f"{self.starts} starts, {sits}; {self.gate.told()}\n{self.log()}"
+        return f"{self.starts} starts, {sits}; {self.gate.status_message()}\n{self.log()}"

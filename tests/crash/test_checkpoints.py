@@ -7,7 +7,7 @@ import pytest
 from tests.crash.checkpoints import (
     STORES,
     Bench,
-    Found,
+    CrashCounts,
     Kill,
     Saved,
     StoreKind,
@@ -41,7 +41,7 @@ async def machines() -> AsyncIterator[Bench]:
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("store", STORES)
 async def test_machines_killed_at_steps_of_a_save_and_at_any_time(machines: Bench, store: StoreKind, part: int) -> None:
-    found, seed = Found(), int(commit(), 16) + part
+    found, seed = CrashCounts(), int(commit(), 16) + part
     kills = drawn(await enumerate_points(machines, store), KILLS, seed)
     await killed_at(machines, store, kills, seed, found)
     assert found.broken == []
@@ -50,7 +50,7 @@ async def test_machines_killed_at_steps_of_a_save_and_at_any_time(machines: Benc
 
 async def test_a_checkpoint_that_lacks_bytes_is_seen(machines: Bench) -> None:
     """The instrument: bytes that are not those of their step, and a manifest whose files are not what it says."""
-    found = Found()
+    found = CrashCounts()
     saved = Saved(machines, "folder", found)
     await saved.life(None)
     for file in saved.store.glob("**/model.safetensors"):

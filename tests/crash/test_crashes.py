@@ -176,6 +176,6 @@ def test_a_machine_is_due_until_one_process_could_know_that_it_is_gone() -> None
     cloud.listings[installation] = [
         Listed(at=at, caller=caller, running=frozenset(running)) for at, caller, running in seen
     ]
-    assert cloud.unlisted(installation, "one") == 2.5
+    assert cloud.proven_absent_at(installation, "one") == 2.5
     cloud.listings[installation].pop()
-    assert cloud.unlisted(installation, "one") is None
+    assert cloud.proven_absent_at(installation, "one") is None

@@ -44,8 +44,8 @@ async def test_crash_points_are_named_and_held_calls_can_be_aborted() -> None:
     gate = Gate(opens={"b": "part"}, hold_at=Point(name="part/c", number=1, moment="before"), hold=refuse)
     assert [gate.called(name) for name in ("a", "b", "a")] == ["a", "part/b", "part/a"]
     name = gate.called("c")
-    assert not await gate.lets(name, gate.number(name), "before")
-    assert await gate.lets(name, gate.number(name), "before")
+    assert not await gate.passes_async(name, gate.number(name), "before")
+    assert await gate.passes_async(name, gate.number(name), "before")
 
 
 async def test_a_life_that_becomes_another_one_is_told(

@@ -71,7 +71,7 @@ async def working(rig: DaemonRig) -> SoldMachine:
     rig.daemon.gate.hold = asyncio.Event().wait
     rig.daemon.start()
     await rig.submit()
-    async with Within(300, "a machine is bought", rig.daemon.told):
+    async with Within(300, "a machine is bought", rig.daemon.status_message):
         while not rig.services.cloud.alive(rig.installation):  # noqa: ASYNC110 - another process buys it
             await asyncio.sleep(LOOK_S)
     return rig.services.cloud.alive(rig.installation)[0]
@@ -103,7 +103,7 @@ async def test_restored_database_only_reports_orphans_until_a_person_acts(servic
         await rig.daemon.leave()
         await rig.restore()
         rig.daemon.start()
-        async with Within(300, "the log tells of what is only reported", rig.daemon.told):
+        async with Within(300, "the log tells of what is only reported", rig.daemon.status_message):
             while "only reported: this installation bought it" not in rig.daemon.log():  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         told = await run(home, "doctor", "--orphans")
@@ -129,7 +129,7 @@ async def test_offline_sweep_acts_only_when_no_broker_lives(services: SharedServ
         sweep = ("sweep", "--once", *ENDS, "--installation", rig.installation, "--watch")
         rig.daemon.start()
         await rig.daemon.serves()
-        async with Within(300, "the daemon has touched its lease", rig.daemon.told):
+        async with Within(300, "the daemon has touched its lease", rig.daemon.status_message):
             lives = await run(tmp_path, *sweep, "60")
             while "a live broker" not in lives.document["judged_by"]:
                 lives = await run(tmp_path, *sweep, "60")

@@ -77,7 +77,7 @@ async def crowd(daemon: SupervisedDaemon) -> Counter[tuple[int, str | None]]:
             await writer.drain()
     finally:
         daemon.signal(signal.SIGCONT)
-    async with Within(SETTLE_S, f"{CALLERS} callers are answered", daemon.told):
+    async with Within(SETTLE_S, f"{CALLERS} callers are answered", daemon.status_message):
         answers = await asyncio.gather(*(reader.read() for reader, _ in streams))
     for _, writer in streams:
         writer.close()

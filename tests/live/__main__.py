@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from tests.live.look import NAMES, Found, look, missing
+from tests.live.look import NAMES, CloudFindings, look, missing
 
 EPILOG = "The last line is a JSON document; exit 1: something that we depend on is not as expected, 2: wrong arguments."
 
@@ -73,7 +73,7 @@ async def _read_only(clouds: list[str], endpoints: Mapping[str, str], *, named: 
     found = []
     for cloud in clouds:
         if why := missing(cloud, os.environ, Path.home()):
-            one = Found(cloud=cloud, skipped=why, error="no key" if named else "")
+            one = CloudFindings(cloud=cloud, skipped=why, error="no key" if named else "")
         else:
             one = await look(cloud, endpoints.get(cloud), os.environ, Path.home())
         found.append(one)
@@ -83,7 +83,7 @@ async def _read_only(clouds: list[str], endpoints: Mapping[str, str], *, named: 
     return 0 if ok else 1
 
 
-def _show(found: Found) -> None:
+def _show(found: CloudFindings) -> None:
     if found.skipped:
         print(f"{found.cloud}: skipped: {found.skipped}")
         return
@@ -99,7 +99,7 @@ def _show(found: Found) -> None:
         print(f"  {'NEEDED ' if one.needed else '       '}{one.field:<{width}}  {one.what}")
 
 
-def _document(found: Found) -> dict[str, Any]:
+def _document(found: CloudFindings) -> dict[str, Any]:
     if found.skipped:
         return {"skipped": found.skipped, "ok": found.ok}
     return {

@@ -25,7 +25,7 @@ from broker.runtime.clock import SystemClock
 from providers.common.cloud import Cloud
 from providers.registry import CLOUD_CLASSES, ProvidersConfig
 
-KEPT = ("providers", "home", "port", "database_url")
+OVERRIDDEN_KEYS = ("providers", "home", "port", "database_url")
 """Keys that the run sets itself, in place of the user's configuration."""
 LOOK_S = 5.0
 START_S, END_S, SWEEP_S = 180.0, 900.0, 1200.0
@@ -40,7 +40,7 @@ class LiveInstallation:
         sections = given.get("providers") or {}
         chosen = {name: sections.get(name) or {} for name in clouds}
         own = {"port": 0, "providers": {"local": None, **chosen, **{k: sections[k] for k in ("sky",) if k in sections}}}
-        self.configuration = {key: value for key, value in given.items() if key not in KEPT} | own
+        self.configuration = {key: value for key, value in given.items() if key not in OVERRIDDEN_KEYS} | own
         self.jobs: list[str] = []
         self._process: asyncio.subprocess.Process | None = None
         self._natives: dict[str, Cloud] = {}

@@ -29,7 +29,7 @@ _ALL = {"runpod": {"community": True}, "vast": {"verified": False}}
 
 
 @dataclass(kw_only=True)
-class Found:
+class CloudFindings:
     """Findings on one cloud."""
 
     cloud: str
@@ -60,9 +60,9 @@ def missing(cloud: str, env: Mapping[str, str], home: Path) -> str:
     return ""
 
 
-async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: Path) -> Found:
+async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: Path) -> CloudFindings:
     """Asks one cloud; sends nothing but reads."""
-    found, answers = Found(cloud=cloud), Answers(cloud)
+    found, answers = CloudFindings(cloud=cloud), Answers(cloud)
     settings = {"endpoint": endpoint, **_ALL.get(cloud, {})}
     section = ProvidersConfig.model_validate({cloud: settings}).rented()[cloud]
     native = CLOUD_CLASSES[cloud][0](section, installation=OURS, clock=SystemClock(), env=env, home=home)
@@ -88,7 +88,7 @@ async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: P
     return found
 
 
-async def _introspect(found: Found, answers: Answers, endpoint: str | None, key: str) -> None:
+async def _introspect(found: CloudFindings, answers: Answers, endpoint: str | None, key: str) -> None:
     """Compare RunPod's types, if it publishes them; otherwise only its answers are compared."""
     headers = {"Authorization": f"Bearer {key}"}
     api = Rest("RunPod", endpoint or ENDPOINT, headers, key_help="")

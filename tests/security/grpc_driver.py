@@ -14,12 +14,12 @@ from broker.api.grpc.server import FILES, serving
 from tests.parity.message import write
 from tests.parity.servers import parts
 from tests.security.drivers import ServerFault, Unplayed
-from tests.security.tried import Tried, Tries
+from tests.security.tried import ParameterValues, Tries
 from tests.security.world import World, data_set
 
 DETAILS = "grpc-status-details-bin"
-PATIENCE_S = 300.0
-LAST = ("CancelJob", "RefuseJob", "DeleteJobData")
+TIMEOUT_S = 300.0
+DESTRUCTIVE_METHODS = ("CancelJob", "RefuseJob", "DeleteJobData")
 READING = ("Get", "List", "Watch", "Follow", "Download")
 TARGETS = ("job_id", "path")
 """Fields that say what a call is about: every one is asked with every other."""
@@ -50,7 +50,7 @@ class GrpcDriver:
     def asks(self, world: World) -> list[GrpcAsk]:
         services = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
         methods = [method for service in services for method in service.methods]
-        methods.sort(key=lambda method: (not method.name.startswith(READING), method.name in LAST))
+        methods.sort(key=lambda method: (not method.name.startswith(READING), method.name in DESTRUCTIVE_METHODS))
         return [ask for method in methods for ask in _of(world, method)]
 
     async def answer(self, world: World, ask: GrpcAsk) -> str:
@@ -64,7 +64,7 @@ class GrpcDriver:
         }
         metadata = (("authorization", ask.token),) if ask.token else ()
         call = getattr(channel, kind)(path, **serializers)(
-            iter(ask.requests) if sending else ask.requests[0], metadata=metadata, timeout=PATIENCE_S
+            iter(ask.requests) if sending else ask.requests[0], metadata=metadata, timeout=TIMEOUT_S
         )
         try:
             found = [message async for message in call] if answering else [await call]
@@ -73,11 +73,11 @@ class GrpcDriver:
         return "\n".join(["OK", *(MessageToJson(message, indent=None, sort_keys=True) for message in found)])
 
     async def _channel(self, world: World) -> grpc.aio.Channel:
-        if "grpc" not in world.doors:
+        if "grpc" not in world.connections:
             port = await world.stack.enter_async_context(serving(parts(world.api), "127.0.0.1", 0, grace_s=0))
             channel = await world.stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-            world.doors["grpc"] = channel
-        opened: grpc.aio.Channel = world.doors["grpc"]
+            world.connections["grpc"] = channel
+        opened: grpc.aio.Channel = world.connections["grpc"]
         return opened
 
 
@@ -130,7 +130,7 @@ class _Fields:
     """Values to try for each field, the same as HTTP's for the parameters of these names."""
 
     def __init__(self, world: World) -> None:
-        here = Tried(world)
+        here = ParameterValues(world)
         tried = here.by_name
         self._values: dict[str, Tries] = {
             "idempotency_key": tried["Idempotency-Key"],

@@ -10,10 +10,10 @@ from typing import Any
 
 from broker.api.app import APIS
 from broker.api.http.openapi import document
-from tests.security.tried import Tried
+from tests.security.tried import ParameterValues
 from tests.security.world import World
 
-LAST = (
+DESTRUCTIVE_OPERATIONS = (
     "cancel_job", "refuse_job", "delete_data", "delete_token",
     "delete_secret", "delete_channel", "unlink_slack_user", "delete_policy",
 )  # fmt: skip
@@ -38,8 +38,8 @@ def http_asks(world: World) -> list[HttpAsk]:
         for path, methods in described["paths"].items()
         for method, operation in methods.items()
     ]
-    operations.sort(key=lambda one: (one[0] != "GET", one[2]["operationId"] in LAST))
-    values = Tried(world)
+    operations.sort(key=lambda one: (one[0] != "GET", one[2]["operationId"] in DESTRUCTIVE_OPERATIONS))
+    values = ParameterValues(world)
     made = [ask for one in operations for ask in _of(world, values, *one)]
     made += _beside(world)
     twice = [label for label in {ask.label for ask in made} if sum(ask.label == label for ask in made) > 1]
@@ -56,7 +56,9 @@ class _Variation:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def _of(world: World, values: Tried, method: str, path: str, operation: Mapping[str, Any]) -> Iterator[HttpAsk]:
+def _of(
+    world: World, values: ParameterValues, method: str, path: str, operation: Mapping[str, Any]
+) -> Iterator[HttpAsk]:
     """Every target with each of the bodies, then with each value of each parameter."""
     name, plain = operation["operationId"], _Variation()
     targets = list(_targets(values, path, operation))
@@ -78,7 +80,7 @@ def _of(world: World, values: Tried, method: str, path: str, operation: Mapping[
     yield HttpAsk(label=f"{name} without a token", method=method, path=targets[0][1])
 
 
-def _targets(values: Tried, path: str, operation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _targets(values: ParameterValues, path: str, operation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(what the path names, the path)."""
     names = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
     for chosen in itertools.product(*(values.of(name, operation) for name in names)):
@@ -92,7 +94,7 @@ def _queries(operation: Mapping[str, Any], *, needed: bool) -> list[Mapping[str,
     return [one for one in operation["parameters"] if one["in"] == "query" and bool(one.get("required")) >= needed]
 
 
-def _variations(values: Tried, operation: Mapping[str, Any]) -> Iterator[_Variation]:
+def _variations(values: ParameterValues, operation: Mapping[str, Any]) -> Iterator[_Variation]:
     for one in operation["parameters"]:
         for what, value in values.of(one["name"], operation) if one["in"] != "path" else ():
             given = {one["name"]: str(value)}

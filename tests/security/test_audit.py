@@ -7,9 +7,9 @@ from tests.security.http_asks import HttpAsk, http_asks
 from tests.security.world import World, world
 from tests.support.memory_store.store import MemoryStore
 
-LOOKS = {"quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"}
+READ_ONLY_OPERATIONS = {"quote", "dry_run_policy", "check_providers", "test_channel", "slack_request"}
 """Operations other than GET that change nothing here."""
-ELSEWHERE = {"refuse_job", "link_slack_user", "unlink_slack_user"}
+UNSUPPORTED_OPERATIONS = {"refuse_job", "link_slack_user", "unlink_slack_user"}
 """Operations that need rows which this world lacks: a job that awaits approval, a Slack workspace."""
 OPERATORS = {"create_team", "delete_team"}
 LIMIT = 10_000
@@ -27,12 +27,12 @@ async def status(world: World, ask: HttpAsk) -> int:
 
 
 async def test_every_write_is_told_of_and_no_refusal() -> None:
-    written, told = set[str](), set[str]()
+    written, audited = set[str](), set[str]()
     async with world(MemoryStore(SystemClock()), blue=True) as both:
         operator = await both.api.token("root", "admin")
         for ask in http_asks(both):
             name = ask.label.split()[0]
-            if ask.method == "GET" or name in LOOKS:
+            if ask.method == "GET" or name in READ_ONLY_OPERATIONS:
                 continue
             if name in OPERATORS and "without" not in ask.label:
                 ask = HttpAsk(**{**vars(ask), "headers": operator})
@@ -42,8 +42,8 @@ async def test_every_write_is_told_of_and_no_refusal() -> None:
             if answer >= 400:
                 assert grown == 0, f"{ask.label}: {answer}"
             elif grown:
-                told.add(name)
+                audited.add(name)
         actors = {entry.actor for entry in await both.api.service.store.as_tenant(
             Tenant(team="red", owner="x")).audit(AuditFilter(limit=LIMIT))}  # fmt: skip
-    assert written - told == ELSEWHERE
+    assert written - audited == UNSUPPORTED_OPERATIONS
     assert actors == {"ann", "gpubroker"}

@@ -15,7 +15,7 @@ Tries = Sequence[tuple[str, Any]]
 """(what it is, the value): the first is part of the label, the second differs from world to world."""
 
 
-class Tried:
+class ParameterValues:
     """Values to try for each parameter and each body."""
 
     def __init__(self, world: World) -> None:

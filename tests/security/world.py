@@ -64,7 +64,7 @@ class World:
     other: Side
     blue: bool
     stack: AsyncExitStack
-    doors: dict[str, Any] = field(default_factory=dict)
+    connections: dict[str, Any] = field(default_factory=dict)
     """Connections that drivers have opened; closed with the world."""
     acts: int = 0
 

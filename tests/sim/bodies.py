@@ -129,7 +129,7 @@ class Body(VirtualBackend):
             one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
         one.dies_at = min(one.dies_at, now + notice_s)
 
-    def told_s(self, one: _Instance) -> float:
+    def announced_s(self, one: _Instance) -> float:
         """Return the seconds for which listings announced a machine's death before it came."""
         return one.dies_at - max(one.born, one.dies_at - one.machine.notice_s, self._called.get(one.machine.name, 0.0))
 
@@ -211,7 +211,7 @@ class Body(VirtualBackend):
         def survives(written: str) -> None:
             if instance is None:
                 return
-            if written.endswith(f"/{WEIGHTS}") and self.world.tears(instance.machine.name):
+            if written.endswith(f"/{WEIGHTS}") and self.world.tears_save(instance.machine.name):
                 instance.dies_at = min(instance.dies_at, self._clock.monotonic())
                 instance.over = True
             if instance.over or instance.machine.name in self.stopped:

@@ -66,7 +66,7 @@ class DrawnCloud(SimulatedCloud):
         )  # fmt: skip
         self._sells: tuple[int, Sequence[Offer]] = (-1, ())
         """Prices and stock stand still within a bucket of time."""
-        self._dates = unit(self._config.seed, "dates") >= 0.5
+        self._lists_creation_time = unit(self._config.seed, "dates") >= 0.5
         """True: listings state the creation time of machines."""
         self._foreign = [
             Observed(
@@ -149,7 +149,7 @@ class DrawnCloud(SimulatedCloud):
 
     def _dated(self, machine: Observed) -> Observed:
         """Every second cloud says since when its machines stand."""
-        born = self.world.watch.born_at.get(machine.handle.id) if self._dates else None
+        born = self.world.watch.born_at.get(machine.handle.id) if self._lists_creation_time else None
         if born is None:
             return machine
         return with_columns(machine, created_at=EPOCH + timedelta(seconds=born))
@@ -167,7 +167,7 @@ class DrawnCloud(SimulatedCloud):
             self.world.note("cloud", f"destroyed {handle.id}")
             self.world.watch.died(handle.id, self.world.loop.time())
 
-    def answered_for(self, machine_id: str, own: Attempt) -> bool:
+    def has_owner(self, machine_id: str, own: Attempt) -> bool:
         """Return True if a live attempt owns the machine; a live attempt disowns surplus machines that it has not
         recorded.
         """

@@ -28,8 +28,8 @@ from tests.sim.faults import disturbed_s
 from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
+from tests.sim.money_checks import MoneyChecks
 from tests.sim.orphans import Orphans
-from tests.sim.purse import Purse
 from tests.sim.rows import Before, Leases
 from trainer.contract import object_keys as keys
 from trainer.contract.object_keys import step_of
@@ -65,7 +65,7 @@ class Watch:
         self.born_at: dict[str, float] = {}
         """Each machine, by its id: when it last came to stand."""
         self.measures = Measures()
-        self.keeping, self.budgets, self.orphans = Keeping(world), Purse(world), Orphans(world)
+        self.keeping, self.budgets, self.orphans = Keeping(world), MoneyChecks(world), Orphans(world)
         self._acknowledged: dict[str, JobId] = {}
         """Jobs that were answered, by their key."""
 
@@ -165,7 +165,7 @@ class Watch:
                 self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
 
     def _applied(self, process: Process, change: Change, before: Before) -> None:
-        self.budgets.charged_beside(process, change.charge)
+        self.budgets.charged_together(process, change.charge)
         if change.attempt is not None:
             read, to = change.attempt
             was = before.attempts[read.id]

@@ -206,7 +206,7 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many is free once it is gone", "charged_in_full",
-        (f"{INVENTORY}.machine_spans", wrong_money.only_those_that_stand),
+        (f"{INVENTORY}.machine_spans", wrong_money.only_listed_machines),
         aim=(*_always_on("cloud.twice", "cloud.short_life"), *_again_and_again("store.down")),
     ),
     _mutant(
@@ -260,7 +260,7 @@ MUTANTS = (
     ),
     _mutant(
         "no last word is looked for that no beat tells of", "no_false_death",
-        (f"{OBSERVATION}.attempt_observer.final_is_likely", wrong_ends.only_told), aim=(),
+        (f"{OBSERVATION}.attempt_observer.final_is_likely", wrong_ends.requires_final_heartbeat), aim=(),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),

@@ -28,7 +28,7 @@ class Orphans:
         row = self._world.state.attempts.get(own)
         if row is None:
             return own in self._world.backups.attempts
-        return self._world.cloud.answered_for(machine_id, row.value)
+        return self._world.cloud.has_owner(machine_id, row.value)
 
     def swept(self, machine_id: str) -> None:
         """The sweep destroys what has been an orphan for as long as listings may lag."""

@@ -172,7 +172,7 @@ class World:
         self.note("cloud", f"over {name}")
         at = min(self.loop.time(), one.dies_at)
         self.watch.died(name, at)
-        if keys.final(one.attempt) not in self.objects.data and self.body.told_s(one) < 1.0:
+        if keys.final(one.attempt) not in self.objects.data and self.body.announced_s(one) < 1.0:
             self.watch.lost(AttemptId(one.attempt), at)
 
     def pinged(self, process: Process) -> None:
@@ -205,7 +205,7 @@ class World:
             self.strikes.note(kind, own)
             self.own[own] = self.own.get(own, 0) + 1
 
-    def tears(self, machine_id: str) -> bool:
+    def tears_save(self, machine_id: str) -> bool:
         """Return True if a machine dies in the middle of a save."""
         return self.weather.hits("machine.torn_save", job=self.job_of(machine_id))
 

@@ -16,6 +16,6 @@ def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:
     return None if until is None else until + timedelta(days=1)
 
 
-def only_told(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
+def requires_final_heartbeat(facts: ObservedFacts, timeouts: LivenessTimeouts) -> bool:
     """Require the heartbeat that reports the end, although it may have been lost."""
     return facts.heartbeat is not None and facts.heartbeat.done

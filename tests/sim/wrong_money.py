@@ -32,7 +32,7 @@ def no_falls(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Mach
     return [one for one in found if one.usd_per_hour > price_now(attempt)]
 
 
-def only_those_that_stand(inventory: Inventory, attempt: Attempt, *, max_age_s: float) -> Machines:
+def only_listed_machines(inventory: Inventory, attempt: Attempt, *, max_age_s: float) -> Machines:
     """Use only machines of the latest listing."""
     return [one for one in _STOOD(inventory, attempt, max_age_s=max_age_s) if one.until is None]
 

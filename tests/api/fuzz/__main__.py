@@ -29,7 +29,7 @@ async def one_round(seed: int, phases: str) -> dict[str, int]:
     async with database() as dsn, world(dsn) as made:
         found = await http.fuzz(made, seed, EXAMPLES, phases=phases)
         if not found.good:
-            print(found.told, file=sys.stderr)
+            print(found.report, file=sys.stderr)
         heard = [await calls.fuzz(made, method, seed, GRPC_EXAMPLES) for method in calls.METHODS]
     faults = [fault for one in heard for fault in one.faults]
     print(*faults, sep="\n", end="", file=sys.stderr)

@@ -27,7 +27,7 @@ METHODS = [
 ]
 OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)
 """Statuses that no caller can cause while the database and the blob store are available."""
-PATIENCE_S = 0.05
+STREAM_TIMEOUT_S = 0.05
 """Seconds to follow a stream that lasts as long as its job."""
 ANSWER_S = 60.0
 
@@ -43,7 +43,7 @@ class Call:
 
 
 @dataclass(kw_only=True)
-class Heard:
+class MethodResult:
     """Results of one method: number of answers by status, and faults."""
 
     codes: Counter[str] = field(default_factory=Counter)
@@ -103,9 +103,9 @@ async def answer(channel: grpc.aio.Channel, method: Any, call: Call) -> str:
         request_serializer=lambda raw: raw,
         response_deserializer=GetMessageClass(method.output_type).FromString,
     )
-    sent = _told(call.requests) if method.client_streaming else call.requests[0]
+    sent = _request_stream(call.requests) if method.client_streaming else call.requests[0]
     try:
-        begun = begin(sent, metadata=call.metadata, timeout=PATIENCE_S if method.server_streaming else ANSWER_S)
+        begun = begin(sent, metadata=call.metadata, timeout=STREAM_TIMEOUT_S if method.server_streaming else ANSWER_S)
         return await _heard(begun, method, call.leaves_after)
     except grpc.aio.AioRpcError as error:
         if lost_by_the_client(error):
@@ -117,7 +117,7 @@ async def answer(channel: grpc.aio.Channel, method: Any, call: Call) -> str:
         return "REFUSED"
 
 
-async def _told(requests: tuple[bytes, ...]) -> AsyncIterator[bytes]:
+async def _request_stream(requests: tuple[bytes, ...]) -> AsyncIterator[bytes]:
     for one in requests:
         yield one
 
@@ -139,10 +139,10 @@ async def _heard(begun: Any, method: Any, leaves_after: int | None) -> str:
     return code.name
 
 
-async def fuzz(world: World, method: Any, seed: int, examples: int) -> Heard:
+async def fuzz(world: World, method: Any, seed: int, examples: int) -> MethodResult:
     """Draw calls by Hypothesis in a thread and make them in this loop. A fault is reported by its smallest call."""
     authorization = await world.authorization(seed)
-    loop, heard = asyncio.get_running_loop(), Heard()
+    loop, heard = asyncio.get_running_loop(), MethodResult()
 
     @seeded(seed)
     @settings(

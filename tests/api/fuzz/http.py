@@ -40,13 +40,13 @@ PHASES, AT_RANDOM = "coverage,fuzzing,stateful", "fuzzing,stateful"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SchemathesisResult:
     """Result of one schemathesis run."""
 
     cases: int
     http_5xx: int
     schema_violations: int
-    told: str
+    report: str
     """Report of schemathesis for the user."""
 
     @property
@@ -54,7 +54,7 @@ class Found:
         return not (self.http_5xx or self.schema_violations)
 
 
-async def fuzz(world: World, seed: int, examples: int, *, only: str = "", phases: str = PHASES) -> Found:
+async def fuzz(world: World, seed: int, examples: int, *, only: str = "", phases: str = PHASES) -> SchemathesisResult:
     """One run, as a caller and with known ids that follow from the seed. `only`: a pattern of paths."""
     authorization = await world.authorization(seed)
     before = answers(world)
@@ -73,13 +73,14 @@ async def fuzz(world: World, seed: int, examples: int, *, only: str = "", phases
             stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         output, _ = await process.communicate()
-        told = json.loads(report.read_text()) if report.exists() else {"errors": [{"title": "no report", "count": 1}]}
+        missing = {"errors": [{"title": "no report", "count": 1}]}
+        summary = json.loads(report.read_text()) if report.exists() else missing
     after = answers(world)
-    return Found(
+    return SchemathesisResult(
         cases=sum(after.values()) - sum(before.values()),
         http_5xx=sum(count - before.get(status, 0) for status, count in after.items() if status >= 500),
-        schema_violations=violations(told),
-        told=output.decode(),
+        schema_violations=violations(summary),
+        report=output.decode(),
     )
 
 
@@ -107,5 +108,5 @@ def answers(world: World) -> dict[int, int]:
 
 def violations(report: dict[str, Any]) -> int:
     """Failures of any check but that for server errors, which the server counts, and what could not be tried."""
-    told = [*report.get("failures", ()), *report.get("errors", ())]
-    return sum(one["count"] for one in told if not re.match(SERVER_ERROR, one["title"]))
+    problems = [*report.get("failures", ()), *report.get("errors", ())]
+    return sum(one["count"] for one in problems if not re.match(SERVER_ERROR, one["title"]))

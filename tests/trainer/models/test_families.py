@@ -21,8 +21,8 @@ def test_a_family_learns_and_is_resumed_bit_by_bit(family: str, method: str, tmp
     data.write_bytes(tiny_jobs.data(tiny_jobs.KINDS["causal_lm lora"]))
     train = TrainConfig.model_validate({
         "model": str(heads.causal(family, tmp_path / "model")), "method": METHODS[method], "optim": {"lr": 1e-2},
-        "data": {"path": "rows.csv", **tiny_jobs.SAID, "eval_share": 0.0}, "max_steps": 5, "global_batch": 12,
-        "micro_batch": 6, "max_length": 32,
+        "data": {"path": "rows.csv", **tiny_jobs.COMPLETION_COLUMNS, "eval_share": 0.0}, "max_steps": 5,
+        "global_batch": 12, "micro_batch": 6, "max_length": 32,
     })  # fmt: skip
     whole = workers.finished(tmp_path / "whole", train, data)
     killed = workers.Worker(tmp_path / "killed", train, data).killed()

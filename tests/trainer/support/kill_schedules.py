@@ -66,7 +66,7 @@ class Story:
 
 
 @dataclass(kw_only=True)
-class Found:
+class KillCounts:
     """Counts over the schedules that ran."""
 
     schedules: int = 0
@@ -99,7 +99,7 @@ class Matrix:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._jobs: dict[str, Job] = {}
-        self.found = Found()
+        self.found = KillCounts()
 
     def job(self, name: str) -> Job:
         if name not in self._jobs:
@@ -134,7 +134,7 @@ class Matrix:
 class Schedule:
     """One job's lives until it is done."""
 
-    def __init__(self, job: Job, folder: Path, draw: random.Random, found: Found) -> None:
+    def __init__(self, job: Job, folder: Path, draw: random.Random, found: KillCounts) -> None:
         self.folder, self._job, self._draw, self._found = folder, job, draw, found
         self._saved: set[str] = set()
 

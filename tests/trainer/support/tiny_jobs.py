@@ -32,7 +32,7 @@ TEMPLATE = (
 )
 LORA, FULL = LoraConfig(r=4, dropout=0.2), FullConfig()
 NF4, INT8 = (QloraConfig(r=4, dropout=0.2, bits=bits) for bits in (4, 8))
-SAID = {"prompt": "{word}", "completion": "{meaning}"}
+COMPLETION_COLUMNS = {"prompt": "{word}", "completion": "{meaning}"}
 
 
 def optim(name: OptimizerName = "adamw") -> OptimConfig:
@@ -102,18 +102,22 @@ KINDS: dict[str, Kind] = {
         model=diffusion.stable_diffusion, columns={"image": "image", "prompt": "a {label}"}, format="tar",
         more={"method": LORA, "task": "text_to_image", "diffusion": {"sample_steps": 1}},
     ),
-    "causal_lm qlora": Kind(model=heads.llama, columns=SAID, more={"method": NF4}),
-    "causal_lm int8": Kind(model=heads.llama, columns=SAID, more={"method": INT8}),
+    "causal_lm qlora": Kind(model=heads.llama, columns=COMPLETION_COLUMNS, more={"method": NF4}),
+    "causal_lm int8": Kind(model=heads.llama, columns=COMPLETION_COLUMNS, more={"method": INT8}),
     "text_classification qlora": Kind(
         model=heads.bert, columns={"prompt": "{meaning}", "label": "kind"},
         more={"method": NF4, "task": "text_classification"},
     ),
     "causal_lm dora": Kind(
-        model=heads.llama, columns=SAID,
+        model=heads.llama, columns=COMPLETION_COLUMNS,
         more={"method": LoraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))},
     ),
-    "causal_lm adamw_8bit": Kind(model=heads.llama, columns=SAID, more={"method": FULL, "optim": optim("adamw_8bit")}),
-    "causal_lm adafactor": Kind(model=heads.llama, columns=SAID, more={"method": FULL, "optim": optim("adafactor")}),
+    "causal_lm adamw_8bit": Kind(
+        model=heads.llama, columns=COMPLETION_COLUMNS, more={"method": FULL, "optim": optim("adamw_8bit")},
+    ),
+    "causal_lm adafactor": Kind(
+        model=heads.llama, columns=COMPLETION_COLUMNS, more={"method": FULL, "optim": optim("adafactor")},
+    ),
 }  # fmt: skip
 
 

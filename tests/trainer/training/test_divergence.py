@@ -26,7 +26,7 @@ NAN = math.nan
 KIND = KINDS["text_regression full"]
 
 
-def told(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
+def step_verdicts(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
     """Return (verdict, message to the user) of each step up to the first one that the run cannot continue from."""
     progress = Progress()
     found: list[tuple[str, str]] = []
@@ -40,7 +40,7 @@ def told(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
 
 
 def verdicts(config: GuardConfig, losses: list[float]) -> list[str]:
-    return [verdict for verdict, _ in told(config, losses)]
+    return [verdict for verdict, _ in step_verdicts(config, losses)]
 
 
 def test_bad_steps_are_left_out_then_undone_then_the_end() -> None:
@@ -48,7 +48,7 @@ def test_bad_steps_are_left_out_then_undone_then_the_end() -> None:
     assert verdicts(config, [1.0, NAN, math.inf, 1.0]) == ["go", "skip", "skip", "go"]
     assert verdicts(config, [NAN, NAN, 1.0, NAN, NAN, NAN]) == ["skip", "skip", "go", "skip", "skip", "back"]
     assert verdicts(GuardConfig(skip=1, rollbacks=0), [NAN, NAN]) == ["skip", "stop"]
-    words = told(GuardConfig(skip=0, rollbacks=0), [NAN])[0][1]
+    words = step_verdicts(GuardConfig(skip=0, rollbacks=0), [NAN])[0][1]
     assert "step 1: the loss is no finite number" in words
     assert "lower train.optim.lr" in words
 
@@ -76,9 +76,9 @@ def test_it_goes_back_before_the_first_bad_step_and_passes_their_rows() -> None:
 def test_what_stands_out_is_told_once_and_changes_nothing() -> None:
     draw = random.Random(1)
     noise = [2.0 + draw.uniform(-0.2, 0.2) for _ in range(60)]
-    calm = told(GuardConfig(), noise)
+    calm = step_verdicts(GuardConfig(), noise)
     assert {words for _, words in calm} == {""}
-    strange = told(GuardConfig(), [*noise, 9.0, 9.0, *noise])
+    strange = step_verdicts(GuardConfig(), [*noise, 9.0, 9.0, *noise])
     heard = [words for _, words in strange if words]
     assert len(heard) == 1
     assert heard[0].startswith("step 61: loss 9 where the median of 60 steps is 1.98")
@@ -172,7 +172,7 @@ def test_a_job_that_cannot_be_saved_from_its_data_fails_by_its_own_fault(tmp_pat
     assert f"step {poisoned_steps()[0]}: the loss is no finite number" in ended.message
 
 
-def way(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[list[int], Path]:
+def restart_until_done(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[list[int], Path]:
     """Restart workers as an agent does; return the steps that they went back to, and the last snapshot.
 
     `stored`: restart from the newest checkpoint that the workers left; otherwise from the beginning.
@@ -193,8 +193,8 @@ def way(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[
 
 def test_going_back_is_the_same_whichever_checkpoints_there_are(tmp_path: Path) -> None:
     wary, rows = train(tmp_path, guard={"skip": 0, "rollbacks": 10, "back_steps": 1}, max_steps=5), data(tmp_path)
-    back, stored = way(tmp_path / "stored", wary, rows, stored=True)
-    again, fresh = way(tmp_path / "fresh", wary, rows, stored=False)
+    back, stored = restart_until_done(tmp_path / "stored", wary, rows, stored=True)
+    again, fresh = restart_until_done(tmp_path / "fresh", wary, rows, stored=False)
     assert len(back) > 1
     assert back == again
     assert workers.story(stored) == workers.story(fresh)

@@ -42,7 +42,7 @@ def change(at: float, price: Decimal | str) -> PriceChange:
     return PriceChange(since=build.at(at), usd_per_hour=Decimal(price))
 
 
-def more(at: float, price: Decimal | str, extra_machines: int = 1) -> PriceChange:
+def extra_change(at: float, price: Decimal | str, extra_machines: int = 1) -> PriceChange:
     return replace(change(at, price), extra_machines=extra_machines)
 
 
@@ -134,7 +134,7 @@ def test_charging_while_prices_become_known_charges_each_second_once(
 
 def test_a_machine_too_many_leaves_less_of_the_cap() -> None:
     alone = priced("0.36")
-    beside = replace(alone, prices=(more(0, "0.36"),))
+    beside = replace(alone, prices=(extra_change(0, "0.36"),))
     cap = usd(Decimal("0.36") * (1000 + int(drain_lead_s(alone, CAPS, drain_budget()))) / 3600)
     assert not cap_is_near(alone, build.active_job(cap_usd=cap), CAPS, build.at(600), drain_budget())
     assert cap_is_near(beside, build.active_job(cap_usd=cap), CAPS, build.at(600), drain_budget())

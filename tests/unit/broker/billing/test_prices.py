@@ -12,13 +12,13 @@ from broker.domain.instance import InstanceState
 from broker.domain.job import PriceChange
 from broker.domain.money import usd
 from tests.support import build
-from tests.unit.broker.billing.test_accrual_properties import change, more, priced, prices, seconds, seen
+from tests.unit.broker.billing.test_accrual_properties import change, extra_change, priced, prices, seconds, seen
 
 TWO = tuple(seen("0.36", number=number) for number in (1, 2))
 THREE = tuple(seen("0.36", number=number) for number in (1, 2, 3))
 
 
-def stood(
+def span(
     number: int, since: float | None = None, until: float | None = None, *, shown: float | None = None
 ) -> MachineSpan:
     """Return the span of one machine. `shown`: second of its first listing; None: the earliest possible second of its
@@ -29,7 +29,7 @@ def stood(
     return MachineSpan(id=str(number), since=born, shown=build.at(first), until=gone)
 
 
-BOTH = (stood(1), stood(2, 70))
+BOTH = (span(1), span(2, 70))
 """The second one did not stand yet at 70."""
 
 
@@ -81,12 +81,14 @@ def test_the_mean_of_several_machines_counts_and_a_fall_once_all_are_seen() -> N
 def test_extra_machine_counts_from_possible_birth_to_last_sighting() -> None:
     """A machine too many counts from when it may have come and until it is seen no more."""
     attempt = priced("0.36", charged_to=build.at(100))
-    assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
-    unknown = (stood(1), stood(2))
-    assert price_changes(attempt, TWO, build.at(115), unknown) == (more(0, "0.36"),), "nothing is known of its birth"
-    both = replace(attempt, prices=(more(70, "0.36"),))
+    assert price_changes(attempt, TWO, build.at(115), BOTH) == (extra_change(70, "0.36"),)
+    unknown = (span(1), span(2))
+    assert price_changes(attempt, TWO, build.at(115), unknown) == (extra_change(0, "0.36"),), (
+        "nothing is known of its birth"
+    )
+    both = replace(attempt, prices=(extra_change(70, "0.36"),))
     assert not price_changes(both, TWO, build.at(130), BOTH)
-    gone = (stood(1), stood(2, 70, 128))
+    gone = (span(1), span(2, 70, 128))
     assert price_changes(both, TWO[:1], build.at(130), gone) == (change(130, "0.36"),)
     assert accrued(replace(both, prices=(*both.prices, change(130, "0.36"))), build.at(170)) == usd(
         Decimal("0.36") * (170 + 60) / 3600
@@ -96,8 +98,8 @@ def test_extra_machine_counts_from_possible_birth_to_last_sighting() -> None:
 def test_extra_machine_between_two_charges_counts_while_it_existed() -> None:
     """An extra machine that comes and goes between two charges is charged for the time that it existed."""
     attempt = priced("0.36", charged_to=build.at(100))
-    gone = (stood(1), stood(2, 70, 112))
-    passed = (more(70, "0.36"), change(112, "0.36"))
+    gone = (span(1), span(2, 70, 112))
+    passed = (extra_change(70, "0.36"), change(112, "0.36"))
     assert price_changes(attempt, TWO[:1], build.at(115), gone) == passed
     assert price_changes(attempt, (), build.at(115), gone) == passed, "whatever is listed now"
     assert not price_changes(replace(attempt, prices=passed), TWO[:1], build.at(115), gone)
@@ -109,70 +111,71 @@ def test_extra_machine_is_charged_at_each_price_of_its_life() -> None:
     after its end, without the machine.
     """
     attempt = priced("0.36", charged_to=build.at(100), prices=(change(80, "0.72"), change(95, "0.12")))
-    gone = (stood(1), stood(2, 70, 90))
+    gone = (span(1), span(2, 70, 90))
     assert price_changes(attempt, (), build.at(115), gone) == (
-        more(70, "0.36"), more(80, "0.72"), change(90, "0.72"),
+        extra_change(70, "0.36"), extra_change(80, "0.72"), change(90, "0.72"),
     )  # fmt: skip
-    at_once = (stood(1), stood(2, 70, 95))
-    assert price_changes(attempt, (), build.at(115), at_once) == (more(70, "0.36"), more(80, "0.72"))
+    at_once = (span(1), span(2, 70, 95))
+    assert price_changes(attempt, (), build.at(115), at_once) == (extra_change(70, "0.36"), extra_change(80, "0.72"))
 
 
 def test_of_two_that_come_and_go_each_counts_for_its_own_time() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
-    three = (stood(1), stood(2, 30, 90), stood(3, 50, 70))
+    three = (span(1), span(2, 30, 90), span(3, 50, 70))
     assert price_changes(attempt, TWO[:1], build.at(115), three) == (
-        more(30, "0.36"), more(50, "0.36", extra_machines=2), more(70, "0.36"), change(90, "0.36"),
+        extra_change(30, "0.36"), extra_change(50, "0.36", extra_machines=2),
+        extra_change(70, "0.36"), change(90, "0.36"),
     )  # fmt: skip
 
 
 def test_extra_machine_during_a_listing_gap_counts_before_the_last_charge() -> None:
     """An extra machine that ran during a listing gap is charged from its start, before the last charge."""
     attempt = priced("0.36", charged_to=build.at(1000))
-    assert price_changes(attempt, TWO, build.at(1015), BOTH) == (more(70, "0.36"),)
-    young = (stood(1), stood(2, 1005))
-    assert price_changes(attempt, TWO, build.at(1015), young) == (more(1005, "0.36"),)
+    assert price_changes(attempt, TWO, build.at(1015), BOTH) == (extra_change(70, "0.36"),)
+    young = (span(1), span(2, 1005))
+    assert price_changes(attempt, TWO, build.at(1015), young) == (extra_change(1005, "0.36"),)
 
 
 def test_extra_machine_outliving_the_bought_one_is_charged_in_addition() -> None:
     """An extra machine that outlives the bought one is charged in addition to it."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36").handle,))
-    outlived = (stood(1, None, 90), stood(2, 70))
-    assert price_changes(attempt, TWO[1:], build.at(115), outlived) == (more(70, "0.36"),)
-    assert not price_changes(attempt, TWO[:1], build.at(115), (stood(1),))
+    outlived = (span(1, None, 90), span(2, 70))
+    assert price_changes(attempt, TWO[1:], build.at(115), outlived) == (extra_change(70, "0.36"),)
+    assert not price_changes(attempt, TWO[:1], build.at(115), (span(1),))
     partly = replace(attempt, line=replace(attempt.line, nodes=2))  # one of two is recorded
     assert not price_changes(partly, TWO, build.at(115), BOTH)
 
 
 def test_where_more_are_recorded_than_were_bought_each_beside_those_counts() -> None:
     attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
-    found = price_changes(attempt, THREE, build.at(115), (stood(1), stood(2), stood(3, 90)))
-    assert found == (more(0, "0.36"), more(90, "0.36", extra_machines=2))
+    found = price_changes(attempt, THREE, build.at(115), (span(1), span(2), span(3, 90)))
+    assert found == (extra_change(0, "0.36"), extra_change(90, "0.36", extra_machines=2))
 
 
 def test_youngest_unrecorded_machines_are_the_extra_ones() -> None:
     """The youngest of several unrecorded machines are the extra ones."""
     attempt = priced("0.36", charged_to=build.at(100))
-    each = (more(30, "0.36"), more(70, "0.36", extra_machines=2))
-    assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 30), stood(3, 70))) == each
-    assert price_changes(attempt, THREE[1:], build.at(115), (stood(2, 30), stood(3, 70))) == (more(70, "0.36"),)
-    unknown = (more(0, "0.36"), more(70, "0.36", extra_machines=2))
-    assert price_changes(attempt, THREE, build.at(115), (stood(1), stood(2, 70), stood(3))) == unknown
+    each = (extra_change(30, "0.36"), extra_change(70, "0.36", extra_machines=2))
+    assert price_changes(attempt, THREE, build.at(115), (span(1), span(2, 30), span(3, 70))) == each
+    assert price_changes(attempt, THREE[1:], build.at(115), (span(2, 30), span(3, 70))) == (extra_change(70, "0.36"),)
+    unknown = (extra_change(0, "0.36"), extra_change(70, "0.36", extra_machines=2))
+    assert price_changes(attempt, THREE, build.at(115), (span(1), span(2, 70), span(3))) == unknown
 
 
 def test_a_third_machine_counts_from_its_own_birth() -> None:
-    attempt = priced("0.36", charged_to=build.at(7200), prices=(more(70, "0.36"),))
-    born = (*BOTH, stood(3, 7190))
-    assert price_changes(attempt, THREE, build.at(7215), born) == (more(7190, "0.36", extra_machines=2),)
+    attempt = priced("0.36", charged_to=build.at(7200), prices=(extra_change(70, "0.36"),))
+    born = (*BOTH, span(3, 7190))
+    assert price_changes(attempt, THREE, build.at(7215), born) == (extra_change(7190, "0.36", extra_machines=2),)
 
 
 def test_price_change_at_sighting_hides_no_time_of_an_extra_machine() -> None:
     """A price that moves as a machine too many is seen hides none of its time."""
     attempt = priced("0.36", charged_to=build.at(100))
     cheap = tuple(seen("0.12", number=number) for number in (1, 2))
-    fell = (change(115, "0.12"), more(70, "0.36"), more(115, "0.12"))
+    fell = (change(115, "0.12"), extra_change(70, "0.36"), extra_change(115, "0.12"))
     assert price_changes(attempt, cheap, build.at(115), BOTH) == fell
     dear = tuple(seen("0.72", number=number) for number in (1, 2))
-    rose = (change(100, "0.72"), more(70, "0.36"), more(100, "0.72"))
+    rose = (change(100, "0.72"), extra_change(70, "0.36"), extra_change(100, "0.72"))
     assert price_changes(attempt, dear, build.at(115), BOTH) == rose
     before = Decimal("0.36") * (100 + 30) + Decimal("0.72") * 2 * 15
     assert accrued(replace(attempt, prices=rose), build.at(115)) == usd(before / 3600)
@@ -182,36 +185,36 @@ def test_price_change_before_sighting_hides_no_time_of_an_extra_machine() -> Non
     """One listing omits the extra machine and reports a new price. The extra machine is charged from its start."""
     attempt = priced("0.36", charged_to=build.at(1015), prices=(change(1000, "0.72"),))
     two = tuple(seen("0.72", number=number) for number in (1, 2))
-    assert price_changes(attempt, two, build.at(1016), BOTH) == (more(70, "0.36"), more(1000, "0.72"))
+    assert price_changes(attempt, two, build.at(1016), BOTH) == (extra_change(70, "0.36"), extra_change(1000, "0.72"))
 
 
 def test_machine_wrongly_taken_as_gone_costs_none_of_its_absence() -> None:
     """A machine is assumed to be gone and then listed again. Each second of its life is charged exactly once."""
-    attempt = priced("0.36", charged_to=build.at(115), prices=(more(70, "0.36"), change(115, "0.36")))
-    assert price_changes(attempt, TWO, build.at(130), BOTH) == (more(115, "0.36"),)
-    again = replace(attempt, prices=(*attempt.prices, more(115, "0.36")))
+    attempt = priced("0.36", charged_to=build.at(115), prices=(extra_change(70, "0.36"), change(115, "0.36")))
+    assert price_changes(attempt, TWO, build.at(130), BOTH) == (extra_change(115, "0.36"),)
+    again = replace(attempt, prices=(*attempt.prices, extra_change(115, "0.36")))
     assert accrued(again, build.at(170)) == usd(Decimal("0.36") * (170 + 100) / 3600)
 
 
 def test_a_price_that_moves_as_a_machine_too_many_is_seen_no_more() -> None:
-    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36"),))
-    gone = (stood(1), stood(2, 70, 114))
+    both = priced("0.36", charged_to=build.at(100), prices=(extra_change(70, "0.36"),))
+    gone = (span(1), span(2, 70, 114))
     assert price_changes(both, (seen("0.12"),), build.at(115), gone) == (change(115, "0.12"),)
-    assert price_changes(both, (seen("0.72"),), build.at(115), gone) == (more(100, "0.72"), change(115, "0.72"))
+    assert price_changes(both, (seen("0.72"),), build.at(115), gone) == (extra_change(100, "0.72"), change(115, "0.72"))
 
 
 def test_of_two_machines_too_many_one_goes() -> None:
-    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36", extra_machines=2),))
-    found = price_changes(both, TWO, build.at(115), (*BOTH, stood(3, 70, 114)))
-    assert found == (more(115, "0.36"),)
+    both = priced("0.36", charged_to=build.at(100), prices=(extra_change(70, "0.36", extra_machines=2),))
+    found = price_changes(both, TWO, build.at(115), (*BOTH, span(3, 70, 114)))
+    assert found == (extra_change(115, "0.36"),)
 
 
 def test_extra_machines_are_unknown_without_sightings() -> None:
     """Missing sightings add no extra machine, and a machine that is listed as gone ends one. Before the create was sent
     nothing counts.
     """
-    both = priced("0.36", prices=(more(0, "0.36"),), charged_to=build.at(100))
-    gone, over = replace(seen("0.36"), state=InstanceState.GONE), (stood(1), stood(2, 0, 110))
+    both = priced("0.36", prices=(extra_change(0, "0.36"),), charged_to=build.at(100))
+    gone, over = replace(seen("0.36"), state=InstanceState.GONE), (span(1), span(2, 0, 110))
     assert not price_changes(both, (), build.at(115), over)
     assert not price_changes(both, (gone,), build.at(115), over)
     assert price_changes(both, (seen("0.36"), gone), build.at(115), over) == (change(115, "0.36"),)
@@ -221,26 +224,26 @@ def test_extra_machines_are_unknown_without_sightings() -> None:
 
 def test_broker_that_knows_less_of_a_birth_adds_nothing() -> None:
     """A broker that has just begun, or had no listing for long."""
-    attempt = priced("0.36", charged_to=build.at(36_050), prices=(more(36_000, "0.36"),))
-    young = (stood(1, shown=36_060), stood(2, shown=36_060))
+    attempt = priced("0.36", charged_to=build.at(36_050), prices=(extra_change(36_000, "0.36"),))
+    young = (span(1, shown=36_060), span(2, shown=36_060))
     assert not price_changes(attempt, TWO, build.at(36_065), young)
-    assert not price_changes(attempt, TWO, build.at(36_065), (stood(1, 0), stood(2, 9, shown=36_060)))
-    third = price_changes(attempt, THREE, build.at(36_075), (*young, stood(3, 36_065, shown=36_070)))
-    assert third == (more(36_065, "0.36", extra_machines=2),)
+    assert not price_changes(attempt, TWO, build.at(36_065), (span(1, 0), span(2, 9, shown=36_060)))
+    third = price_changes(attempt, THREE, build.at(36_075), (*young, span(3, 36_065, shown=36_070)))
+    assert third == (extra_change(36_065, "0.36", extra_machines=2),)
 
 
 def test_what_was_told_later_than_it_was_listed_says_nothing_of_its_birth() -> None:
-    attempt = priced("0.36", charged_to=build.at(205), prices=(more(200, "0.36"),))
-    late = (stood(1), stood(2, 70, shown=80))
-    assert price_changes(attempt, TWO, build.at(215), late) == (more(70, "0.36"),)
-    at_once = replace(attempt, prices=(more(80, "0.36"),))
+    attempt = priced("0.36", charged_to=build.at(205), prices=(extra_change(200, "0.36"),))
+    late = (span(1), span(2, 70, shown=80))
+    assert price_changes(attempt, TWO, build.at(215), late) == (extra_change(70, "0.36"),)
+    at_once = replace(attempt, prices=(extra_change(80, "0.36"),))
     assert not price_changes(at_once, TWO, build.at(215), late)
 
 
 def test_what_was_bought_may_have_stood_before_it_was_listed() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
-    found = price_changes(attempt, TWO, build.at(115), (stood(1, 60, shown=75), stood(2, 60, shown=80)))
-    assert found == (more(60, "0.36"),)
+    found = price_changes(attempt, TWO, build.at(115), (span(1, 60, shown=75), span(2, 60, shown=80)))
+    assert found == (extra_change(60, "0.36"),)
 
 
 def test_more_recorded_than_bought_machines_are_extra() -> None:
@@ -248,28 +251,28 @@ def test_more_recorded_than_bought_machines_are_extra() -> None:
     not listed.
     """
     attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
-    assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
+    assert price_changes(attempt, TWO, build.at(115), BOTH) == (extra_change(70, "0.36"),)
     never_listed = replace(attempt, handles=attempt.handles[:1])
-    assert price_changes(never_listed, TWO[1:], build.at(115), BOTH[1:]) == (more(70, "0.36"),)
+    assert price_changes(never_listed, TWO[1:], build.at(115), BOTH[1:]) == (extra_change(70, "0.36"),)
 
 
 def test_what_went_before_the_recorded_one_came_was_no_machine_too_many() -> None:
     """A cloud may try one after the other for one create."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36", number=2).handle,))
-    assert not price_changes(attempt, TWO[1:], build.at(115), (stood(1, 10, 60), stood(2, 65)))
-    both = price_changes(attempt, TWO, build.at(115), (stood(1, 10, 90), stood(2, 65)))
-    assert both == (more(65, "0.36"), change(90, "0.36"))
+    assert not price_changes(attempt, TWO[1:], build.at(115), (span(1, 10, 60), span(2, 65)))
+    both = price_changes(attempt, TWO, build.at(115), (span(1, 10, 90), span(2, 65)))
+    assert both == (extra_change(65, "0.36"), change(90, "0.36"))
 
 
 def test_one_that_came_and_went_costs_what_its_cloud_bills_at_the_least() -> None:
     line = build.line(usd_per_hour=Decimal("0.36"), billing_minimum_s=60)
     attempt = replace(priced("0.36", charged_to=build.at(100)), line=line)
-    short = (stood(1), stood(2, 68, 90, shown=70))
-    assert price_changes(attempt, TWO[:1], build.at(115), short) == (more(68, "0.36"),), "it bills still"
-    known = replace(attempt, prices=(more(68, "0.36"),))
+    short = (span(1), span(2, 68, 90, shown=70))
+    assert price_changes(attempt, TWO[:1], build.at(115), short) == (extra_change(68, "0.36"),), "it bills still"
+    known = replace(attempt, prices=(extra_change(68, "0.36"),))
     assert not price_changes(known, TWO[:1], build.at(129), short)
     assert price_changes(known, TWO[:1], build.at(131), short) == (change(131, "0.36"),)
-    assert price_changes(attempt, TWO[:1], build.at(145), short) == (more(68, "0.36"), change(130, "0.36"))
+    assert price_changes(attempt, TWO[:1], build.at(145), short) == (extra_change(68, "0.36"), change(130, "0.36"))
 
 
 machines = st.lists(st.tuples(seconds, st.none() | seconds), max_size=4)
@@ -286,8 +289,8 @@ def test_extra_machines_are_charged_once_whatever_was_known_before(
     until: float,
 ) -> None:
     """The charge always covers at least the earlier accrual, and at most all machines over the whole time."""
-    attempt = priced(first, 1, prices=tuple(more(at, price, extra_machines=n) for at, n, price in known))
-    told = [stood(0), *(stood(n, born, gone, shown=born + late) for n, (born, gone) in enumerate(lives, 1))]
+    attempt = priced(first, 1, prices=tuple(extra_change(at, price, extra_machines=n) for at, n, price in known))
+    told = [span(0), *(span(n, born, gone, shown=born + late) for n, (born, gone) in enumerate(lives, 1))]
     found = replace(attempt, prices=(*attempt.prices, *extra_machine_changes(attempt, attempt.prices, told)))
     assert accrued(found, build.at(until)) >= accrued(attempt, build.at(until))
     assert not extra_machine_changes(found, found.prices, told)
@@ -301,7 +304,7 @@ def test_each_machine_too_many_costs_its_own_time(
     price: Decimal, lives: list[tuple[float, float | None]], until: float
 ) -> None:
     attempt = priced(price, 1)
-    told = [stood(0), *(stood(number, *life) for number, life in enumerate(lives, 1))]
+    told = [span(0), *(span(number, *life) for number, life in enumerate(lives, 1))]
     found = replace(attempt, prices=extra_machine_changes(attempt, (), told))
     lasted = [max(0.0, min(until, until if gone is None else gone) - born) for born, gone in lives]
     least = price * Decimal(str(round(until + sum(lasted), 6))) / 3600

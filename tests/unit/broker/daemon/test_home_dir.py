@@ -34,7 +34,7 @@ def refused(home: Path) -> str:
     return problem.message
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the messages of the tested module only: leftovers of other tests are logged at any garbage collection."""
     return [record.message for record in caplog.records if record.name == private.log.name]
 
@@ -43,7 +43,7 @@ def test_a_new_home_is_its_users_alone(tmp_path: Path, caplog: pytest.LogCapture
     make_home(tmp_path / "new")
     assert mode(tmp_path / "new") == 0o700
     make_home(made(tmp_path / "old", 0o700, "stranger"))
-    assert not said(caplog)
+    assert not logged_messages(caplog)
 
 
 FILES = [(), ("lost+found",), ("gpubroker.yaml",), ("installation", "postgres"), ("master.key",)]
@@ -59,9 +59,9 @@ def test_a_home_that_others_can_look_into_is_closed_and_that_is_said(
         make_home(home)
     assert mode(home) == 0o700
     told = f"home {home} had mode {bits:04o}, so others could read keys, database and blobs; it is closed to them now"
-    assert said(caplog) == [told]
+    assert logged_messages(caplog) == [told]
     make_home(home)
-    assert len(said(caplog)) == 1
+    assert len(logged_messages(caplog)) == 1
 
 
 def test_what_is_no_home_or_can_be_changed_by_others_is_left_as_it_is(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
         check_blobs(outside, home)
     assert mode(outside) == 0o757
     outside.chmod(0o755)
-    assert not said(caplog)
+    assert not logged_messages(caplog)
     check_blobs(outside, home)
-    (line,) = said(caplog)
+    (line,) = logged_messages(caplog)
     assert "mode 0755, so that others see data and results" in line
     outside.chmod(0o700)
     check_blobs(outside, home)

@@ -17,7 +17,9 @@ CAP = Decimal(20)
 SMALL, LARGE = offer(id="small"), offer(id="large", gpus=8, usd_per_hour=Decimal(3))
 
 
-def told(*policies: Applied, market: tuple[Offer, ...] = (SMALL,), least: str = "0", usd: str = "20") -> str | None:
+def foreseen_message(
+    *policies: Applied, market: tuple[Offer, ...] = (SMALL,), least: str = "0", usd: str = "20"
+) -> str | None:
     found = foresee(
         quoted(market, cap_left=CAP), CAP, policies, NOW, least=lambda _: Decimal(least), reserve=lambda _: Decimal(usd)
     )
@@ -25,34 +27,40 @@ def told(*policies: Applied, market: tuple[Offer, ...] = (SMALL,), least: str = 
 
 
 def test_nothing_is_said_where_no_policy_holds_it() -> None:
-    assert told() is None
-    assert told(applied(policy(budgets=[budget("20")], max_gpus=1, max_jobs=1, approval_above_usd="20"))) is None
+    assert foreseen_message() is None
+    assert (
+        foreseen_message(applied(policy(budgets=[budget("20")], max_gpus=1, max_jobs=1, approval_above_usd="20")))
+        is None
+    )
 
 
 def test_it_says_what_each_kind_of_rule_would_do() -> None:
-    assert told(applied(policy(approval_above_usd="5"))) == (
+    assert foreseen_message(applied(policy(approval_above_usd="5"))) == (
         "approval: waits for approval: policy nlp requires it above a cap of $5.0000"
     )
     asks = policy(budgets=[budget("100", thresholds=thresholds(("0.5", "require_approval")))])
-    assert (told(applied(asks, charged="50")) or "")[:9] == "approval:"
-    assert told(applied(policy(max_jobs=1), jobs=1)) == "wait: waits for policy nlp: max_jobs is 1, 1 hold machines"
-    full = told(applied(policy(budgets=[budget("30")]), charged="5", outstanding="6"))
+    assert (foreseen_message(applied(asks, charged="50")) or "")[:9] == "approval:"
+    assert (
+        foreseen_message(applied(policy(max_jobs=1), jobs=1))
+        == "wait: waits for policy nlp: max_jobs is 1, 1 hold machines"
+    )
+    full = foreseen_message(applied(policy(budgets=[budget("30")]), charged="5", outstanding="6"))
     assert "has $5.0000 spent and $6.0000 reserved, and leaves less than the $20.00 it reserves" in (full or "")
     assert "more than the budget of $19.00 a day; lower its cap" in (
-        told(applied(policy(budgets=[budget("19")]))) or ""
+        foreseen_message(applied(policy(budgets=[budget("19")]))) or ""
     )
 
 
 def test_what_a_job_with_max_duration_reserves_is_judged_and_not_its_cap() -> None:
     tight = applied(policy(budgets=[budget("10")]))
-    assert told(tight, usd="9") is None
-    assert told(tight) is not None
+    assert foreseen_message(tight, usd="9") is None
+    assert foreseen_message(tight) is not None
 
 
 def test_costlier_machine_within_max_gpus_wins_or_the_smallest_explains() -> None:
     """A dearer machine that fits into max_gpus is chosen. If none fits, the message has the need of the smallest."""
-    assert told(applied(policy(max_gpus=2)), market=(SMALL, LARGE)) is None
-    said = told(applied(policy(max_gpus=9), gpus=9), market=(LARGE, SMALL))
+    assert foreseen_message(applied(policy(max_gpus=2)), market=(SMALL, LARGE)) is None
+    said = foreseen_message(applied(policy(max_gpus=9), gpus=9), market=(LARGE, SMALL))
     assert said == "wait: waits for policy nlp: max_gpus is 9, 9 are held, and it needs 1"
 
 
@@ -60,16 +68,16 @@ def test_cpu_job_starts_below_a_lowered_gpu_limit() -> None:
     """A job without GPUs starts even if more GPUs are held than a lowered limit allows."""
     over = [applied(policy(max_gpus=0), gpus=2)]
     bare = (offer(id="bare", gpus=0),)
-    assert told(*over, market=bare) is None
+    assert foreseen_message(*over, market=bare) is None
     assert placed(list(bare), over) is None
-    assert (told(*over) or "").startswith("wait: waits for policy nlp: max_gpus is 0, 2 are held")
+    assert (foreseen_message(*over) or "").startswith("wait: waits for policy nlp: max_gpus is 0, 2 are held")
 
 
 def test_where_nothing_can_be_bought_only_what_needs_no_offer_is_said() -> None:
     full = applied(policy(budgets=[budget("1")]))
-    assert told(full, market=()) is None
-    assert told(full, least="20") is None, "the cap itself speaks against every offer"
-    assert told(applied(policy(max_jobs=0)), market=()) is not None
+    assert foreseen_message(full, market=()) is None
+    assert foreseen_message(full, least="20") is None, "the cap itself speaks against every offer"
+    assert foreseen_message(applied(policy(max_jobs=0)), market=()) is not None
 
 
 rules = st.fixed_dictionaries(

@@ -62,7 +62,7 @@ class Paper:
     async def close(self) -> None: ...
 
 
-def told(story: Coroutine[Any, Any, None]) -> None:
+def run_scenario(story: Coroutine[Any, Any, None]) -> None:
     """Run a scenario in an event loop in which waiting takes no time."""
     with asyncio.Runner(loop_factory=WarpLoop) as runner:
         runner.run(story)
@@ -89,7 +89,7 @@ def test_a_cloud_is_not_asked_again_before_it_wants_to_be() -> None:
         await gate.list()
         assert paper.calls == [0.0, 32.0]
 
-    told(story())
+    run_scenario(story())
 
 
 def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> None:
@@ -104,7 +104,7 @@ def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> Non
             await gate.offers(GpuAsk())
         assert len(paper.calls) == 3
 
-    told(story())
+    run_scenario(story())
 
 
 def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
@@ -121,7 +121,7 @@ def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
             spans = [later - earlier for earlier, later in zip(paper.calls, paper.calls[1:], strict=False)]
             assert max(spans) <= 15.5
 
-    told(story())
+    run_scenario(story())
 
 
 def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
@@ -136,7 +136,7 @@ def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
         await gate.destroy(HANDLE)
         assert paper.calls == [0.0, 0.0, 33.0]
 
-    told(story())
+    run_scenario(story())
 
 
 def test_unreachable_cloud_is_retried_in_the_background() -> None:
@@ -161,7 +161,7 @@ def test_unreachable_cloud_is_retried_in_the_background() -> None:
         await gate.close()
         assert paper.calls[4:7] == [2.0, 6.0, 14.0]  # 2, 4 and 8 s apart
 
-    told(story())
+    run_scenario(story())
 
 
 def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +179,7 @@ def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCapture
         assert list(await gate.list()) == []
         await gate.close()
 
-    told(story())
+    run_scenario(story())
     assert "KeyError: 'instances'" in caplog.text
 
 
@@ -191,7 +191,7 @@ def test_a_refusal_is_an_answer(error: ProviderError) -> None:
             with pytest.raises(type(error)):
                 await gate.list()
 
-    told(story())
+    run_scenario(story())
 
 
 def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
@@ -202,7 +202,7 @@ def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
                 await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
         assert list(await gate.list()) == []
 
-    told(story())
+    run_scenario(story())
 
 
 def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None:
@@ -226,7 +226,7 @@ def test_callers_timeout_says_nothing_of_the_cloud_but_a_listings_does() -> None
         assert (await refused(gate)).after_s == 5.0
         await gate.close()
 
-    told(story())
+    run_scenario(story())
 
 
 def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
@@ -241,7 +241,7 @@ def test_calls_respect_the_clouds_rate_and_the_queue_is_bounded() -> None:
         assert len(paper.calls) == 14
         assert min(spans) >= 1 - 1e-6
 
-    told(story())
+    run_scenario(story())
 
 
 def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
@@ -274,7 +274,7 @@ def test_first_destroys_precede_repeats_and_listings_wait_for_neither() -> None:
         for task in asking:
             task.cancel()
 
-    told(story())
+    run_scenario(story())
 
 
 def test_first_destroys_precede_repeats_after_a_refusal() -> None:
@@ -297,7 +297,7 @@ def test_first_destroys_precede_repeats_after_a_refusal() -> None:
         await clock.sleep(12 + YIELDS_S)
         await gate.destroy(HANDLE)
 
-    told(story())
+    run_scenario(story())
 
 
 def test_one_bad_cloud_slows_no_other() -> None:
@@ -325,7 +325,7 @@ def test_one_bad_cloud_slows_no_other() -> None:
         for provider in providers.values():
             await provider.close()
 
-    told(story())
+    run_scenario(story())
 
 
 def test_back_off_has_full_jitter() -> None:

@@ -17,7 +17,7 @@ from tests.support.memory_store.store import MemoryStore
 TURNS = {"simulated": 0.0}
 
 
-class Losing(MemoryStore):
+class LostAnswerStore(MemoryStore):
     """Store that carries out calls, but loses their answers while `loses`."""
 
     loses = False
@@ -32,17 +32,17 @@ class Losing(MemoryStore):
 
 
 @pytest.fixture
-def store() -> Losing:
-    return Losing(ManualClock())
+def store() -> LostAnswerStore:
+    return LostAnswerStore(ManualClock())
 
 
 @pytest.fixture
-async def attempt(store: Losing) -> Attempt:
+async def attempt(store: LostAnswerStore) -> Attempt:
     return (await running(store))[0]
 
 
 @pytest.fixture
-def claims(store: Losing) -> Claims:
+def claims(store: LostAnswerStore) -> Claims:
     context = ControllerContext(
         installation=Installation("abcd"), owner="own", store=cast(Store, store), blobs=cast(Blobs, None),
         clock=ManualClock(), providers={},
@@ -56,7 +56,7 @@ async def taken(claims: Claims) -> Sequence[Leased]:
 
 
 async def test_what_a_lost_claim_leased_is_claimed_again_at_once(
-    store: Losing, attempt: Attempt, claims: Claims
+    store: LostAnswerStore, attempt: Attempt, claims: Claims
 ) -> None:
     store.loses = True
     for _ in range(2):
@@ -69,7 +69,7 @@ async def test_what_a_lost_claim_leased_is_claimed_again_at_once(
 
 
 async def test_what_could_not_be_written_is_due_for_whoever_comes_first(
-    store: Losing, attempt: Attempt, claims: Claims
+    store: LostAnswerStore, attempt: Attempt, claims: Claims
 ) -> None:
     with pytest.raises(StoreUnavailable):
         async with claims.leased(limit=9, turns=TURNS):
@@ -79,7 +79,7 @@ async def test_what_could_not_be_written_is_due_for_whoever_comes_first(
 
 
 async def test_one_of_several_writes_without_an_answer_leaves_no_lease_behind(
-    store: Losing, attempt: Attempt, claims: Claims
+    store: LostAnswerStore, attempt: Attempt, claims: Claims
 ) -> None:
     def write() -> None:
         with claims.writing():
@@ -93,7 +93,7 @@ async def test_one_of_several_writes_without_an_answer_leaves_no_lease_behind(
 
 
 async def test_row_blocked_by_cloud_or_blobs_stays_leased_for_a_while(
-    store: Losing, attempt: Attempt, claims: Claims
+    store: LostAnswerStore, attempt: Attempt, claims: Claims
 ) -> None:
     """The row's lease lapses, so that a broker that reaches the cloud or the blobs has its turn."""
     with pytest.raises(BlobsUnavailable):

@@ -82,12 +82,12 @@ async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: 
 async def test_machine_missing_before_its_launcher_rested_was_gone_by_then() -> None:
     """The end stays known long after those listings are forgotten, while the machine is followed."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 2])
-    stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    born_by = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) == build.T0 + timedelta(seconds=times[2])
     for _ in range(9):
         cast(SteppedClock, seen._context.clock).advance(LAG_S)
         await seen.refresh("scripted")
-    found = seen.absence("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood).proven_at
+    found = seen.absence("scripted", NAME, times[-1] + 5 * LAG_S, born_by=born_by).proven_at
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
@@ -95,17 +95,17 @@ async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> N
     """The first listings without the machine are forgotten by the end of the test; the proof of absence stays."""
     seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[2]
-    stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    born_by = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) == build.T0 + timedelta(seconds=times[2])
 
 
 async def test_later_process_relies_on_its_first_two_listings() -> None:
     """The process is first asked after its first listings are forgotten."""
     seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
     assert seen._listings["scripted"][0].begun > times[1]
-    stood = build.T0 - timedelta(seconds=LAG_S)
-    assert seen.absence("scripted", NAME, times[-1], born_by=stood).proven_at is None
-    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
+    born_by = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.absence("scripted", NAME, times[-1], born_by=born_by).proven_at is None
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) == build.T0 + timedelta(seconds=times[1])
 
 
 async def test_process_relies_on_listings_after_its_first_ones() -> None:
@@ -120,7 +120,7 @@ async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
     well.
     """
     seen, times = await listed([(1, ()), (5, ()), (5, ())])
-    sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 20))
+    sent, born_by = (build.T0 + timedelta(seconds=at) for at in (0, 20))
     assert seen.missing_twice_at("scripted", NAME, born_by=None, sent_at=sent) is not None
     clock = cast(SteppedClock, seen._context.clock)
     for _ in range(100):
@@ -128,15 +128,15 @@ async def test_process_that_missed_a_birth_knows_the_last_absence() -> None:
         times.append(clock.monotonic())
         await seen.refresh("scripted")
     grown = [at for at in times if at >= 20 + LAG_S]
-    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=grown[1])
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) == build.T0 + timedelta(seconds=grown[1])
 
 
 async def test_of_two_listings_the_first_may_be_too_young_to_count() -> None:
     """The time at which the machine existed becomes known late, and no listing arrives for minutes after that."""
     seen, times = await listed([(39, ()), (3, ()), (300, ()), (5, ())])
-    sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 31))
+    sent, born_by = (build.T0 + timedelta(seconds=at) for at in (0, 31))
     assert seen.missing_twice_at("scripted", NAME, born_by=None, sent_at=sent) is not None
-    assert seen.missing_twice_at("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    assert seen.missing_twice_at("scripted", NAME, born_by=born_by) == build.T0 + timedelta(seconds=times[2])
 
 
 LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
@@ -183,7 +183,7 @@ SECOND = replace(THERE[0], handle=replace(THERE[0].handle, id="late"))
 TWO = (*THERE, SECOND)
 
 
-def stood(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[float | None, float | None]]:
+def spans_s(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[float | None, float | None]]:
     """Return the start and the end of each machine's span, in seconds."""
 
     def told(at: datetime | None) -> float | None:
@@ -197,23 +197,23 @@ async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
     looks = [(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, TWO)]
     seen, times = await listed(looks)
     found = {"i": (None, None), "late": (times[1] - LAG_S, None)}
-    assert stood(seen) == found
+    assert spans_s(seen) == found
     seen.missing_twice_at("scripted", NAME, born_by=build.T0)  # it is followed by another bound now
-    assert stood(seen) == found
+    assert spans_s(seen) == found
 
 
 async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() -> None:
     """The clock of the cloud may be ahead, so the machine may have existed earlier than the cloud reports."""
     created_at = build.T0 + CLOUD_CLOCK
     seen, _ = await listed([(1, tuple(replace(one, created_at=created_at) for one in THERE))])
-    assert stood(seen) == {"i": (0, None)}
+    assert spans_s(seen) == {"i": (0, None)}
 
 
 async def test_fast_cloud_clock_moves_no_birth_behind_its_first_listing() -> None:
     """A cloud whose clock is ahead moves no birth behind its first listing."""
     ahead = tuple(replace(one, created_at=build.at(300)) for one in THERE)
     seen, times = await listed([(1, ahead)])
-    assert stood(seen) == {"i": (times[0], None)}
+    assert spans_s(seen) == {"i": (times[0], None)}
 
 
 async def test_a_database_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +221,10 @@ async def test_a_database_clock_that_is_set_moves_no_moment_that_was_heard(monke
     life.
     """
     seen, _ = await listed([(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE)])
-    before, clock = stood(seen), cast(SteppedClock, seen._context.clock)
+    before, clock = spans_s(seen), cast(SteppedClock, seen._context.clock)
     late = clock.now() + timedelta(hours=8)
     monkeypatch.setattr(clock, "now", lambda: late)
-    assert stood(seen) == before
+    assert spans_s(seen) == before
     assert before["late"][1] is not None
 
 
@@ -233,7 +233,7 @@ async def test_cloud_gives_the_birth_after_a_long_listing_gap(born: float, since
     """After a long time without listings its cloud says when it was born."""
     late = (*THERE, replace(SECOND, created_at=build.at(born)))
     seen, _ = await listed([(1, THERE), (1, THERE), (5, THERE), (2000, late)])
-    assert stood(seen)["late"] == (since, None)
+    assert spans_s(seen)["late"] == (since, None)
 
 
 async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
@@ -241,25 +241,25 @@ async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
     looks = [(1, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE), *[(LAG_S, THERE)] * 11]
     seen, times = await listed(looks)
     assert seen._listings["scripted"][0].begun > times[4]
-    assert stood(seen)["late"] == (times[0] - LAG_S, times[4]), "one listing alone may leave it out"
+    assert spans_s(seen)["late"] == (times[0] - LAG_S, times[4]), "one listing alone may leave it out"
     seen, times = await listed([(1, TWO), (5, (*THERE, replace(SECOND, state=InstanceState.GONE))), (5, THERE)])
-    assert stood(seen)["late"] == (None, times[1]), "one that calls it gone is enough"
+    assert spans_s(seen)["late"] == (None, times[1]), "one that calls it gone is enough"
     seen, _ = await listed([(1, TWO), (5, THERE), (5, THERE), (5, TWO)])
-    assert stood(seen)["late"] == (None, None), "it stands after all"
+    assert spans_s(seen)["late"] == (None, None), "it stands after all"
 
 
 async def test_where_the_last_listing_is_old_nothing_is_known_to_stand_after_it() -> None:
     seen, times = await listed([(1, TWO), (5, TWO)])
     cast(SteppedClock, seen._context.clock).advance(20)
-    assert stood(seen) == {"i": (None, times[1]), "late": (None, times[1])}
-    assert stood(seen, max_age_s=25) == {"i": (None, None), "late": (None, None)}
+    assert spans_s(seen) == {"i": (None, times[1]), "late": (None, times[1])}
+    assert spans_s(seen, max_age_s=25) == {"i": (None, None), "late": (None, None)}
 
 
 async def test_of_what_no_listing_has_shown_nothing_has_stood() -> None:
     seen, _ = await listed([])
-    assert stood(seen) == {}
+    assert spans_s(seen) == {}
     seen, _ = await listed([(1, ()), (1, GONE)])
-    assert stood(seen) == {}
+    assert spans_s(seen) == {}
     elsewhere = replace(OWN, line=replace(LINE, offer=replace(LINE.offer, provider="another broker's")))
     assert not seen.machine_spans(elsewhere, max_age_s=15)
 
@@ -418,7 +418,7 @@ async def test_another_broker_s_cloud_is_one_that_did_not_answer() -> None:
     assert await found.refresh_all(["scripted", "elsewhere"]) == {"elsewhere"}
 
 
-class Cut(Scripted):
+class UnreachableCloud(Scripted):
     """Cloud whose listings fail while `away` is true."""
 
     away = True
@@ -431,7 +431,7 @@ class Cut(Scripted):
 
 async def test_broker_cut_off_from_a_cloud_leaves_its_rows_to_others() -> None:
     """A broker that gets no answers from a cloud leaves its rows to other brokers until it gets one."""
-    cloud, clock = Cut(), SteppedClock()
+    cloud, clock = UnreachableCloud(), SteppedClock()
     seen = inventory(cloud, clock)
     turns = []
     for _ in range(UNANSWERED):

@@ -22,7 +22,7 @@ from tests.conformance.samples import HOUR, ManualClock, in_state, running
 from tests.support.memory_store.store import MemoryStore
 
 
-class Unheard:
+class UnansweringCloud:
     """Cloud that receives calls, but whose answers do not arrive."""
 
     name, caps = "simulated", Caps(spot=True)
@@ -45,7 +45,7 @@ class CutOff:
     """A broker that has had no answer of its cloud for a while."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self.cloud = Unheard()
+        self.cloud = UnansweringCloud()
         self.context = ControllerContext(
             installation=Installation("abcd"), owner="cut-off", store=store, blobs=cast(Blobs, None),
             clock=ManualClock(), providers={"simulated": cast(Provider, cast(Any, self.cloud))},

@@ -48,14 +48,14 @@ def highest(offer: Offer) -> Decimal:
     return max(offer.usd_per_hour, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else offer.usd_per_hour
 
 
-class Purse:
-    """A simulation lasts for less than a budget's window."""
+class MoneyChecks:
+    """Checks of charges against the true costs. A simulation lasts for less than a budget's window."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._listed: dict[str, list[Listed]] = {}
         """Listings that each broker's process received, in order."""
-        self._beside: dict[AttemptId, dict[str, float]] = {}
+        self._surplus_seen: dict[AttemptId, dict[str, float]] = {}
         """Processes that received a listing with more machines than were bought, with the first time, by attempt."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
@@ -77,7 +77,7 @@ class Purse:
             own = attempt_of(self._world.installation, name)
             attempt = None if own is None else self._world.backups.attempt(own)
             if attempt is not None and stand[name] > attempt.line.nodes:
-                self._beside.setdefault(attempt.id, {}).setdefault(process.id, self._world.loop.time())
+                self._surplus_seen.setdefault(attempt.id, {}).setdefault(process.id, self._world.loop.time())
         prices: dict[InstanceName, list[Decimal]] = {}
         for told in shown:
             if told.usd_per_hour is not None:
@@ -112,7 +112,7 @@ class Purse:
             if ok:
                 self._charges.setdefault(one.attempt_id, []).append(written)
 
-    def charged_beside(self, process: Process, charge: Charge | None) -> None:
+    def charged_together(self, process: Process, charge: Charge | None) -> None:
         """Record a charge that is written together with another change, at its own price or otherwise at the last
         one.
         """
@@ -144,7 +144,7 @@ class Purse:
                 without = [] if name in one.shown else [*without, one.answered]
         return min(without[1] if len(without) > 1 else self._world.loop.time(), process.died_at)
 
-    def _all_know(self, attempt: Attempt, gone: float) -> float:
+    def _known_to_all_brokers(self, attempt: Attempt, gone: float) -> float:
         """Return the time at which every broker had a listing without the machine. Brokers that are cut off, restart,
         or get lagging listings delay it. An attempt that never booted may also be charged for listings that brokers
         missed."""
@@ -159,17 +159,17 @@ class Purse:
             self._unseen(one, attempt.name, since) + self._gap_s(one, kept_from) + lag_s for one in world.brokers()
         )
 
-    def _alone_until(self, attempt: Attempt, gone: float) -> float:
+    def _latest_self_stop(self, attempt: Attempt, gone: float) -> float:
         """Return the latest end of a machine that vanished while all brokers were away, from its dead-man's switch."""
         world, intervals, limits = self._world, self._world.intervals, self._world.limits
         left, back = world.happenings.away or (math.inf, math.inf)
         if attempt.first_beat_at is None or not left <= gone <= back:
             return math.inf
-        told_s = intervals.billing_s + intervals.deadman_s + attempt.line.offer.billing_quantum_s
+        margin_s = intervals.billing_s + intervals.deadman_s + attempt.line.offer.billing_quantum_s
         if world.time_of(attempt.first_beat_at) > left - TOLD_S:
-            told_s += world.cloud.caps.boot_deadline_s
-        told_s += world.state.jobs[attempt.job_id].value.spec.keep_on_failure
-        return left + told_s + limits.deadman_s + limits.drain_s + SELF_STOP_S
+            margin_s += world.cloud.caps.boot_deadline_s
+        margin_s += world.state.jobs[attempt.job_id].value.spec.keep_on_failure
+        return left + margin_s + limits.deadman_s + limits.drain_s + SELF_STOP_S
 
     def _gap_s(self, process: Process, since: float) -> float:
         """Return the longest time from the start of a listing to the answer of the next but one, after `since`. A
@@ -212,16 +212,16 @@ class Purse:
             until = world.time_of(one.ended_at) if one.ended_at else world.loop.time()
             span = Decimal(str(disturbed_s(world.excuses, since, until)))
             allowed += highest(one.line.offer) * one.line.nodes * span / 3600
-            allowed += highest(one.line.offer) * self._beside_s(one, until) / 3600
+            allowed += highest(one.line.offer) * self._surplus_allowance_s(one, until) / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             told = f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed"
             world.fail("spend_within_cap", told)
 
-    def _beside_s(self, attempt: Attempt, until: float) -> Decimal:
+    def _surplus_allowance_s(self, attempt: Attempt, until: float) -> Decimal:
         """Return the allowed seconds of all surplus machines together."""
         world, seconds = self._world, 0.0
         lead_s = TOLD_S + drain_lead_s(attempt, world.cloud.caps, world.intervals.drain_budget(world.limits.drain_s))
-        told_at = min(self._beside.get(attempt.id, {}).values(), default=until)
+        told_at = min(self._surplus_seen.get(attempt.id, {}).values(), default=until)
         for one in world.watch.stands:
             if one.attempt == attempt.id and one.id in world.cloud.surplus:
                 since = max(told_at, one.born)
@@ -255,8 +255,8 @@ class Purse:
         Three parts of their cost cannot be known and do not count. First, a price that no listing has shown yet.
         Second, surplus machines, if no broker that could record them got a listing with all at once. Third, the run
         time of an idle machine that did not end itself and went while all brokers were away."""
-        stands = [self._as_known(one) for one in stands]
-        if self._world.cloud.surplus & {one.id for one in stands} and not self._told_of_more(attempt, settler):
+        stands = [self._with_provable_end(one) for one in stands]
+        if self._world.cloud.surplus & {one.id for one in stands} and not self._surplus_was_recorded(attempt, settler):
             stands = sorted(stands, key=self._cost)[-attempt.line.nodes :]
         if not self._moves(attempt):
             return sum(map(self._cost, stands), ZERO)
@@ -265,7 +265,7 @@ class Purse:
         spans, rises = [*prices.spans(offer, charges, sent, now)], [*prices.rises(offer, charges, sent)]
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
-    def _as_known(self, one: MachineRecord) -> MachineRecord:
+    def _with_provable_end(self, one: MachineRecord) -> MachineRecord:
         """Return the machine with its provable end. Agents do not count the time in which they could not read the
         lease, and start from zero with their machine.
         """
@@ -277,10 +277,10 @@ class Purse:
         until = left if unknown else max(left, one.ended - waited_s)
         return replace(one, ended=max(one.born, until))
 
-    def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
+    def _surplus_was_recorded(self, attempt: Attempt, settler: Process) -> bool:
         """Return True if the settling process saw the surplus, or another process had the time to record it. That
         process ran and had a database, and no restored backup has lost its write."""
-        shown, now = self._beside.get(attempt.id, {}), self._world.loop.time()
+        shown, now = self._surplus_seen.get(attempt.id, {}), self._world.loop.time()
 
         def could(one: Process, first: float) -> bool:
             ends = min(one.died_at, now, self._lost_since.get(one.id, now))
@@ -296,7 +296,7 @@ class Purse:
         """
         begun, offer = self._sent[attempt.id], attempt.line.offer
         gone = max((one.ended for one in stands if one.ended is not None), default=begun)
-        known = min(self._all_know(attempt, gone), self._alone_until(attempt, gone))
+        known = min(self._known_to_all_brokers(attempt, gone), self._latest_self_stop(attempt, gone))
         until = known + CLOCK_S + offer.billing_quantum_s
         one = offer.usd_per_hour * Decimal(str(round(until - begun, 3)))
         if self._moves(attempt):
