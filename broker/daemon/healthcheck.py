@@ -30,7 +30,7 @@ def problem(home: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    found = problem(Path(os.environ["GPUBROKER_HOME"]))
-    if found is not None:
-        print(found)
-    sys.exit(found is not None)
+    fault = problem(Path(os.environ["GPUBROKER_HOME"]))
+    if fault is not None:
+        print(fault)
+    sys.exit(fault is not None)

@@ -104,7 +104,7 @@ def _never_finished(case: GroupCase, positions: Positions) -> list[int]:
 
 def _too_late(case: GroupCase, positions: Positions) -> list[int]:
     ask, numbers, offers = case.ask, case.group.numbers, case.offers
-    return [at for at in positions if _late_s(ask, offers[numbers[at]], case.kind) > 0] if ask.timed else []
+    return [at for at in positions if _late_s(ask, offers[numbers[at]], case.kind) > 0] if ask.has_time_limit else []
 
 
 def _above_cap(case: GroupCase, positions: Positions) -> list[int]:

@@ -46,11 +46,11 @@ class QuoteRequest:
     """Seconds until the deadline; the P90 of the duration must not exceed them. Infinite: no deadline."""
     duration_s: float = field(init=False)
     """Seconds of machine time left; the P50 of the duration must not exceed them. Infinite: no limit."""
-    timed: bool = field(init=False)
+    has_time_limit: bool = field(init=False)
     """True if there is a deadline or a `max_duration`."""
-    hosts: bool = field(init=False)
+    excludes_hosts: bool = field(init=False)
     """True if whole hosts are excluded."""
-    accounts: bool = field(init=False)
+    excludes_accounts: bool = field(init=False)
     """True if accounts are excluded."""
     fits: dict[object, Fit] = field(init=False, default_factory=dict)
     """Memory and time by hardware, each computed once."""
@@ -62,17 +62,19 @@ class QuoteRequest:
         self.limit = inf if want.max_usd_per_hour is None else float(want.max_usd_per_hour)
         self.deadline_s = inf if spec.deadline is None else (spec.deadline - self.now).total_seconds() - self.lead_s
         self.duration_s = inf if spec.max_duration is None else spec.max_duration - self.machine_s - self.lead_s
-        self.timed = spec.deadline is not None or spec.max_duration is not None
-        self.hosts = any(key.startswith(HOST) for key in self.excluded)
-        self.accounts = any(key.startswith(ACCOUNT) for key in self.excluded)
+        self.has_time_limit = spec.deadline is not None or spec.max_duration is not None
+        self.excludes_hosts = any(key.startswith(HOST) for key in self.excluded)
+        self.excludes_accounts = any(key.startswith(ACCOUNT) for key in self.excluded)
 
     def excluded_by(self, offer: Offer) -> str | None:
         """Return the key that excludes the offer now; None: it may be bought."""
         if offer.id in self.excluded:
             return offer.id
-        if self.hosts and offer.host_key in self.excluded:
+        if self.excludes_hosts and offer.host_key in self.excluded:
             return offer.host_key
-        return next((key for key in account_keys(offer) if key in self.excluded), None) if self.accounts else None
+        return (
+            next((key for key in account_keys(offer) if key in self.excluded), None) if self.excludes_accounts else None
+        )
 
     def rate(self, offer: Offer) -> float:
         """Return the job's expected preemptions per second. The loss of any one machine stops all its machines."""
@@ -83,7 +85,7 @@ class QuoteRequest:
         return kind.p90(self.rate(offer), certainty(offer, self.learned.spots))
 
 
-def policy(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason, str] | None:
+def drop_reason(ask: QuoteRequest, offer: Offer, caps: Caps) -> tuple[DropReason, str] | None:
     """Return why no machine of this kind is allowed, with a message; None: it is allowed."""
     want = ask.spec.resources
     gpus = max(1, offer.gpus)

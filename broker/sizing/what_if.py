@@ -24,7 +24,7 @@ MOST_BATCH, MOST_ROWS, MOST_USD = 10**9, 10**15, 10**6
 
 
 def what_if(
-    said: str,
+    counts_text: str,
     *,
     model: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
@@ -34,7 +34,7 @@ def what_if(
     rows: int | None = None,
     usd_per_gpu_hour: float | None = None,
 ) -> dict[str, Any]:
-    """Return a row for each count in `said` (`gpus=1,2,4,…,512`).
+    """Return a row for each count in `counts_text` (`gpus=1,2,4,…,512`).
 
     Raise EstimateError with one line.
 
@@ -48,7 +48,7 @@ def what_if(
     hardware = hardware_of(gpu)
     if hardware is None:
         raise EstimateError("--what-if: give --gpu, for example --gpu H100-SXM")
-    counts = _counts(said)
+    counts = _counts(counts_text)
     _check(ask, global_batch, rows, usd_per_gpu_hour)
     batch = counts[-1] * ask.rows if global_batch is None else global_batch
     shape = model_shape(name, config_json)
@@ -76,7 +76,7 @@ def _check(ask: EstimateOptions, global_batch: int | None, rows: int | None, usd
 
 
 def of_spec(
-    said: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
+    counts_text: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
     usd_per_gpu_hour: float | None, written: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the scaling table of a spec's job.
@@ -106,7 +106,7 @@ def of_spec(
         steps=steps,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
-    return table(shape.name, shape, ask, hardware, _counts(said), load)
+    return table(shape.name, shape, ask, hardware, _counts(counts_text), load)
 
 
 def _targets(train: TrainConfig, shape: ModelShape) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class FamilySpec:
     """The model holds a causal mask over all its positions, one byte for each pair."""
     encoder: bool = False
     """All tokens attend to each other; a head without a vocabulary reads the result."""
-    behind: bool = False
+    norm_after: bool = False
     """Each norm follows its residual connection (BERT), instead of preceding attention and MLP."""
     named: bool = False
     """Python variables hold the inputs of the last matrices of attention and MLP until the norm after each is done."""
@@ -57,7 +57,7 @@ BLOOM_NAMES = {"qkv": "query_key_value", "o": "dense", "fc": "dense_h_to_4h", "p
 GPT_NAMES = {"qkv": "c_attn", "o": "c_proj", "fc": "c_fc", "proj": "c_proj"}
 BERT = FamilySpec(
     names={"q": "query", "k": "key", "v": "value", "o": "dense", "fc": "dense", "proj": "dense"},
-    norm="layer", rotary=False, encoder=True, behind=True, named=True,
+    norm="layer", rotary=False, encoder=True, norm_after=True, named=True,
 )  # fmt: skip
 FAMILIES: Mapping[str, FamilySpec] = {
     "llama": LLAMA,
@@ -92,7 +92,7 @@ FAMILIES: Mapping[str, FamilySpec] = {
         norm="layer",
         rotary=False,
         encoder=True,
-        behind=True,
+        norm_after=True,
         drops=False,
     ),
     "vit": FamilySpec(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
@@ -114,7 +114,7 @@ def _pair(attention: Mapping[str, str], mlp: Mapping[str, str], **more: Any) -> 
 T5_GATED = _pair(ATTEND, {"gate": "wi_0", "up": "wi_1", "down": "wo"}, unquantised=frozenset({"down"}))
 PAIRS: Mapping[str, FamilySpec] = {
     "t5": _pair(ATTEND, {"fc": "wi", "proj": "wo"}, unquantised=frozenset({"proj"})),
-    "bart": _pair(PROJECT, {"fc": "fc1", "proj": "fc2"}, norm="layer", behind=True),
+    "bart": _pair(PROJECT, {"fc": "fc1", "proj": "fc2"}, norm="layer", norm_after=True),
 }
 """Structure of the encoder-decoder families."""
 

@@ -43,7 +43,7 @@ def bits_of(workload: Workload) -> Literal[0, 4, 8]:
     return 4 if workload.method == "qlora" else 8 if workload.method == "lora8" else 0
 
 
-def divides(workload: Workload) -> bool:
+def may_shard(workload: Workload) -> bool:
     """Return whether a plan may shard the workload with FSDP.
 
     The trainer must support it, and its simulated memory must have been compared with the tracer.
@@ -51,11 +51,11 @@ def divides(workload: Workload) -> bool:
     return (
         workload.shape is not None
         and workload.task == "causal_lm"
-        and divisible(workload.shape, workload.method, workload.optimizer, workload.precision)
+        and can_shard(workload.shape, workload.method, workload.optimizer, workload.precision)
     )
 
 
-def divisible(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
+def can_shard(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
     """Return whether FSDP can shard a training with these properties.
 
     The model must be a decoder language model without a quantised base. The optimizer must keep states in the shapes of

@@ -31,11 +31,11 @@ Z95 = 1.645
 """Standard deviations that a margin represents."""
 
 Kind = tuple[object, ...]
-Like = tuple[Kind, int, int]
+MemoryKey = tuple[Kind, int, int]
 """(model, method and checkpointing; micro-batch, tokens of a row)."""
 
 
-def memory_key(workload: Workload) -> Like:
+def memory_key(workload: Workload) -> MemoryKey:
     """Return a key that is equal for workloads that need the same memory."""
     kind = (*model_key(workload), workload.gradient_checkpointing)
     return kind, workload.micro_batch, workload.sequence
@@ -142,10 +142,10 @@ def observed(job: Job, attempt: Attempt) -> RunObservation | None:
     resumed = last.resumed_from or 0
     # The host that emulates a GPU has its own memory, not the GPU's.
     emulated = bool(offer.emulated_on)
-    short = attempt.reason is Reason.OOM and not emulated and not attempt.ran_out_of_host
+    is_device_oom = attempt.reason is Reason.OOM and not emulated and not attempt.ran_out_of_host
     timed = last.step - resumed >= ENOUGH_STEPS and last.tokens_per_s
     peak = last.peak_memory_bytes if last.step > resumed and not emulated else None
-    if not (timed or short or peak):
+    if not (timed or is_device_oom or peak):
         return None
     return RunObservation(
         attempt_id=attempt.id,
@@ -157,7 +157,7 @@ def observed(job: Job, attempt: Attempt) -> RunObservation | None:
         tokens_per_s=last.tokens_per_s if timed else None,
         peak_bytes=peak,
         device_bytes=0 if emulated else offer.gpu_memory_bytes,
-        out_of_memory=short,
+        out_of_memory=is_device_oom,
     )
 
 
@@ -169,14 +169,14 @@ class ComparedRun:
     path: Path
     speed: float | None
     """Logarithm of observed over estimated tokens/s; None: unknown or implausible."""
-    like: Like
-    base: Kind
+    memory_key: MemoryKey
+    model_key: Kind
     memory_path: Path
     peak: float | None = None
     """Logarithm of observed over estimated peak memory; None: unknown."""
-    took: int | None = None
+    device_bytes_used: int | None = None
     """Observed bytes of the device; None: unknown."""
-    short: float | None = None
+    shortfall: float | None = None
     """Factor to multiply the estimate by, if the run ran out of memory; None: it did not."""
     device_bytes: int = 0
 
@@ -192,8 +192,8 @@ def assess(observation: RunObservation) -> ComparedRun | None:
         hardware=hardware.name,
         path=_path(hardware.name, work),
         speed=_speed(observation, planner, hardware),
-        like=memory_key(work),
-        base=model_key(work),
+        memory_key=memory_key(work),
+        model_key=model_key(work),
         memory_path=_path("gpu" if hardware.gpu else "cpu", work),
         device_bytes=observation.device_bytes,
     )
@@ -201,38 +201,38 @@ def assess(observation: RunObservation) -> ComparedRun | None:
         return compared
     need = planner.need(observation.plan, hardware, observation.nodes)
     if observation.out_of_memory:
-        return replace(compared, short=shortfall(observation.device_bytes, need))
+        return replace(compared, shortfall=shortfall(observation.device_bytes, need))
     if observation.peak_bytes is None or not 0 < observation.peak_bytes <= observation.device_bytes:
         return compared
     outside = 0 if hardware.gpu else need.context  # a process on a CPU is its own context
-    took = observation.peak_bytes + (need.context if hardware.gpu else 0)
+    device_bytes_used = observation.peak_bytes + (need.context if hardware.gpu else 0)
     peak = log((observation.peak_bytes - outside) / need.peak) if observation.peak_bytes > outside else None
-    return replace(compared, took=took, peak=peak)
+    return replace(compared, device_bytes_used=device_bytes_used, peak=peak)
 
 
 def learn(assessed: Sequence[ComparedRun]) -> Corrections:
     """Return the corrections that follow from the runs. `assessed`: oldest first."""
     speeds: dict[str, list[tuple[Path, float]]] = defaultdict(list)
-    peaks: dict[tuple[Path, Like], list[float]] = defaultdict(list)
-    floors: dict[Like, int] = {}
-    ran_out: dict[Like, ComparedRun] = {}
+    peaks: dict[tuple[Path, MemoryKey], list[float]] = defaultdict(list)
+    floors: dict[MemoryKey, int] = {}
+    ran_out: dict[MemoryKey, ComparedRun] = {}
     for run in assessed:
         if run.speed is not None:
             speeds[run.hardware].append((run.path, run.speed))
         if run.peak is not None:
-            peaks[run.memory_path, run.like].append(run.peak)
-        if run.took is not None:
-            floors[run.like] = max(floors.get(run.like, 0), run.took)
-            if run.like in ran_out and run.device_bytes <= ran_out[run.like].device_bytes:
-                del ran_out[run.like]  # the run fits on that device; another process had filled the memory
-        if run.short is not None:
-            ran_out[run.like] = run
+            peaks[run.memory_path, run.memory_key].append(run.peak)
+        if run.device_bytes_used is not None:
+            floors[run.memory_key] = max(floors.get(run.memory_key, 0), run.device_bytes_used)
+            if run.memory_key in ran_out and run.device_bytes <= ran_out[run.memory_key].device_bytes:
+                del ran_out[run.memory_key]  # the run fits on that device; another process had filled the memory
+        if run.shortfall is not None:
+            ran_out[run.memory_key] = run
     shortfalls: dict[Kind, float] = {}
     for run in ran_out.values():
-        shortfalls[run.base] = max(run.short or 1.0, shortfalls.get(run.base, 1.0))
+        shortfalls[run.model_key] = max(run.shortfall or 1.0, shortfalls.get(run.model_key, 1.0))
     by_kind: dict[Kind, list[tuple[int, int, int]]] = defaultdict(list)
-    for (kind, rows, length), took in floors.items():
-        by_kind[kind].append((rows, length, took))
+    for (kind, rows, length), used in floors.items():
+        by_kind[kind].append((rows, length, used))
     return Corrections(
         speeds=dict(speeds),
         peaks=[(path, median(logs)) for (path, _), logs in peaks.items()],
@@ -246,6 +246,6 @@ def _speed(observation: RunObservation, planner: Planner, hardware: Hardware) ->
     if observation.tokens_per_s is None or observation.tokens_per_s <= 0:
         return None
     run = planner.run(observation.plan, hardware, observation.nodes)
-    took = observation.workload.global_batch * observation.workload.counted_per_row / observation.tokens_per_s
+    observed_s = observation.workload.global_batch * observation.workload.counted_per_row / observation.tokens_per_s
     least = ideal(run, hardware).matmul * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else 0.0
-    return None if took < least else log(step_seconds(run, hardware, cores=observation.cores) / took)
+    return None if observed_s < least else log(step_seconds(run, hardware, cores=observation.cores) / observed_s)

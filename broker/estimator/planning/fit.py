@@ -6,7 +6,7 @@ from functools import lru_cache
 from broker.domain.offer import GIB, DropReason, Offer
 from broker.domain.workload import DIVIDED, MemoryNeed, Plan, Workload
 from broker.estimator.memory.evidence import evidence_of
-from broker.estimator.memory.job_memory import divides
+from broker.estimator.memory.job_memory import may_shard
 from broker.estimator.planning.corrections import NO_CORRECTIONS, Corrections
 from broker.estimator.planning.plan_search import Planned, Planner
 from broker.estimator.speed.hardware import PCIE4, PCIE5, TABLE, Hardware
@@ -76,7 +76,7 @@ def fit(
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
         reason += _PROBE * probed(workload, None)
         return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
-    if workload.shape is None or (too_small and not divides(workload)):
+    if workload.shape is None or (too_small and not may_shard(workload)):
         return _ran_out(workload, offer)
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:

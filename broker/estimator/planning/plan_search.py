@@ -11,7 +11,7 @@ from itertools import product
 
 from broker.domain.workload import MemoryNeed, Parallelism, Plan, Workload
 from broker.estimator.memory.evidence import evidence_of
-from broker.estimator.memory.job_memory import GPU_CONTEXT, divides, gathered, memory, numerics_of
+from broker.estimator.memory.job_memory import GPU_CONTEXT, gathered, may_shard, memory, numerics_of
 from broker.estimator.memory.simulator import simulate
 from broker.estimator.memory.simulator.types import Step
 from broker.estimator.speed.hardware import Hardware
@@ -57,10 +57,10 @@ def dividers(rows: int, most: int) -> list[int]:
     return sizes
 
 
-def devices_of(workload: Workload, there: int, nodes: int = 1) -> int:
+def devices_of(workload: Workload, device_count: int, nodes: int = 1) -> int:
     """Return the number of devices that can get equally many rows in every step, a multiple of `nodes` if possible."""
     units = workload.global_batch if workload.free_micro_batch else workload.global_batch // workload.micro_batch
-    even = [d for d in range(1, max(1, min(there, units)) + 1) if units % d == 0]
+    even = [d for d in range(1, max(1, min(device_count, units)) + 1) if units % d == 0]
     return max([d for d in even if d % nodes == 0] or even)
 
 
@@ -73,8 +73,8 @@ def parallelism_candidates(devices: int, nodes: int, *, divided: bool) -> list[l
         return [["single"]]
     if not divided:
         return [["ddp"]]
-    alike = nodes > 1 and devices > nodes and devices % nodes == 0  # each machine can hold a copy
-    return [["ddp"], ["fsdp", "hybrid"] if alike else ["fsdp"]]
+    can_replicate_per_node = nodes > 1 and devices > nodes and devices % nodes == 0  # each machine can hold a copy
+    return [["ddp"], ["fsdp", "hybrid"] if can_replicate_per_node else ["fsdp"]]
 
 
 def shards_of(plan: Plan, nodes: int) -> int:
@@ -95,7 +95,7 @@ class Planner:
         if workload.shape is None:
             raise ValueError("nothing is known of this workload, so it cannot be planned")
         self._workload, self._shape = workload, workload.shape
-        self._divides = divides(workload)
+        self._may_shard = may_shard(workload)
         self._corrected = corrected
         self._needs: dict[object, MemoryNeed] = {}
         self._best: dict[object, Planned] = {}
@@ -169,22 +169,26 @@ class Planner:
             source=source,
         )
 
-    def best(self, hardware: Hardware, has: int, there: int, *, computing: Hardware, nodes: int = 1) -> Planned:
-        """Return the best plan on `there` devices of `has` bytes each, on `nodes` machines together.
+    def best(
+        self, hardware: Hardware, device_bytes: int, device_count: int, *, computing: Hardware, nodes: int = 1
+    ) -> Planned:
+        """Return the best plan on `device_count` devices of `device_bytes` each, on `nodes` machines together.
 
         `computing`: the hardware that determines the time; it differs from `hardware` where that is emulated.
         """
-        key = (hardware.name, has, there, computing.name, computing.link, nodes)
+        key = (hardware.name, device_bytes, device_count, computing.name, computing.link, nodes)
         if key not in self._best:
-            self._best[key] = self._search(hardware, has, there, computing, nodes)
+            self._best[key] = self._search(hardware, device_bytes, device_count, computing, nodes)
         return self._best[key]
 
-    def _search(self, hardware: Hardware, has: int, there: int, computing: Hardware, nodes: int) -> Planned:
-        devices = devices_of(self._workload, there, nodes)
+    def _search(
+        self, hardware: Hardware, device_bytes: int, device_count: int, computing: Hardware, nodes: int
+    ) -> Planned:
+        devices = devices_of(self._workload, device_count, nodes)
         timed = _Timed(self, computing, nodes)
         fitting: list[Planned] = []
         smallest: Planned | None = None
-        for ways in parallelism_candidates(devices, nodes, divided=self._divides):
+        for ways in parallelism_candidates(devices, nodes, divided=self._may_shard):
             if fitting:
                 break
             for way, checkpointing in product(ways, self._checkpointings()):
@@ -192,8 +196,10 @@ class Planner:
                 needs = [self.need(plan, hardware, nodes).required for plan in plans]
                 # Check every plan: a micro-batch of all rows accumulates no gradients, so it may need less memory than
                 # a smaller one.
-                fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= has]
-                fitting += timed.fastest([plan for plan in fit if not self._failed(plan, has, nodes)], hardware)
+                fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= device_bytes]
+                fitting += timed.fastest(
+                    [plan for plan in fit if not self._failed(plan, device_bytes, nodes)], hardware
+                )
                 if smallest is None or min(needs) < smallest.memory.required:
                     smallest = timed.planned(plans[needs.index(min(needs))], hardware, fits=False)
         assert smallest is not None
@@ -202,7 +208,7 @@ class Planner:
         quickest = min(planned.step_s for planned in fitting)
         return min((planned for planned in fitting if planned.step_s <= SPEED_TIE_RATIO * quickest), key=_by_memory)
 
-    def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
+    def _failed(self, plan: Plan, device_bytes: int, nodes: int) -> bool:
         """Return whether the plan is excluded because the job ran out of memory on a device of at least this size.
 
         A plan with more shards is allowed, if its micro-batch is at most `oom_micro_batch`.
@@ -210,7 +216,7 @@ class Planner:
         work = self._workload
         most = work.oom_micro_batch or plan.micro_batch
         more = shards_of(plan, nodes) > work.oom_shards and plan.micro_batch <= most
-        return has <= work.oom_device_bytes and not more
+        return device_bytes <= work.oom_device_bytes and not more
 
     def _checkpointings(self) -> tuple[bool, ...]:
         return (False, True) if self._workload.free_checkpointing else (self._workload.gradient_checkpointing,)

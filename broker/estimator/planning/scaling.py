@@ -14,7 +14,7 @@ from broker.estimator.architecture.model_states import trained_parameters
 from broker.estimator.memory import estimate
 from broker.estimator.memory.device_overhead import CONTEXT
 from broker.estimator.memory.estimate import EstimateOptions, InvalidEstimate
-from broker.estimator.memory.job_memory import divisible
+from broker.estimator.memory.job_memory import can_shard
 from broker.estimator.planning.plan_search import MOST_ROWS, SPEED_TIE_RATIO, dividers, parallelism_candidates
 from broker.estimator.speed.hardware import Hardware
 from broker.estimator.speed.roofline import RooflineStep, model_flop
@@ -136,7 +136,7 @@ class _Scale:
     def point(self, gpus: int) -> Point:
         devices = max(d for d in range(1, min(gpus, self._load.global_batch) + 1) if self._load.global_batch % d == 0)
         nodes = -(-devices // A_MACHINE)  # idle GPUs leave whole machines idle
-        divided = divisible(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
+        divided = can_shard(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
         candidates: list[tuple[Plan, bool]] = []
         for together in parallelism_candidates(devices, nodes, divided=divided):
             candidates += [self._most_rows(way, devices, nodes, again) for way in together for again in (False, True)]

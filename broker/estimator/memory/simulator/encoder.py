@@ -77,7 +77,7 @@ class EncoderSimulator(DecoderSimulator):
         tape, n, s = self.tape, self.step.numerics, self.shape
         ops, rows, h = self.head_ops, self.step.rows, s.hidden
         self.leaving, mark = x, len(tape.nodes)
-        if not family_spec(s).behind:
+        if not family_spec(s).norm_after:
             x = self.tape.after(x, ops.norm(x))
         if s.pixels:
             tape.drop(self.named)

@@ -60,7 +60,7 @@ def test_a_spec_is_asked_as_its_job_would_run() -> None:
     [
         ({"gpu": None}, "give --gpu"),
         ({"gpu": "tpu"}, "--gpu tpu: not known"),
-        ({"said": "gpus=none"}, "none is not a number of GPUs"),
+        ({"counts_text": "gpus=none"}, "none is not a number of GPUs"),
         ({"global_batch": 0}, "--global-batch 0: must be from 1 to 1000000000"),
         ({"global_batch": 10**10}, "--global-batch 10000000000: must be from 1 to"),
         ({"rows": -1}, "--rows -1: must be from 1 to"),
@@ -75,7 +75,7 @@ def test_a_spec_is_asked_as_its_job_would_run() -> None:
     ],
 )
 def test_bad_input_is_one_line_that_names_it(change: dict[str, object], words: str) -> None:
-    asked = {"said": "gpus=1", "model": MODEL, "gpu": "l40s", "ask": ASK} | change
+    asked = {"counts_text": "gpus=1", "model": MODEL, "gpu": "l40s", "ask": ASK} | change
     with pytest.raises(EstimateError, match=words) as refused:
         what_if(**asked)  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)

@@ -18,7 +18,7 @@ class Layer:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the layer's output; the caller still holds `x`."""
         tape = self.tape
-        if self.build.behind:
+        if self.build.norm_after:
             return self._norms_behind(x)
         normed = self.ops.norm(x)
         ahead = [self.ops.norm(x)] if self.build.normed_first and self.shape.parallel_norms == 2 else []

@@ -80,10 +80,10 @@ class Seq2SeqLayer(Layer):
 
     def _attended(self, x: Tensor, kind: str) -> Tensor:
         """Apply attention of that kind with its residual connection."""
-        tape, behind = self.tape, self.build.behind
-        if behind:
+        tape, norm_after = self.tape, self.build.norm_after
+        if norm_after:
             x.retain()
-        normed = x if behind else self.ops.norm(x)
+        normed = x if norm_after else self.ops.norm(x)
         source = self.shared.source if kind else normed
         assert source is not None
         heads = [self.ops.linear(normed, f"{kind}q"), *(self.ops.linear(source, f"{kind}{role}") for role in "kv")]
@@ -96,21 +96,21 @@ class Seq2SeqLayer(Layer):
         """Add the residual connection; consumes the last two tensors."""
         tape = self.tape
         more = self.ops.dropout(out) if self.shape.dropout else tape.cast(out, out.width)
-        if self.build.behind:
+        if self.build.norm_after:
             tape.drop(out, normed)
         added = tape.add(x, more)
         tape.drop(more)
-        if self.build.behind:
+        if self.build.norm_after:
             return tape.after(added, self.ops.norm(added))
         tape.drop(out, normed)
         return added
 
     def _fed(self, x: Tensor) -> Tensor:
         """Apply the MLP with its residual connection."""
-        tape, behind = self.tape, self.build.behind
-        if behind:
+        tape, norm_after = self.tape, self.build.norm_after
+        if norm_after:
             x.retain()
-        normed = x if behind else self.ops.norm(x)
+        normed = x if norm_after else self.ops.norm(x)
         named: list[Tensor] = []
         if "gate" in self.ops.sizes:
             gate = self.ops.linear(normed, "gate")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.domain.offer import GIB, DropReason, HostFacts
 from broker.domain.workload import Plan, Workload
-from broker.estimator.memory.job_memory import divides
+from broker.estimator.memory.job_memory import may_shard
 from broker.estimator.planning.fit import fit
 from broker.estimator.planning.plan_search import (
     SPEED_TIE_RATIO,
@@ -96,7 +96,7 @@ def test_a_model_is_divided_only_where_no_gpu_holds_all_of_it() -> None:
 def test_what_cannot_be_divided_is_held_by_every_gpu_or_not_bought(changes: dict[str, Any]) -> None:
     found = best(replace(FREE, **changes), there=8, has=12 * GIB)
     assert found.plan.parallelism == "ddp"
-    assert divides(replace(FREE, method="full"))
+    assert may_shard(replace(FREE, method="full"))
 
 
 def test_a_model_is_divided_within_machines_where_their_network_is_slow() -> None:
